@@ -1,0 +1,1 @@
+"""The command line of amago: the only layer that reads arguments, prints and exits."""

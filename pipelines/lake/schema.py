@@ -1,0 +1,89 @@
+"""The columns of a step, named by the hash of what they mean.
+
+"Arrival" convention: a trajectory of T actions has T + 1 rows. Row t holds the observation o_t and what led to it:
+the executed action a_{t-1} and reward r_t (zeros at row 0), `terminated`, `truncated` (only ever set in the last
+row) and `reset` (1 where a soft reset put the agent back at the start inside the rollout).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipelines.lake.spaces import Spaces
+
+ACTION, REWARD = "action", "reward"
+TERMINATED, TRUNCATED, RESET = "terminated", "truncated", "reset"
+BLOB_BYTES = 1024  # a column at least this wide per step goes to the blob group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One value a step: numpy `dtype`, `shape` of one step, and `role` (observation, action, reward, flag)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+
+    @property
+    def step_bytes(self) -> int:
+        return int(np.dtype(self.dtype).itemsize * math.prod(self.shape))
+
+    @property
+    def is_blob(self) -> bool:
+        return self.step_bytes >= BLOB_BYTES
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The step columns that follow from an environment's spaces. Equal spaces give equal ids."""
+
+    spaces: Spaces
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        observation = [
+            Column(name=name, dtype=space.dtype, shape=space.shape, role="observation")
+            for name, space in self.spaces.observation.items()
+        ]
+        action = self.spaces.action
+        return (
+            *observation,
+            Column(name=ACTION, dtype=action.dtype, shape=action.shape, role="action"),
+            Column(name=REWARD, dtype="float32", shape=(), role="reward"),
+            *(Column(name=n, dtype="uint8", shape=(), role="flag") for n in (TERMINATED, TRUNCATED, RESET)),
+        )
+
+    @cached_property
+    def id(self) -> str:
+        """First 16 hex digits of the SHA-256 of the canonical JSON."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def step_bytes(self) -> int:
+        return sum(column.step_bytes for column in self.columns)
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"spaces": self.spaces.to_json()} | {
+            "columns": [[c.name, c.dtype, list(c.shape), c.role] for c in self.columns]
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schema:
+        return cls(Spaces.from_json(data["spaces"]))
+
+    def empty(self, rows: int) -> dict[str, np.ndarray]:
+        """Zeroed step columns of `rows` rows."""
+        return {c.name: np.zeros((rows, *c.shape), dtype=c.dtype) for c in self.columns}

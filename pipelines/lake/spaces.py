@@ -1,0 +1,147 @@
+"""Space descriptions that every layer understands: no gymnasium, no torch, plain data that JSON carries.
+
+An observation is a flat mapping from column name to space: `{"obs": Box(...)}` for a plain observation,
+`{"obs.goal": ..., "obs.image": ...}` for a Dict. Actions are one space. Inside the system a Discrete action is
+0-based, and a Box action lies in [-1, 1]; `low`/`high` of an action Box are the environment's own bounds, used at
+the environment's edge only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+OBSERVATION = "obs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """Array of `shape` and numpy `dtype`. `low`/`high`: flat bounds (actions only), None where unbounded."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+    @property
+    def is_image(self) -> bool:
+        """uint8 and three axes (height, width, channels)."""
+        return self.dtype == "uint8" and len(self.shape) == 3
+
+    @property
+    def flat_size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discrete:
+    """One of `n` values, 0-based inside the system; `start` is the environment's first value."""
+
+    n: int
+    start: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def dtype(self) -> str:
+        return "int32"
+
+    @property
+    def flat_size(self) -> int:
+        return self.n
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiDiscrete:
+    """A vector of discrete values, `nvec[i]` choices at place i."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> str:
+        return "int32"
+
+    @property
+    def flat_size(self) -> int:
+        return sum(self.nvec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiBinary:
+    """A vector of `n` bits."""
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.n,)
+
+    @property
+    def dtype(self) -> str:
+        return "uint8"
+
+    @property
+    def flat_size(self) -> int:
+        return self.n
+
+
+Space = Box | Discrete | MultiDiscrete | MultiBinary
+_KINDS: dict[str, type] = {
+    "box": Box,
+    "discrete": Discrete,
+    "multi_discrete": MultiDiscrete,
+    "multi_binary": MultiBinary,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spaces:
+    """What an environment shows (column name -> space, in order) and takes."""
+
+    observation: Mapping[str, Space]
+    action: Space
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "observation": [[name, space_to_json(space)] for name, space in self.observation.items()],
+            "action": space_to_json(self.action),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spaces:
+        observation = {name: space_from_json(space) for name, space in data["observation"]}
+        return cls(observation=observation, action=space_from_json(data["action"]))
+
+
+def space_to_json(space: Space) -> dict[str, Any]:
+    """A JSON object with `kind` and the space's fields."""
+    kind = next(name for name, cls in _KINDS.items() if isinstance(space, cls))
+    fields = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in vars(space).items()
+        if value is not None
+    }
+    return {"kind": kind, **fields}
+
+
+def space_from_json(data: Mapping[str, Any]) -> Space:
+    """Inverse of `space_to_json`."""
+    fields = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "kind"
+    }
+    return _KINDS[data["kind"]](**fields)
+
+
+def zeros(space: Space, leading: tuple[int, ...] = ()) -> np.ndarray:
+    """An array of zeros in the form in which values of `space` are stored."""
+    return np.zeros((*leading, *space.shape), dtype=space.dtype)

@@ -1,0 +1,47 @@
+"""One row of the `trajectories` table: what is known of a trajectory as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryInfo:
+    """What the writer of a trajectory says of it; the lake adds uid, segment, row0, length, return, crc and t_commit.
+
+    `policy_version` counts gradient updates of the policy that acted (0: untrained; -1: no trained policy).
+    `success`: whether the task's goal was reached (None where the task has none); `attempts`: success of each attempt
+    of a multi-attempt task, in order. `epsilon`: mean exploration rate. Times are seconds since the epoch.
+    """
+
+    env: str = ""
+    task: str = ""
+    source: str = "rollout"
+    policy_id: str = ""
+    policy_version: int = -1
+    collector: str = ""
+    seed: int = 0
+    success: bool | None = None
+    attempts: tuple[bool, ...] = ()
+    epsilon: float = 0.0
+    goal_text: str = ""
+    t_start: float = 0.0
+    t_end: float = 0.0
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Step columns of T + 1 rows (see `pipelines.lake.schema`) and what is known of the whole."""
+
+    columns: Mapping[str, np.ndarray]
+    info: TrajectoryInfo
+    uid: str = ""
+
+    @property
+    def length(self) -> int:
+        """T, the number of actions."""
+        return len(self.columns["reward"]) - 1

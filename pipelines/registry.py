@@ -1,0 +1,64 @@
+"""One lazy registry for everything that plugs in.
+
+A name is looked up among the built-ins, then among installed entry points `amago.<kind>`, and a name of the
+form `module:attr` is imported as it stands. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from pipelines.errors import InputMissing, UsageError
+
+
+class Registry:
+    """Members of one `kind`, each given as "module:attr" and imported on first use.
+
+    >>> Registry("filter", {"binary": "pipelines.learning.filters:binary"}).names()
+    ['binary']
+    """
+
+    def __init__(self, kind: str, builtins: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._builtins = dict(builtins)
+
+    def names(self) -> list[str]:
+        """Built-in and installed names, sorted."""
+        return sorted({*self._builtins, *(point.name for point in self._entry_points())})
+
+    def get(self, name: str) -> Any:
+        """The member called `name`. UsageError if there is none, InputMissing if it cannot be imported."""
+        if name in self._builtins:
+            return self._load(self._builtins[name])
+        for point in self._entry_points():
+            if point.name == name:
+                return self._load(point.value)
+        if ":" in name:
+            return self._load(name)
+        close = difflib.get_close_matches(name, self.names(), n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(self.names())}, or module:attr"
+        raise UsageError(f"unknown {self.kind} '{name}'", hint=hint)
+
+    def _entry_points(self) -> metadata.EntryPoints:
+        return metadata.entry_points(group=f"amago.{self.kind.replace(' ', '_')}")
+
+    def _load(self, target: str) -> Any:
+        module_name, _, attribute = target.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name or module_name
+            if module_name == missing or module_name.startswith(f"{missing}."):
+                raise InputMissing(
+                    f"{self.kind} '{target}': no module '{missing}'",
+                    hint="is it installed, and is its directory on PYTHONPATH?",
+                ) from error
+            raise
+        try:
+            return getattr(module, attribute)
+        except AttributeError as error:
+            raise InputMissing(f"{self.kind} '{target}': module '{module_name}' has no '{attribute}'") from error
