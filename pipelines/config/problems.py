@@ -1,0 +1,67 @@
+"""Turning validation errors into lines a person can act on: the key, what was expected, the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pipelines.errors import UsageError
+
+
+def describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """One line for each fault in `error`; keys are dotted, starting at `prefix`."""
+    return [_line(dict(fault), model, prefix) for fault in error.errors(include_url=False)]
+
+
+def unknown_key(key: str, name: str, known: Iterable[str]) -> str:
+    """The line for a key that does not exist; `name` is its last part, `known` its possible spellings."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        nearest = f"{key[: len(key) - len(name)]}{close[0]}"
+        return f"{key}: no such key; did you mean '{nearest}'?"
+    return f"{key}: no such key; known here: {', '.join(known)}"
+
+
+def refuse(problems: list[str], source: str) -> None:
+    """Raise one UsageError that lists every problem, if there are any."""
+    if problems:
+        count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+        raise UsageError(f"{count} in the configuration ({source})", problems=tuple(problems))
+
+
+def _line(fault: dict[str, Any], model: type[BaseModel], prefix: str) -> str:
+    location = [str(part) for part in fault["loc"]]
+    key = ".".join([*([prefix] if prefix else []), *location])
+    if fault["type"] == "extra_forbidden":
+        return unknown_key(key, location[-1], _fields_at(model, fault["loc"][:-1]))
+    message = fault["msg"][:1].lower() + fault["msg"][1:]
+    shown = fault.get("input")
+    got = f", got {shown!r}" if isinstance(shown, str | int | float | bool) else ""
+    return f"{key or 'document'}: {message}{got}"
+
+
+def _fields_at(model: type[BaseModel], location: Iterable[Any]) -> list[str]:
+    current: Any = model
+    for part in location:
+        if isinstance(part, int):
+            continue
+        models = _models_in(current.model_fields[part].annotation) if part in current.model_fields else []
+        if not models:
+            # A discriminated union puts the member's tag into the location; stay where we are.
+            continue
+        current = models[0]
+    return list(current.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, list, typing.Annotated):
+        return [model for part in typing.get_args(annotation) for model in _models_in(part)]
+    return []

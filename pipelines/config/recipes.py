@@ -1,0 +1,47 @@
+"""Recipes: named settings documents, shipped in `examples.toml` or in any file of the same form."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.load import read_toml
+from pipelines.errors import InputMissing, UsageError
+
+
+def shipped_recipes() -> dict[str, dict[str, Any]]:
+    """The recipes of `examples.toml`, by name."""
+    return read_toml(shipped_path())
+
+
+def shipped_path() -> Path:
+    """`examples.toml`: beside the packages in a checkout, inside `pipelines` in an installed wheel."""
+    package = Path(str(resources.files("pipelines")))
+    for candidate in (package / "examples.toml", package.parent / "examples.toml"):
+        if candidate.is_file():
+            return candidate
+    raise InputMissing("examples.toml is missing from the installation", hint="install amago again")
+
+
+def find(reference: str) -> tuple[str, dict[str, Any]]:
+    """(name, document) of `NAME` (shipped), `FILE` (a whole document) or `FILE:NAME` (one of its tables)."""
+    recipes = shipped_recipes()
+    if reference in recipes:
+        return reference, recipes[reference]
+    path = Path(reference)
+    if path.suffix == ".toml" or path.is_file():
+        document = read_toml(path)
+        name = path.parent.name if path.name == "config.toml" else path.stem
+        return name, document
+    head, separator, name = reference.rpartition(":")
+    if separator and (Path(head).suffix == ".toml" or Path(head).is_file()):
+        document = read_toml(Path(head))
+        if not isinstance(document.get(name), dict):
+            tables = [key for key, value in document.items() if isinstance(value, dict)]
+            raise UsageError(f"no recipe '{name}' in '{head}'", hint=f"it has: {', '.join(tables)}")
+        return name, document[name]
+    close = difflib.get_close_matches(reference, recipes, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(recipes)}; or a TOML file"
+    raise UsageError(f"unknown recipe '{reference}'", hint=hint)

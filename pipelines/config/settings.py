@@ -1,0 +1,193 @@
+"""The settings document: what a recipe, a file, `--set` and named options add up to.
+
+One document describes a whole run. Each stage reads its own table and the tables it depends on
+(`STAGE_TABLES`); the resolved document is written into the run as `config.toml` and can be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.config.exploration import ExplorationSettings
+from pipelines.config.model import AgentSettings
+
+StageName = Literal["collect", "relabel", "train", "evaluate", "export"]
+
+# Which tables fix what a stage produces: a change in one of them makes it another experiment.
+STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
+    "collect": ("env", "exploration", "collect"),
+    "relabel": ("relabel",),
+    "train": ("agent", "train"),
+    "evaluate": ("evaluate",),
+    "export": ("export",),
+}
+# Targets and pacing may change between two invocations of one experiment.
+EXTENSIBLE = frozenset(
+    {
+        "collect.steps",
+        "collect.policy",
+        "collect.seal_seconds",
+        "train.steps",
+        "train.checkpoint_every",
+        "train.keep_checkpoints",
+        "train.log_every",
+        "train.threads",
+    }
+)
+
+
+class EnvSettings(SettingsModel):
+    """`[env]`: the environment's name; every other key is a parameter of that environment."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = ""
+    """As `amago envs` lists it, `gym:ID`, or `module:attr`."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the environment itself."""
+        return dict(self.model_extra or {})
+
+
+class CollectSettings(SettingsModel):
+    """`[collect]`: rolling out a policy into a lake."""
+
+    steps: int = Field(10_000, ge=1)
+    """Environment steps in all (over all actors); in a chain, per epoch."""
+    actors: int = Field(16, ge=1, le=65_536)
+    """Environments stepped as one batch."""
+    policy: str = "random"
+    """`random`, `RUN[@CHECKPOINT]`, or `module:attr`; in a chain, the policy being trained acts."""
+    greedy: bool = False
+    """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
+    seal_seconds: float = Field(10.0, gt=0)
+    """A segment is sealed at this age at the latest; logged trajectories are safe before that."""
+
+
+class RelabelSettings(SettingsModel):
+    """`[relabel]`: derive new goals and rewards as an overlay."""
+
+    relabeler: str = "hindsight"
+    """A registered relabeler or `module:attr`."""
+    strategy: str = "future"
+    """How the relabeler chooses (hindsight: final, future, random)."""
+    where: str = ""
+    """SQL predicate over the `trajectories` table; empty: all."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the matching trajectories to relabel."""
+    copies: int = Field(1, ge=1, le=64)
+    """Relabelled versions of each."""
+
+
+class TrainSettings(SettingsModel):
+    """`[train]`: gradient updates on windows drawn from a lake."""
+
+    steps: int = Field(1_000, ge=1)
+    """Gradient updates in all; in a chain, per epoch."""
+    batch_size: int = Field(24, ge=1)
+    """Windows per update."""
+    window: int = Field(128, ge=1)
+    """Actions per window; also the context length of the acting policy, in steps."""
+    learning_rate: float = Field(1e-4, gt=0)
+    weight_decay: float = Field(1e-3, ge=0)
+    warmup_steps: int = Field(500, ge=0)
+    """Updates over which the learning rate rises linearly."""
+    decay_steps: int = Field(0, ge=0)
+    """Update at which a linear decay to a tenth ends (0: constant after the warm-up)."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Global norm at which gradients are clipped."""
+    accumulate: int = Field(1, ge=1)
+    """Micro-batches per update; each has batch_size / accumulate windows."""
+    weighting: Literal["timestep", "trajectory"] = "timestep"
+    """Draw trajectories in proportion to their windows, or all alike."""
+    checkpoint_every: int = Field(500, ge=1)
+    """Updates between checkpoints (one is always written at the end of the stage)."""
+    keep_checkpoints: int = Field(3, ge=1)
+    """Newest checkpoints to keep; `best` is always kept."""
+    log_every: int = Field(25, ge=1)
+    """Updates between lines of metrics.jsonl."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of the learner (0: all cores)."""
+
+
+class EvaluateSettings(SettingsModel):
+    """`[evaluate]`: whole episodes on held-out tasks."""
+
+    episodes: int = Field(100, ge=1)
+    """Episodes, each run to its end and counted."""
+    actors: int = Field(50, ge=1, le=65_536)
+    """Environments stepped as one batch (never more than episodes)."""
+    checkpoint: str = "latest"
+    """`latest`, `best`, or an update number."""
+    greedy: bool = True
+    """Most likely action instead of a sampled one."""
+    split: Literal["train", "test"] = "test"
+    """Which tasks: held-out ones by default, where the environment has a split."""
+    seed: int = 1_000_003
+    """Seed of the evaluation tasks, apart from the run's own."""
+    mark_best: bool = False
+    """Point `checkpoints/best` at the judged checkpoint when it beats the best so far."""
+    require: str = ""
+    """Gate such as `return_mean >= 0.9`; not met: exit 5."""
+
+
+class ExportSettings(SettingsModel):
+    """`[export]`: a policy bundle that acts without the lake or the run."""
+
+    to: str = ""
+    """Directory to write; empty: `RUN/export`."""
+    format: Literal["safetensors"] = "safetensors"
+    checkpoint: str = "latest"
+    """`latest`, `best`, or an update number."""
+
+
+class StageSettings(SettingsModel):
+    """One entry of `[[stages]]`: a stage, when it runs, and keys that override the stage's own table."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    stage: StageName
+    every: int = Field(1, ge=1)
+    """Run on every n-th epoch counted from `start_epoch`."""
+    start_epoch: int = Field(0, ge=-1_000_000)
+    """First epoch (0-based) in which it runs; negative counts from the end (-1: the last)."""
+    stop_epoch: int | None = None
+    """First epoch in which it no longer runs."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Settings(SettingsModel):
+    """A whole run."""
+
+    about: str = ""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seeds networks, tasks, exploration and sampling, each through a stream of its own."""
+    epochs: int = Field(1, ge=1)
+    """Rounds of a chain."""
+    env: EnvSettings = EnvSettings()
+    exploration: ExplorationSettings = ExplorationSettings()
+    agent: AgentSettings = AgentSettings()
+    collect: CollectSettings = CollectSettings()
+    relabel: RelabelSettings = RelabelSettings()
+    train: TrainSettings = TrainSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    export: ExportSettings = ExportSettings()
+    stages: tuple[StageSettings, ...] = ()
+
+    def for_stage(self, entry: StageSettings) -> Settings:
+        """These settings with the entry's overrides applied to its stage's table."""
+        if not entry.overrides:
+            return self
+        table = getattr(self, entry.stage)
+        merged = type(table).model_validate({**table.model_dump(), **entry.overrides})
+        return self.model_copy(update={entry.stage: merged})

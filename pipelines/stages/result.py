@@ -1,0 +1,31 @@
+"""What a stage hands back; the view prints it or turns it into JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows worth showing to a person; cells are already text or numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """`status` is "done", or "skipped" when there was nothing to do; `metrics` holds the fields scripts rely on."""
+
+    command: str
+    status: str = "done"
+    run: Path | None = None
+    lake: Path | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Sequence[Path] = ()
+    tables: Sequence[Table] = ()
+    seconds: float = 0.0
