@@ -1,0 +1,55 @@
+"""`[exploration]`: how far the acting policy strays from its own choice while it collects."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipelines.config.base import SettingsModel
+
+_ONLY_FOR = {
+    "late_start": ("bilevel",),
+    "late_end": ("bilevel",),
+    "edge": ("windowed",),
+    "inner_epsilon": ("windowed",),
+}
+
+
+class ExplorationSettings(SettingsModel):
+    """A rate epsilon per actor and step: the chance of a random action, or the deviation of added noise (Box).
+
+    `plain` anneals epsilon over training. `bilevel` also anneals it within every rollout, for tasks of a fixed
+    horizon. `windowed` applies it in the first and last `edge` steps of a rollout only. `none` leaves actions alone.
+    """
+
+    kind: Literal["plain", "bilevel", "windowed", "none"] = "plain"
+    """Schedule."""
+    start: float = Field(1.0, ge=0)
+    """Epsilon at the beginning of training (bilevel: at a rollout's first step)."""
+    end: float = Field(0.05, ge=0)
+    """Epsilon once `steps` have passed (bilevel: at a rollout's first step)."""
+    steps: int = Field(1_000_000, ge=1)
+    """Steps of one actor over which `start` falls linearly to `end`."""
+    randomize: bool = True
+    """Multiply epsilon by a number drawn from U[0, 1) for every rollout."""
+    late_start: float = Field(0.8, ge=0)
+    """bilevel: epsilon at a rollout's last step, at the beginning of training."""
+    late_end: float = Field(0.01, ge=0)
+    """bilevel: epsilon at a rollout's last step, once `steps` have passed."""
+    edge: int = Field(3, ge=0)
+    """windowed: steps at either end of a rollout in which the full epsilon applies."""
+    inner_epsilon: float | None = Field(None, ge=0)
+    """windowed: constant epsilon between the edges; unset: 0.5 / (horizon - 1), half a random step a rollout."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_ignored(cls, data: Any) -> Any:
+        """Refuse a key that the chosen schedule would not read (unless it only restates the default)."""
+        if not isinstance(data, dict):
+            return data
+        kind = data.get("kind", "plain")
+        for key, kinds in _ONLY_FOR.items():
+            if key in data and kind not in kinds and data[key] != cls.model_fields[key].default:
+                raise ValueError(f"'{key}' applies to kind = \"{kinds[0]}\" only, not to \"{kind}\"")
+        return data
