@@ -5,6 +5,8 @@ A message says what went wrong, where, and what to do next; `hint` holds the las
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AmagoError(Exception):
     """Base of all expected errors: shown as one line, without a traceback."""
@@ -15,6 +17,8 @@ class AmagoError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.result: Any = None
+        """A stage's Result that is worth showing although it was refused, e.g. the scores that missed `--require`."""
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
