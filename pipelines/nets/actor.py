@@ -1,0 +1,30 @@
+"""The policy head: parameters of one action distribution per discount. G discounts, P parameters, D width."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pipelines.config.model import ActorSettings
+from pipelines.nets import init
+from pipelines.nets.linear import MLP
+
+
+class Actor(nn.Module):
+    """MLP whose last layer holds G heads; the last of them acts."""
+
+    def __init__(self, input_size: int, num_discounts: int, num_params: int, settings: ActorSettings) -> None:
+        super().__init__()
+        self.num_discounts, self.num_params = num_discounts, num_params
+        outputs = num_discounts * num_params
+        self.net = MLP(input_size, settings.hidden, outputs, gain=init.POLICY_GAIN)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(..., D) -> (..., G, P)."""
+        return self.net(h).unflatten(-1, (self.num_discounts, self.num_params))
+
+    def acting(self, h: Tensor) -> Tensor:
+        """(..., D) -> (..., P): the last discount's head only."""
+        last = self.net[-1]
+        rows = slice((self.num_discounts - 1) * self.num_params, None)
+        return F.linear(self.net[:-1](h), last.weight[rows], last.bias[rows])

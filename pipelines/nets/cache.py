@@ -1,0 +1,71 @@
+"""The memory that a sequence encoder keeps of each actor between steps.
+
+N actors, H heads, S slots, T time, Dh head size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Memory(Protocol):
+    """What acting needs of any encoder's memory: forgetting, actor by actor."""
+
+    def reset(self, mask_N: Tensor) -> None: ...
+
+
+class NoMemory:
+    """For encoders that see one token at a time."""
+
+    def reset(self, mask_N: Tensor) -> None:
+        pass
+
+
+class KVCache:
+    """Keys and values of the last `capacity` tokens, preallocated, as a ring with one write index per actor.
+
+    The order of slots means nothing: positions are in the tokens themselves (added, or rotated into the keys).
+    A step is `begin_step`, then one `append` per layer.
+    """
+
+    def __init__(
+        self, *, num_layers: int, num_actors: int, num_heads: int, head_size: int, capacity: int,
+        device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        shape = (num_layers, num_actors, num_heads, capacity, head_size)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.written_N = torch.zeros(num_actors, device=device, dtype=torch.int64)
+        self.capacity = capacity
+        self._actors_N = torch.arange(num_actors, device=device)
+        self._slots_S = torch.arange(capacity, device=device)
+
+    def reset(self, mask_N: Tensor) -> None:
+        """Forget everything of the actors in `mask_N` (bool)."""
+        self.written_N.masked_fill_(mask_N, 0)
+
+    def begin_step(self) -> None:
+        """Claim each actor's next slot; the oldest token of a full ring is given up."""
+        self._slot_N = self.written_N % self.capacity
+        self.written_N += 1
+        self._used = min(int(self.written_N.max()), self.capacity)
+        self.visible_NS = self._slots_S[: self._used] < self.written_N[:, None]
+
+    def append(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the step's key and value; returns those of all slots in use, (N, H, S', Dh) each."""
+        keys, values = self.keys[layer], self.values[layer]
+        keys[self._actors_N, :, self._slot_N] = k_NHD
+        values[self._actors_N, :, self._slot_N] = v_NHD
+        return keys[:, :, : self._used], values[:, :, : self._used]
+
+    def fill(self, layer: int, k_NHTD: Tensor, v_NHTD: Tensor, lengths_N: Tensor) -> None:
+        """Take the last `capacity` of each actor's first `lengths_N` tokens; the rest of T is padding."""
+        for actor, length in enumerate(lengths_N.tolist()):
+            first = max(0, length - self.capacity)
+            slots = torch.arange(first, length, device=k_NHTD.device) % self.capacity
+            self.keys[layer, actor][:, slots] = k_NHTD[actor, :, first:length]
+            self.values[layer, actor][:, slots] = v_NHTD[actor, :, first:length]
+        self.written_N.copy_(lengths_N)

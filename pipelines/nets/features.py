@@ -1,0 +1,38 @@
+"""Stored values as floats a network can take, by their space. All functions keep leading dimensions.
+
+F features of the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+
+
+def one_hot(index: Tensor, n: int) -> Tensor:
+    """(...,) integers -> (..., n) float32."""
+    return (index[..., None] == torch.arange(n, device=index.device)).float()
+
+
+def one_hots(index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(..., k) integers -> (..., sum(sizes)) float32, one block a place."""
+    offsets = torch.tensor([0, *sizes[:-1]], device=index.device).cumsum(0)
+    out = torch.zeros((*index.shape[:-1], sum(sizes)), device=index.device)
+    return out.scatter_(-1, index.long() + offsets, 1.0)
+
+
+def features(value: Tensor, space: Space) -> Tensor:
+    """Float32 features (..., F), F = space.flat_size: numbers and bits as they are, choices one-hot."""
+    match space:
+        case Discrete(n=n):
+            return one_hot(value, n)
+        case MultiDiscrete(nvec=nvec):
+            return one_hots(value, nvec)
+        case MultiBinary():
+            return value.float()
+        case Box(shape=shape):
+            return value.float().flatten(value.dim() - len(shape)) if shape else value.float()[..., None]

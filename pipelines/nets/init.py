@@ -1,0 +1,48 @@
+"""Every weight initialisation of the networks, in one place. All draw from torch's global generator: `Agent` seeds a
+forked one.
+
+hidden    orthogonal, gain sqrt(2) (leaky ReLU follows); biases zero
+output    orthogonal, small gain: .01 for policies (near uniform at first), .1 for values
+stream    truncated normal, std .02, cut at two std: linears of the Transformer, whose scale is a learned gain anyway
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+POLICY_GAIN = 0.01
+VALUE_GAIN = 0.1
+
+
+def hidden_(weight: Tensor) -> Tensor:
+    """Fill `weight` (out, in, ...) for a layer followed by leaky ReLU."""
+    return nn.init.orthogonal_(weight, gain=math.sqrt(2))
+
+
+def output_(weight: Tensor, gain: float) -> Tensor:
+    """Fill `weight` (out, in) of a last layer."""
+    return nn.init.orthogonal_(weight, gain=gain)
+
+
+def stream_(weight: Tensor) -> Tensor:
+    """Fill `weight` (out, in) of a linear on the residual stream."""
+    return nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
+
+
+def members_(weight_CIO: Tensor, gain: float) -> Tensor:
+    """Fill each member (in, out) of an ensemble's weights with its own orthogonal matrix."""
+    with torch.no_grad():
+        for member in weight_CIO:
+            member.copy_(nn.init.orthogonal_(torch.empty(member.shape[1], member.shape[0]), gain=gain).T)
+    return weight_CIO
+
+
+def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
+    """A linear layer, hidden by default, an output layer where `gain` is given; its bias starts at zero."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    hidden_(layer.weight) if gain is None else output_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

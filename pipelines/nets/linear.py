@@ -1,0 +1,67 @@
+"""Linear layers: the spectrally reparametrised one of the Transformer, and the plain MLP. I in, O out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pipelines.nets import init
+
+
+class SigmaLinear(nn.Module):
+    """y = (gain / sigma(W)) W x + b, sigma(W) the spectral norm (Zhai et al. 2023, arXiv 2303.06296).
+
+    sigma is estimated by power iteration. `iterate` takes one step, once an update; `forward` changes nothing, so
+    repeated passes, cached steps and micro-batches agree.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(init.stream_(torch.empty(outputs, inputs)))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.gain = nn.Parameter(torch.ones(()))
+        self.register_buffer("left", F.normalize(torch.randn(outputs), dim=0))
+        self.register_buffer("right", torch.zeros(inputs))
+        self.left: Tensor
+        self.right: Tensor
+        self._folded: tuple[tuple[int, ...], Tensor] | None = None
+        for _ in range(8):
+            self.iterate()
+
+    @torch.no_grad()
+    def iterate(self) -> None:
+        """One power iteration on the singular vectors."""
+        right = torch.mv(self.weight.t(), self.left)
+        self.right.copy_(right / right.norm().clamp_min(1e-12))
+        left = torch.mv(self.weight, self.right)
+        self.left.copy_(left / left.norm().clamp_min(1e-12))
+
+    def effective_weight(self) -> Tensor:
+        """(O, I), differentiable in the weight and the gain."""
+        sigma = torch.dot(self.left, torch.mv(self.weight, self.right))
+        return self.weight * (self.gain / sigma)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.effective_weight(), self.bias)
+
+    def step(self, x: Tensor) -> Tensor:
+        """As `forward`, without gradient, the effective weight kept until one of its parts changes."""
+        parts = (self.weight, self.gain, self.left, self.right)
+        version = tuple(part._version for part in parts) + (self.weight.data_ptr(),)
+        if self._folded is None or self._folded[0] != version:
+            self._folded = version, self.effective_weight().detach()
+        return F.linear(x, self._folded[1], self.bias)
+
+
+class MLP(nn.Sequential):
+    """Hidden linears with leaky ReLU, then an output linear (`gain` None: initialised as a hidden one)."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, *, gain: float | None = None) -> None:
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers += [init.linear(inputs, width), nn.LeakyReLU(inplace=True)]
+            inputs = width
+        super().__init__(*layers, init.linear(inputs, outputs, gain=gain))

@@ -1,0 +1,48 @@
+"""Squashing and standardising of inputs. B batch, T time, F features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def symlog(x: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|) (Hafner et al. 2023, arXiv 2301.04104)."""
+    return x.sign() * x.abs().log1p()
+
+
+class RunningNorm(nn.Module):
+    """Standardises features by running moments. Only `update` changes them: `forward` is a pure function.
+
+    The moments are exponential averages of step `rate`, corrected for their start at zero, so that the first update
+    sets them to the first batch's. Features whose deviation is not above `threshold` pass unchanged; the result is
+    clamped to +- `clamp`.
+    """
+
+    threshold = 0.01
+    clamp = 1e4
+
+    def __init__(self, features: int, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("square", torch.zeros(features))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.mean: Tensor
+        self.square: Tensor
+        self.updates: Tensor
+
+    @torch.no_grad()
+    def update(self, x_NF: Tensor) -> None:
+        """Take rows of real (unpadded) features into the moments."""
+        self.updates += 1
+        step = self.rate / (1 - (1 - self.rate) ** int(self.updates))
+        self.mean.lerp_(x_NF.mean(0), step)
+        self.square.lerp_(x_NF.square().mean(0), step)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sigma = (self.square - self.mean.square()).clamp_min(0).sqrt()
+        varies = sigma > self.threshold
+        shift = torch.where(varies, self.mean, 0.0)
+        scale = torch.where(varies, sigma, 1.0).reciprocal()
+        return ((x - shift) * scale).clamp(-self.clamp, self.clamp)

@@ -1,0 +1,137 @@
+"""Causal Transformer: pre-norm with the two extra norms and the head scale of NormFormer (Shleifer et al. 2021,
+arXiv 2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU.
+
+B batch, N actors, T time, D width, H heads, Dh head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pipelines.config.model import TransformerSettings
+from pipelines.nets import init
+from pipelines.nets.attention import attend, attend_cached
+from pipelines.nets.cache import KVCache
+from pipelines.nets.linear import SigmaLinear
+from pipelines.nets.positions import LearnedTable, Sinusoid, rotate
+from pipelines.nets.sequence import SequenceEncoder
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """x + norm(attention(norm(x))), then x + linear(norm(act(linear(norm(x)))))."""
+
+    def __init__(self, settings: TransformerSettings) -> None:
+        super().__init__()
+        width = settings.d_model
+        self.num_heads = settings.num_heads
+        self.dropout = settings.dropout
+        self.before_attention, self.after_attention = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.before_ff, self.inside_ff = nn.LayerNorm(width), nn.LayerNorm(settings.d_ff)
+        self.qkv, self.merge = SigmaLinear(width, 3 * width), SigmaLinear(width, width)
+        self.expand, self.contract = SigmaLinear(width, settings.d_ff), SigmaLinear(settings.d_ff, width)
+        self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1))
+
+    def forward(self, x_BTD: Tensor, attention: Attention) -> Tensor:
+        """`attention` takes q, k, v (B, H, T, Dh) and returns (B, H, T, Dh)."""
+        x_BTD = x_BTD + self._mix(x_BTD, attention, SigmaLinear.forward)
+        return x_BTD + F.dropout(self._feed(x_BTD, SigmaLinear.forward), self.dropout, self.training)
+
+    def step(self, x_B1D: Tensor, attention: Attention) -> Tensor:
+        """As `forward`, without dropout, by the linears' kept effective weights."""
+        x_B1D = x_B1D + self._mix(x_B1D, attention, SigmaLinear.step)
+        return x_B1D + self._feed(x_B1D, SigmaLinear.step)
+
+    def _mix(self, x_BTD: Tensor, attention: Attention, apply: Callable[[SigmaLinear, Tensor], Tensor]) -> Tensor:
+        batch, length, width = x_BTD.shape
+        qkv = apply(self.qkv, self.before_attention(x_BTD)).view(batch, length, 3, self.num_heads, -1)
+        q_BHTD, k_BHTD, v_BHTD = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed_BHTD = attention(q_BHTD, k_BHTD, v_BHTD) * self.head_scale
+        return self.after_attention(apply(self.merge, mixed_BHTD.transpose(1, 2).reshape(batch, length, width)))
+
+    def _feed(self, x_BTD: Tensor, apply: Callable[[SigmaLinear, Tensor], Tensor]) -> Tensor:
+        wide = F.leaky_relu(apply(self.expand, self.before_ff(x_BTD)), inplace=True)
+        return apply(self.contract, self.inside_ff(wide))
+
+
+class Transformer(SequenceEncoder):
+    def __init__(self, input_size: int, settings: TransformerSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.output_size = settings.d_model
+        self.embed = init.linear(input_size, settings.d_model, gain=1.0)
+        self.position: nn.Module | None = None
+        if settings.position == "sinusoid":
+            self.position = Sinusoid(settings.d_model)
+        elif settings.position == "learned":
+            self.position = LearnedTable(settings.d_model, settings.max_time)
+        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
+        self.norm = nn.LayerNorm(settings.d_model)
+
+    def forward(self, x_BTD: Tensor, time_BT: Tensor) -> Tensor:
+        x_BTD = F.dropout(self._embed(x_BTD, time_BT), self.settings.dropout, self.training)
+        window, backend = self.settings.window, self.settings.attention
+
+        def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+            q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
+            return attend(q_BHTD, k_BHTD, v_BHTD, window=window, backend=backend)
+
+        for block in self.blocks:
+            x_BTD = block(x_BTD, attention)
+        return self.norm(x_BTD)
+
+    def memory(self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu") -> KVCache:
+        settings = self.settings
+        return KVCache(
+            num_layers=settings.num_layers,
+            num_actors=num_actors,
+            num_heads=settings.num_heads,
+            head_size=settings.d_model // settings.num_heads,
+            capacity=min(capacity, settings.window or capacity),
+            device=device,
+        )
+
+    def step(self, x_ND: Tensor, time_N: Tensor, memory: KVCache) -> Tensor:
+        time_N1 = time_N[:, None]
+        x_N1D = self._embed(x_ND[:, None], time_N1)
+        memory.begin_step()
+        for layer, block in enumerate(self.blocks):
+
+            def attention(q_NH1D: Tensor, k_NH1D: Tensor, v_NH1D: Tensor, layer: int = layer) -> Tensor:
+                q_NH1D, k_NH1D = self._turn(q_NH1D, k_NH1D, time_N1)
+                keys, values = memory.append(layer, k_NH1D[:, :, 0], v_NH1D[:, :, 0])
+                return attend_cached(q_NH1D[:, :, 0], keys, values, memory.visible_NS)[:, :, None]
+
+            x_N1D = block.step(x_N1D, attention)
+        return self.norm(x_N1D)[:, 0]
+
+    def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: KVCache) -> None:
+        x_NTD = self._embed(x_NTD, time_NT)
+        for layer, block in enumerate(self.blocks):
+
+            def attention(q_NHTD: Tensor, k_NHTD: Tensor, v_NHTD: Tensor, layer: int = layer) -> Tensor:
+                q_NHTD, k_NHTD = self._turn(q_NHTD, k_NHTD, time_NT)
+                memory.fill(layer, k_NHTD, v_NHTD, lengths_N)
+                return attend(q_NHTD, k_NHTD, v_NHTD, window=memory.capacity, backend=self.settings.attention)
+
+            x_NTD = block.step(x_NTD, attention)
+
+    @torch.no_grad()
+    def update_statistics(self) -> None:
+        for module in self.modules():
+            if isinstance(module, SigmaLinear):
+                module.iterate()
+
+    def _embed(self, x_BTD: Tensor, time_BT: Tensor) -> Tensor:
+        x_BTD = self.embed(x_BTD)
+        return x_BTD if self.position is None else x_BTD + self.position(time_BT)
+
+    def _turn(self, q_BHTD: Tensor, k_BHTD: Tensor, time_BT: Tensor) -> tuple[Tensor, Tensor]:
+        if self.settings.position != "rope":
+            return q_BHTD, k_BHTD
+        return rotate(q_BHTD, time_BT), rotate(k_BHTD, time_BT)
