@@ -1,0 +1,83 @@
+"""The application: its commands, and the one place where an exception becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, train
+from amago_cli.commands.lake import info, ls, sql, verify
+from amago_cli.invocation import Invocation
+
+app = typer.Typer(
+    name="amago",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+lake_app = typer.Typer(no_args_is_help=True, help="List, describe, query and check lakes of experience.")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"amago {version('amago')}")
+        raise typer.Exit
+
+
+@app.callback()
+def amago(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """In-context reinforcement learning from the command line.
+
+    A *lake* is a directory of experience; a *run* is a directory runs/NAME with its configuration, checkpoints and
+    evaluations. Repeating a command resumes it. `amago examples` lists recipes to begin with.
+    """
+
+
+_COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
+    ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
+    ("Look", (envs.envs, examples.examples, doctor.doctor)),
+)
+for _panel, _functions in _COMMANDS:
+    for _function in _functions:
+        app.command(rich_help_panel=_panel)(_function)
+app.add_typer(lake_app, name="lake", rich_help_panel="Look")
+for _function in (ls.ls, info.info, sql.sql, verify.verify):
+    lake_app.command()(_function)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `amago` with `arguments` (default: the process's own) and return its exit code."""
+    from amago_cli import errors
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    invocation = Invocation.from_arguments(words)
+    try:
+        try:
+            errors.refuse_shadowed_engine()
+            outcome = typer.main.get_command(app).main(
+                words, prog_name="amago", standalone_mode=False, obj=invocation
+            )
+            if isinstance(outcome, int):  # --help and --version have printed already
+                return outcome
+            invocation.output().show(outcome)
+            sys.stdout.flush()
+            return 0
+        except BrokenPipeError:
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            return errors.report(error, invocation)
+    except BrokenPipeError:
+        # The reader has gone (`amago lake sql ... | head`): what a shell reports of a program ended by SIGPIPE.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return errors.BROKEN_PIPE

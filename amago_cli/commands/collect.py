@@ -1,0 +1,75 @@
+"""`amago collect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, Environment, Fresh, RunOption, Seed, stage
+
+
+@stage
+def collect(
+    common: Common,
+    env: Environment = None,
+    run: RunOption = None,
+    lake: Annotated[
+        Path | None, typer.Option("--lake", metavar="DIR", help="Write into this lake instead of the run's own.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="Environment steps in all, over all actors.")
+    ] = None,
+    actors: Annotated[
+        int | None, typer.Option("--actors", metavar="N", help="Environments stepped as one batch.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="POLICY", help="random, RUN[@CHECKPOINT], or module:attr.")
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option("--epsilon", metavar="E", help="Constant exploration rate, in place of a schedule."),
+    ] = None,
+    seed: Seed = None,
+    fresh: Fresh = False,
+) -> Any:
+    """Roll out a policy in an environment, into a lake.
+
+    The run's directory is runs/ENV unless --run or --lake names another place. Repeating the command goes on where
+    it stopped; with a larger --steps it collects more.
+
+    Example: amago collect --env gym:CartPole-v1 --steps 20000
+    """
+    from amago_cli.configuration import Request, file_safe, preview, stored
+    from pipelines.errors import UsageError
+
+    named = {
+        "env.name": env,
+        "collect.steps": steps,
+        "collect.actors": actors,
+        "collect.policy": policy,
+        "seed": seed,
+        "exploration": _constant(epsilon),
+    }
+    request = Request(common, named)
+    if run is None and lake is None:
+        name = request.environment()
+        if not name:
+            raise UsageError("no environment is named", hint="give --env; `amago envs` lists them")
+        run = Path("runs") / file_safe(name)
+    settings = request.settings(stored(run))
+    where = lake if lake is not None else (run or Path()) / "lake"
+    common.concerns(run=run, lake=where)
+    if common.dry_run:
+        return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}))
+    with common.listening() as listener:
+        from pipelines.stages import collect as engine
+
+        return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh)
+
+
+def _constant(epsilon: float | None) -> dict[str, Any] | None:
+    if epsilon is None:
+        return None
+    return {"kind": "plain", "start": epsilon, "end": epsilon, "randomize": False}

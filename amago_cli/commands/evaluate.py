@@ -1,0 +1,53 @@
+"""`amago evaluate`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Checkpoint, Common, Environment, RunArgument, stage
+
+
+@stage
+def evaluate(
+    common: Common,
+    run: RunArgument,
+    env: Environment = None,
+    episodes: Annotated[
+        int | None, typer.Option("--episodes", metavar="N", help="Whole episodes, every one counted.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    greedy: Annotated[
+        bool | None, typer.Option("--greedy/--sample", help="The policy's likeliest action, or a sampled one.")
+    ] = None,
+    require: Annotated[
+        str | None,
+        typer.Option("--require", metavar="GATE", help="Exit 5 unless it holds, e.g. 'return_mean >= 0.9'."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks.")] = None,
+) -> Any:
+    """Judge a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
+
+    Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
+    """
+    from amago_cli.configuration import Request, preview
+    from pipelines.config.run_directory import RunDirectory
+
+    named = {
+        "env.name": env,
+        "evaluate.episodes": episodes,
+        "evaluate.checkpoint": checkpoint,
+        "evaluate.greedy": greedy,
+        "evaluate.require": require,
+        "evaluate.seed": seed,
+    }
+    common.concerns(run=run)
+    directory = RunDirectory.open(run)
+    settings = Request(common, named).settings(directory.load_document())
+    if common.dry_run:
+        return preview(common, settings, writes={"evaluation": directory.evaluations})
+    with common.listening() as listener:
+        from pipelines.stages import evaluate as engine
+
+        return engine.run(settings, run=run, listener=listener)

@@ -1,0 +1,41 @@
+"""`amago run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, Fresh, RunOption, Seed, stage
+
+
+@stage
+def run(
+    common: Common,
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A name `amago examples` lists, FILE.toml, or FILE.toml:NAME.")
+    ],
+    run: RunOption = None,
+    seed: Seed = None,
+    fresh: Fresh = False,
+) -> Any:
+    """Chain the stages of a recipe, epoch by epoch; what is done is skipped.
+
+    The run's directory is runs/RECIPE unless --run names another.
+
+    Example: amago run quickstart
+    """
+    from amago_cli.configuration import Request, file_safe, preview
+    from pipelines.config.recipes import find
+
+    name, document = find(recipe)
+    run = run or Path("runs") / file_safe(name)
+    common.concerns(run=run, lake=run / "lake")
+    settings = Request(common, {"seed": seed}, recipe=document).settings()
+    if common.dry_run:
+        return preview(common, settings, writes={"run": run})
+    with common.listening() as listener:
+        from pipelines.stages import chain as engine
+
+        return engine.run(settings, run=run, listener=listener, fresh=fresh)

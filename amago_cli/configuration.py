@@ -1,0 +1,100 @@
+"""From the options of a call to one validated settings document.
+
+Defaults < the run's stored configuration < recipe < file < named options and `--set`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from amago_cli.options import Common
+from amago_cli.output import Document
+from pipelines.config.load import assign, merge, parse_assignment, resolve
+from pipelines.config.recipes import find
+from pipelines.config.run_directory import RunDirectory, dump
+from pipelines.config.settings import Settings
+from pipelines.errors import UsageError
+
+Assignments = list[tuple[Sequence[str], Any]]
+
+
+class Request:
+    """What one call asks for: a file, `--set` and named options, to be laid on a base.
+
+    `named` maps dotted settings keys to the values of named options; None means the option was not given.
+    """
+
+    def __init__(self, common: Common, named: Mapping[str, Any], *, recipe: Mapping[str, Any] | None = None) -> None:
+        self.file: dict[str, Any] = dict(recipe or {})
+        self.source = "command line"
+        if common.config is not None:
+            self.file = merge(self.file, find(common.config)[1])
+            self.source = common.config
+        self.assignments = _assignments(common.assignments, named)
+
+    def settings(self, base: Mapping[str, Any] | None = None) -> Settings:
+        """The validated settings. UsageError lists every fault."""
+        from pipelines.stages.environment import env_model
+
+        document = merge(base or {}, self.file)
+        return resolve(document, self.assignments, env_model=env_model, source=self.source)
+
+    def environment(self) -> str:
+        """The environment's name as far as this call says it; "" when it does not."""
+        document = merge({}, self.file)
+        for path, value in self.assignments:
+            assign(document, path, value)
+        env = document.get("env")
+        name = env.get("name") if isinstance(env, Mapping) else None
+        return name if isinstance(name, str) else ""
+
+
+def stored(directory: Path | None) -> dict[str, Any]:
+    """The configuration of the run at `directory`; empty when there is none."""
+    return RunDirectory(directory).load_document() if directory is not None else {}
+
+
+def is_run(directory: Path) -> bool:
+    """Whether `directory` is a run rather than a bare lake."""
+    return RunDirectory(directory).exists()
+
+
+def file_safe(name: str) -> str:
+    """`gym:ALE/Pong-v5` -> "gym-ALE-Pong-v5"."""
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
+
+
+def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path]) -> Document:
+    """What `--dry-run` shows: where the stage would write, and the settings as TOML that can be run again."""
+    import tomli_w
+
+    document = dump(settings)
+    lines = [f"# {common.invocation.command} would write {what}: {path}" for what, path in writes.items()]
+    return Document(
+        text="\n".join([*lines, tomli_w.dumps(document)]),
+        status="skipped",
+        fields={"outputs": list(writes.values()), "settings": document},
+    )
+
+
+def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
+    """Named options and `--set` together; the same key twice with different values is refused."""
+    problems: list[str] = []
+    chosen: dict[tuple[str, ...], Any] = {tuple(key.split(".")): v for key, v in named.items() if v is not None}
+    for text in texts:
+        try:
+            path, value = parse_assignment(text)
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        key = tuple(path)
+        if chosen.get(key, value) != value:
+            problems.append(f"{'.'.join(key)}: given twice, as {chosen[key]!r} and as {value!r}")
+        chosen[key] = value
+    if problems:
+        raise UsageError("conflicting or malformed options" if len(problems) > 1 else problems[0], problems=tuple(problems[1:] and problems))
+    # A new environment drops the parameters of the old one, so its name comes before its parameters.
+    return sorted(chosen.items(), key=lambda item: item[0] != ("env", "name"))

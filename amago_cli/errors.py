@@ -1,0 +1,95 @@
+"""From an exception to what the user reads and the exit code scripts rely on.
+
+0 done - 1 failed - 2 usage - 3 input missing - 4 integrity - 5 `--require` not met - 75 locked - 130/143 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amago_cli import guard
+from amago_cli.invocation import Invocation
+
+BROKEN_PIPE = 128 + 13
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EMFILE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An exception, as it is shown. `expected` ones are the user's or the machine's: no traceback unless asked."""
+
+    kind: str
+    message: str
+    exit_code: int
+    hint: str | None = None
+    problems: Sequence[str] = ()
+    expected: bool = True
+    result: Any = None
+    """What a stage had found before it refused, e.g. the scores that missed `--require`."""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.exit_code in (130, 143)
+
+
+def refuse_shadowed_engine() -> None:
+    """Raise ShadowedEngine when a foreign `pipelines` would be imported."""
+    path = guard.shadow()
+    if path is not None:
+        raise ShadowedEngine(guard.explain(path))
+
+
+class ShadowedEngine(Exception):
+    """Our own engine cannot be imported: another package of its name comes first."""
+
+
+def report(error: BaseException, invocation: Invocation) -> int:
+    """Show `error` in the invocation's form; the exit code to end with."""
+    failure = classify(error)
+    if invocation.verbose or not failure.expected:
+        traceback.print_exception(error, file=sys.stderr)
+    invocation.output().failure(failure)
+    sys.stdout.flush()
+    print(f"error: {failure.message}{f'; {failure.hint}' if failure.hint else ''}", file=sys.stderr)
+    for problem in failure.problems:
+        print(f"  {problem}", file=sys.stderr)
+    return failure.exit_code
+
+
+def classify(error: BaseException) -> Failure:
+    """What kind of failure `error` is."""
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(kind="Interrupted", message="interrupted", exit_code=130)
+    if isinstance(error, ShadowedEngine):
+        return Failure(kind="ShadowedEngine", message=str(error), exit_code=2)
+    if hasattr(error, "format_message"):  # what the option parser raises
+        return _of_parser(error)
+    if isinstance(error, OSError) and error.errno in _DISK:
+        where = f": '{error.filename}'" if error.filename else ""
+        return Failure(kind=type(error).__name__, message=f"{error.strerror}{where}", exit_code=1)
+    from pipelines.errors import AmagoError
+
+    if isinstance(error, AmagoError):
+        return Failure(
+            kind=type(error).__name__,
+            message=error.message,
+            hint=error.hint,
+            problems=getattr(error, "problems", ()),
+            exit_code=error.exit_code,
+            result=error.result,
+        )
+    return Failure(kind=type(error).__name__, message=str(error), exit_code=1, expected=False)
+
+
+def _of_parser(error: Any) -> Failure:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f"see `{context.command_path} --help`" if context is not None else None
+    return Failure(
+        kind="UsageError", message=message[:1].lower() + message[1:], hint=hint, exit_code=getattr(error, "exit_code", 2)
+    )

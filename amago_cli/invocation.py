@@ -1,0 +1,45 @@
+"""One call of `amago`: what is known of it at any moment, so that a failure can be reported in the right form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amago_cli.output import Output
+
+_GROUPS = ("lake",)
+
+
+@dataclass
+class Invocation:
+    """Filled in step by step: from the bare arguments first, by the command later."""
+
+    command: str = ""
+    json: bool = False
+    verbose: bool = False
+    run: Path | None = None
+    lake: Path | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def from_arguments(cls, arguments: Sequence[str]) -> Invocation:
+        """What the arguments say before they are parsed: a parse error must be reported in JSON as well."""
+        words = [word for word in arguments[:2] if not word.startswith("-")]
+        command = " ".join(words) if words and words[0] in _GROUPS else "".join(words[:1])
+        pairs = list(zip(arguments, arguments[1:], strict=False))
+        json = "--output=json" in arguments or ("--output", "json") in pairs
+        return cls(command=command, json=json, verbose="-v" in arguments or "--verbose" in arguments)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def output(self) -> Output:
+        """The form the user asked for."""
+        from amago_cli.output import JsonOutput, TextOutput
+
+        return (JsonOutput if self.json else TextOutput)(self)

@@ -1,0 +1,149 @@
+"""Options as objects: the same option means the same everywhere, because every command takes it from here.
+
+`@stage` gives a command the options common to all stages, `@reader` those that make sense for a question; either
+way the function receives them as one `Common`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from amago_cli.invocation import Invocation
+
+if TYPE_CHECKING:
+    from pipelines.events import Listener
+
+
+class Format(str, Enum):
+    """Forms of a result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+_COMMON = "Common options"
+
+Environment = Annotated[
+    str | None, typer.Option("--env", metavar="ENV", help="Environment, as `amago envs` lists it, or gym:ID.")
+]
+FromLake = Annotated[
+    list[Path] | None, typer.Option("--from-lake", metavar="LAKE", help="Lake to read, or a run: its lake.")
+]
+LakeArgument = Annotated[Path, typer.Argument(metavar="LAKE", help="A lake, or a run: its lake.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.")]
+RunOption = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")
+]
+Checkpoint = Annotated[
+    str | None, typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
+]
+
+_OUTPUT = Annotated[Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)]
+_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notices.", rich_help_panel=_COMMON)]
+_VERBOSE = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_COMMON)
+]
+_CONFIG = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE[:NAME]",  # rendered as it stands: metavars are not markup
+        help="Settings from a TOML file, or from one of its tables.",
+        rich_help_panel=_COMMON,
+    ),
+]
+_ASSIGNMENTS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="One setting, e.g. train.window=45; repeats.", rich_help_panel=_COMMON
+    ),
+]
+_DRY_RUN = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Print the resolved settings; touch nothing.", rich_help_panel=_COMMON),
+]
+
+_READER: Mapping[str, tuple[Any, Any]] = {
+    "output": (_OUTPUT, Format.TEXT),
+    "quiet": (_QUIET, False),
+    "verbose": (_VERBOSE, False),
+}
+_STAGE: Mapping[str, tuple[Any, Any]] = {
+    "config": (_CONFIG, None),
+    "assignments": (_ASSIGNMENTS, None),
+    "output": (_OUTPUT, Format.TEXT),
+    "dry_run": (_DRY_RUN, False),
+    "quiet": (_QUIET, False),
+    "verbose": (_VERBOSE, False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """The common options of one call."""
+
+    invocation: Invocation
+    config: str | None = None
+    assignments: Sequence[str] = ()
+    output: Format = Format.TEXT
+    dry_run: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+    def concerns(self, *, run: Path | None = None, lake: Path | None = None) -> None:
+        """Remember what the command is about, for its report should it fail."""
+        self.invocation.run, self.invocation.lake = run, lake
+
+    @contextmanager
+    def listening(self) -> Iterator[Listener]:
+        """A listener that shows progress as asked, and turns SIGINT and SIGTERM into a stop at a safe point."""
+        from amago_cli.progress import reporter
+        from amago_cli.signals import interruptible
+
+        with reporter(quiet=self.quiet, verbose=self.verbose) as show, interruptible(show) as listener:
+            yield listener
+
+
+def stage(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that runs a stage: settings, --dry-run, --output, -q, -v."""
+    return _with(_STAGE, function)
+
+
+def reader(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that answers a question: --output, -q, -v."""
+    return _with(_READER, function)
+
+
+def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = inspect.signature(function, eval_str=True).parameters
+    parameters = [
+        inspect.Parameter("context", keyword, annotation=typer.Context),
+        *(parameter.replace(kind=keyword) for name, parameter in own.items() if name != "common"),
+        *(inspect.Parameter(name, keyword, annotation=kind, default=default) for name, (kind, default) in shared.items()),
+    ]
+
+    @functools.wraps(function)
+    def command(context: typer.Context, **values: Any) -> Any:
+        invocation: Invocation = context.obj
+        options = {name: values.pop(name) for name in shared}
+        options["assignments"] = tuple(options.get("assignments") or ())
+        invocation.json = options["output"] is Format.JSON
+        invocation.verbose = options["verbose"]
+        return function(Common(invocation=invocation, **options), **values)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command

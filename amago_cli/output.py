@@ -1,0 +1,194 @@
+"""The result on stdout, as text for people or as one JSON object for scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from amago_cli.invocation import Invocation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from amago_cli.errors import Failure
+    from pipelines.stages.result import Result
+
+SCHEMA = "amago/1"
+_WIDE = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The answer to a query."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text to print as it is; `fields` say the same in JSON."""
+
+    text: str
+    status: str = "done"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Output(Protocol):
+    """A form of results; `failure` adds what a script or a person wants to see of a failed call's findings."""
+
+    def show(self, outcome: Result | Rows | Document) -> None: ...
+    def failure(self, failure: Failure) -> None: ...
+
+
+class TextOutput:
+    """Tables and lines."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.invocation = invocation
+
+    def show(self, outcome: Result | Rows | Document) -> None:
+        if isinstance(outcome, Document):
+            print(outcome.text, end="" if outcome.text.endswith("\n") else "\n")
+        elif isinstance(outcome, Rows):
+            _print_table(_console(), outcome.columns, outcome.rows)
+        else:
+            self._result(outcome)
+
+    def failure(self, failure: Failure) -> None:
+        if failure.result is not None:
+            self._result(failure.result)
+
+    def _result(self, result: Result) -> None:
+        console = _console()
+        figures = {name: text for name, value in result.metrics.items() if (text := figure(value)) is not None}
+        if result.seconds or result.status == "skipped":
+            place = result.run or result.lake
+            done = "nothing to do" if result.status == "skipped" else f"done in {seconds(result.seconds)}"
+            print(f"{result.command}: {done}{f' -> {place}' if place else ''}")
+        width = max(map(len, figures), default=0)
+        for name, text in figures.items():
+            print(f"  {name:<{width}}  {text}")
+        for table in result.tables:
+            print()
+            _print_table(console, table.columns, table.rows, title=table.title)
+        for path in result.outputs:
+            print(f"  wrote {path}")
+
+
+class JsonOutput:
+    """One object a call; `lake sql` prints a list of objects."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.invocation = invocation
+
+    def show(self, outcome: Result | Rows | Document) -> None:
+        if isinstance(outcome, Rows):
+            print(dumps([dict(zip(outcome.columns, row, strict=True)) for row in outcome.rows]))
+        elif isinstance(outcome, Document):
+            print(dumps(self._object(outcome.status, None) | dict(outcome.fields)))
+        else:
+            print(dumps(self._object(outcome.status, outcome)))
+
+    def failure(self, failure: Failure) -> None:
+        status = "interrupted" if failure.interrupted else "failed"
+        error = {
+            "type": failure.kind,
+            "message": failure.message,
+            "hint": failure.hint,
+            "problems": list(failure.problems),
+            "exit_code": failure.exit_code,
+        }
+        print(dumps(self._object(status, failure.result) | {"error": error}))
+
+    def _object(self, status: str, result: Result | None) -> dict[str, Any]:
+        call = self.invocation
+        return {
+            "schema": SCHEMA,
+            "command": call.command,
+            "status": status,
+            "run": (result.run if result else None) or call.run,
+            "lake": (result.lake if result else None) or call.lake,
+            "metrics": dict(result.metrics) if result else {},
+            "outputs": list(result.outputs) if result else [],
+            "seconds": round((result.seconds if result else 0) or call.seconds, 3),
+        }
+
+
+def dumps(value: Any) -> str:
+    """Strict JSON on one line: NaN and infinities become null, numpy values plain ones, anything else its text."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def figure(value: Any) -> str | None:
+    """A metric as one short text; None for what only a table or JSON can show."""
+    value = _plain(value)
+    if value is None or isinstance(value, Mapping):
+        return None
+    if isinstance(value, list):
+        short = 0 < len(value) <= 2 and all(isinstance(part, int | float) for part in value)
+        return f"[{', '.join(cell(part) for part in value)}]" if short else None
+    return cell(value)
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
+    return str(value)
+
+
+def seconds(value: float) -> str:
+    """A duration."""
+    from amago_cli.progress import duration
+
+    return duration(value) if value >= 60 else f"{value:.1f} s"
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    return str(value)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # A file or a pipe gets whole rows: cutting cells to 80 columns would lose data.
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def _print_table(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None
+) -> None:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    if title:
+        console.print(title, style="bold", soft_wrap=True)
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for place, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(_plain(row[place]), int | float | None) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(_plain(value)) for value in row))
+    console.print(table)

@@ -1,0 +1,48 @@
+"""SIGINT and SIGTERM: the first one stops at the next safe point with the state saved, the second one at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from pipelines.errors import Interrupted
+from pipelines.events import Event, Listener, Progress
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_NOTE = b"\nstopping at the next safe point; once more stops at once\n"
+
+
+@contextmanager
+def interruptible(listener: Listener) -> Iterator[Listener]:
+    """`listener`, which raises Interrupted at the first Progress after a signal; handlers are put back at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield listener
+        return
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for each in _HANDLED:
+            signal.signal(each, signal.SIG_DFL)
+        os.write(2, _NOTE)  # unbuffered: the interrupted code may be inside a write to sys.stderr
+
+    def listen(event: Event) -> None:
+        listener(event)
+        if received and isinstance(event, Progress):
+            name = signal.Signals(received[0]).name
+            raise Interrupted(
+                f"{event.stage} interrupted by {name} at {event.done} {event.unit}; its state is saved",
+                hint="repeat the command to go on",
+                signal_number=received[0],
+            )
+
+    before = {number: signal.signal(number, remember) for number in _HANDLED}
+    try:
+        yield listen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
