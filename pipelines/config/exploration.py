@@ -17,10 +17,12 @@ _ONLY_FOR = {
 
 
 class ExplorationSettings(SettingsModel):
-    """A rate epsilon per actor and step: the chance of a random action, or the deviation of added noise (Box).
+    """A rate epsilon per actor and step: the chance of a random action, or the deviation of added noise
+    (Box).
 
-    `plain` anneals epsilon over training. `bilevel` also anneals it within every rollout, for tasks of a fixed
-    horizon. `windowed` applies it in the first and last `edge` steps of a rollout only. `none` leaves actions alone.
+    `plain` anneals epsilon over training. `bilevel` also anneals it within every rollout, for tasks of a
+    fixed horizon. `windowed` applies it in the first and last `edge` steps of a rollout only. `none` leaves
+    actions alone.
     """
 
     kind: Literal["plain", "bilevel", "windowed", "none"] = "plain"
@@ -40,7 +42,9 @@ class ExplorationSettings(SettingsModel):
     edge: int = Field(3, ge=0)
     """windowed: steps at either end of a rollout in which the full epsilon applies."""
     inner_epsilon: float | None = Field(None, ge=0)
-    """windowed: constant epsilon between the edges; unset: 0.5 / (horizon - 1), half a random step a rollout."""
+    """windowed: constant epsilon between the edges; unset: 0.5 / (horizon - 1), half a random step a
+    rollout.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -51,5 +55,5 @@ class ExplorationSettings(SettingsModel):
         kind = data.get("kind", "plain")
         for key, kinds in _ONLY_FOR.items():
             if key in data and kind not in kinds and data[key] != cls.model_fields[key].default:
-                raise ValueError(f"'{key}' applies to kind = \"{kinds[0]}\" only, not to \"{kind}\"")
+                raise ValueError(f'\'{key}\' applies to kind = "{kinds[0]}" only, not to "{kind}"')
         return data

@@ -1,0 +1,60 @@
+"""Random numbers that depend on what they are for, not on when they are asked for.
+
+Every draw is a hash of (seed, split, scope, episode, stream, counter). Episode number k therefore meets the
+same task whatever the policy does and however many actors run beside it: two policies judged on episodes
+0..n-1 are judged on the same tasks. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA
+2014), applied twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT_STREAM = np.uint64(40)
+_TO_UNIT = 2.0**-53
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser on a uint64 array: a bijection whose output bits each depend on all input
+    bits.
+    """
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def unit(bits: np.ndarray) -> np.ndarray:
+    """uint64 -> float64 in [0, 1), from the upper 53 bits."""
+    return (bits >> np.uint64(11)) * _TO_UNIT
+
+
+class Draws:
+    """The draws of one environment. `episode` (m,) int; `stream` names a purpose; `counter` broadcasts
+    against it.
+    """
+
+    def __init__(self, seed: int, split: str, scope: str) -> None:
+        digest = hashlib.sha256(f"{seed}/{split}/{scope}".encode()).digest()
+        self._key = np.frombuffer(digest[:8], dtype="<u8")
+
+    def bits(self, episode: np.ndarray, stream: int, counter: np.ndarray | int = 0) -> np.ndarray:
+        """uint64, in the shape that `episode` and `counter` broadcast to."""
+        place = np.atleast_1d(np.asarray(counter, dtype=np.uint64)) + (np.uint64(stream + 1) << _SHIFT_STREAM)
+        return mix(mix(self._key + np.asarray(episode).astype(np.uint64) * _GOLDEN) + place * _GOLDEN)
+
+    def uniform(self, episode: np.ndarray, stream: int, counter: np.ndarray | int = 0) -> np.ndarray:
+        """float64 in [0, 1)."""
+        return unit(self.bits(episode, stream, counter))
+
+    def integers(
+        self, episode: np.ndarray, stream: int, high: int | np.ndarray, counter: np.ndarray | int = 0
+    ) -> np.ndarray:
+        """int64 in [0, high)."""
+        return (self.uniform(episode, stream, counter) * high).astype(np.int64)
+
+    def permutations(self, episode: np.ndarray, stream: int, n: int) -> np.ndarray:
+        """(m, n) int64: one random order of 0..n-1 for each episode."""
+        return np.argsort(self.uniform(episode[:, None], stream, np.arange(n)), axis=1)

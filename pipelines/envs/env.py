@@ -1,0 +1,149 @@
+"""What every environment is to the rest of the system: N actors stepped as one batch, reset only when told.
+
+There is no automatic reset. When an actor's episode ends, `step` returns its true final observation, and the
+caller resets that actor before the next step. Episode numbers run over all actors: actor i of N plays i, i +
+N, i + 2N, ..., and an episode's task depends on its number, the seed and the split alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelines.envs.draws import Draws
+from pipelines.lake.spaces import Spaces
+
+Observation = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """An environment as the rest of the system sees it.
+
+    `horizon`: most steps of an episode (None: no limit known). `num_attempts`: attempts at the task in every
+    episode (None: their number varies). `has_success`: attempts succeed or fail. `random_*` and `optimal_*`:
+    exact expectations of uniformly random actions and of the best policy that sees only observations, by
+    attempt or in episode return; None where they are not known exactly.
+    """
+
+    name: str
+    spaces: Spaces
+    horizon: int | None = None
+    num_attempts: int | None = 1
+    has_success: bool = False
+    about: str = ""
+    split: str = ""
+    random_return: float | None = None
+    optimal_return: float | None = None
+    random_success: tuple[float, ...] | None = None
+    optimal_success: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step of N actors brought. All arrays have leading axis N; flags are bool, rewards float32.
+
+    `reset`: a soft reset put the actor back at a start inside the episode, and the observation shows it
+    there. `attempt_end`: an attempt ended with this step; `success`: and it succeeded (False where it did not
+    end).
+    """
+
+    observation: dict[str, np.ndarray]
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    reset: np.ndarray
+    attempt_end: np.ndarray
+    success: np.ndarray
+
+
+@dataclass(kw_only=True)
+class EpisodeCounter:
+    """Which episode each actor plays. Actor i of N plays numbers first + i, first + i + N, ..."""
+
+    num_envs: int
+    current: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start_at(0)
+
+    def start_at(self, first: int) -> None:
+        self.current = first + np.arange(self.num_envs) - self.num_envs
+
+    def advance(self, indices: np.ndarray) -> np.ndarray:
+        """The numbers of the episodes that the actors `indices` begin now."""
+        self.current[indices] += self.num_envs
+        return self.current[indices]
+
+
+class Env(ABC):
+    """N actors in one environment. Actions and observations follow the system's conventions
+    (`lake.spaces`).
+    """
+
+    spec: EnvSpec
+
+    def __init__(self, *, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.episodes = EpisodeCounter(num_envs=num_envs)
+
+    @abstractmethod
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Begin a new episode for the actors in `mask` (N,) bool (None: all); observations of all N
+        actors.
+        """
+
+    @abstractmethod
+    def step(self, actions: np.ndarray) -> StepResult:
+        """One step of every actor with `actions` (N, *action shape)."""
+
+    @abstractmethod
+    def tasks(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        """Names of the tasks that the actors `indices` are in."""
+
+    def expert(self) -> np.ndarray | None:
+        """Good actions (N,) for the present states by someone who sees what is hidden; None where not
+        offered.
+        """
+        return None
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to free)
+        """Free what the environment holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the sequence of tasks; episodes in progress are not part of it."""
+        return {"next_episode": int(self.episodes.current.max()) + 1}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with tasks not met before; call before `reset`."""
+        self.episodes.start_at(int(state["next_episode"]))
+
+
+class NativeEnv(Env):
+    """Base of the built-ins: state in arrays, tasks from `Draws`. Subclasses write `_begin`, `_observe` and
+    `step`.
+    """
+
+    def __init__(self, spec: EnvSpec, *, num_envs: int, seed: int, split: str) -> None:
+        super().__init__(num_envs=num_envs)
+        self.spec = spec
+        self.draws = Draws(seed, split, spec.name)
+        self._nobody = np.zeros(num_envs, dtype=bool)
+        self._nobody.setflags(write=False)
+
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._begin(indices, self.episodes.advance(indices))
+        return self._observe()
+
+    @abstractmethod
+    def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        """Draw the tasks of `episodes` (m,) and put the actors `indices` (m,) at their starts."""
+
+    @abstractmethod
+    def _observe(self) -> dict[str, np.ndarray]:
+        """Observations of all actors, from the state alone, in arrays that are not written again."""

@@ -1,0 +1,154 @@
+"""Between gymnasium's spaces and ours: what the system stores, and how values cross the environment's edge.
+
+Observations: Box float -> float32 (uint8 stays; other integers -> int32; bool -> uint8); Discrete and
+MultiDiscrete become 0-based int32; MultiBinary uint8; Dict and Tuple are flattened to columns `obs.a.b`,
+`obs.0`. Actions: Discrete is 0-based; a bounded Box is [-1, 1] inside and rescaled linearly, an unbounded one
+passes unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import OBSERVATION, Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
+
+
+class ObservationCodec:
+    """Writes one environment's observations into the batch's columns."""
+
+    def __init__(self, space: gymnasium.Space, *, name: str) -> None:
+        self.spaces: dict[str, Space] = {}
+        self._leaves: list[_Leaf] = []
+        self._name = name
+        self._add(space, OBSERVATION, ())
+
+    def _add(self, space: gymnasium.Space, column: str, path: tuple[Any, ...]) -> None:
+        if isinstance(space, gymnasium.spaces.Dict):
+            for key, member in space.spaces.items():
+                self._add(member, f"{column}.{key}", (*path, key))
+            return
+        if isinstance(space, gymnasium.spaces.Tuple):
+            for index, member in enumerate(space.spaces):
+                self._add(member, f"{column}.{index}", (*path, index))
+            return
+        ours, start = _convert(space, f"environment '{self._name}': observation '{column}'")
+        self.spaces[column] = ours
+        self._leaves.append(_Leaf(column, path, tuple(space.shape or ()), start, _values(ours)))
+
+    def empty(self, num_envs: int) -> dict[str, np.ndarray]:
+        """Columns of `num_envs` rows, to be filled by `write`."""
+        return {
+            name: np.empty((num_envs, *space.shape), dtype=space.dtype) for name, space in self.spaces.items()
+        }
+
+    def write(self, observation: Any, columns: Mapping[str, np.ndarray], row: int) -> None:
+        """Put `observation` into `row`. ValueError where it breaks the declared space."""
+        for leaf in self._leaves:
+            value = observation
+            for key in leaf.path:
+                value = value[key]
+            value = np.asarray(value)
+            if value.shape != leaf.shape:
+                raise ValueError(
+                    f"observation '{leaf.column}' has shape {value.shape}, its space says {leaf.shape}"
+                )
+            if leaf.start is not None:
+                value = (value - leaf.start).reshape(columns[leaf.column].shape[1:])
+                if (value < 0).any() or (value >= leaf.values).any():
+                    raise ValueError(f"observation '{leaf.column}' is outside its space: {_shown(value)}")
+            elif not np.isfinite(value).all():
+                raise ValueError(f"observation '{leaf.column}' is not finite: {_shown(value)}")
+            columns[leaf.column][row] = value
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """One array of an observation: its column, where it is found, its shape there, and, unless it is a Box,
+    the value the environment counts from and the number of values.
+    """
+
+    column: str
+    path: tuple[Any, ...]
+    shape: tuple[int, ...]
+    start: np.ndarray | int | None
+    values: np.ndarray | int
+
+
+class ActionCodec:
+    """Turns the system's actions into what the environment's `step` takes."""
+
+    def __init__(self, space: gymnasium.Space, *, name: str) -> None:
+        where = f"environment '{name}': action"
+        if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+            raise UsageError(
+                f"{where} space {type(space).__name__} is not supported", hint="flatten it to one space"
+            )
+        self.space, start = _convert(space, where, action=True)
+        self._start = 0 if start is None else start
+        self._shape, self._dtype = tuple(space.shape or ()), space.dtype
+        self._scale: tuple[np.ndarray, np.ndarray] | None = None
+        if isinstance(space, gymnasium.spaces.Box):
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            self._scale = np.where(bounded, low, -1.0), np.where(bounded, (high - low) / 2, 1.0)
+
+    def decode(self, actions: np.ndarray) -> list[Any]:
+        """(N, ...) actions of the system -> one action for each environment."""
+        if isinstance(self.space, Discrete):
+            return (np.asarray(actions) + self.space.start).tolist()
+        if self._scale is not None:
+            low, half = self._scale
+            return list((low + (np.asarray(actions, dtype=np.float64) + 1) * half).astype(self._dtype))
+        shaped = np.asarray(actions).reshape(-1, *self._shape)
+        return list((shaped + self._start).astype(self._dtype))
+
+
+def convert_spaces(observation: gymnasium.Space, action: gymnasium.Space, *, name: str) -> Spaces:
+    """Our description of an environment's two spaces. UsageError where one is not supported."""
+    return Spaces(
+        observation=ObservationCodec(observation, name=name).spaces,
+        action=ActionCodec(action, name=name).space,
+    )
+
+
+def _convert(
+    space: gymnasium.Space, where: str, *, action: bool = False
+) -> tuple[Space, np.ndarray | int | None]:
+    """Our space, and the value that the environment counts from (None for a Box)."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Discrete(n=int(space.n), start=int(space.start)), int(space.start)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return MultiDiscrete(nvec=tuple(int(n) for n in space.nvec.ravel())), space.start
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return MultiBinary(n=int(np.prod(space.shape))), 0
+    if isinstance(space, gymnasium.spaces.Box):
+        if action:
+            low, high = (tuple(float(v) for v in bound.ravel()) for bound in (space.low, space.high))
+            return Box(shape=tuple(space.shape), low=low, high=high), None
+        return Box(shape=tuple(space.shape), dtype=_stored_dtype(space.dtype)), None
+    raise UsageError(
+        f"{where} space {type(space).__name__} is not supported",
+        hint="supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these in observations",
+    )
+
+
+def _values(space: Space) -> np.ndarray | int:
+    if isinstance(space, MultiDiscrete):
+        return np.array(space.nvec)
+    return space.n if isinstance(space, Discrete) else 2
+
+
+def _stored_dtype(dtype: np.dtype) -> str:
+    if dtype == np.uint8 or dtype == np.bool_:
+        return "uint8"
+    return "int32" if np.issubdtype(dtype, np.integer) else "float32"
+
+
+def _shown(value: np.ndarray) -> str:
+    return np.array2string(np.asarray(value), threshold=8, precision=4)

@@ -1,0 +1,228 @@
+"""Meta-FrozenLake: find the way over an unseen lake, and walk it again in the attempts that follow.
+
+One map for all attempts of an episode; the agent sees its position only and must remember where the holes
+were. Actions: 0 stay, 1 row + 1, 2 row - 1, 3 column + 1, 4 column - 1. The goal (last cell) pays 1 and ends
+the attempt, a hole ends it with 0, and so does the attempt's step limit; the agent is back at the start in
+the same step. Observation, float32 (4,): row / size, column / size, 1 at the start of an attempt, attempts
+finished / attempts. The last entry lags: the first observation of an attempt still shows the count before it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.suites.grid import coordinates, distances, transitions
+from pipelines.envs.suites.lake_maps import MapSource, maps_of_split
+from pipelines.lake.spaces import Box, Discrete, Spaces
+
+MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
+SWAPPED = np.array([0, 3, 2, 1, 4])  # hard mode: actions 1 and 3 change places
+RECOVER_PENALTY = 0.1
+SWAP_CHANCE, JITTER_CHANCE, MELT_CHANCE = 0.5, 0.25, 0.33
+# Purposes of random draws; those of a step are counted by the episode's step number.
+MAP, SWAP, SLIP, JITTER, JITTER_ROW, JITTER_COLUMN, MELT = range(7)
+# Success by attempt of the Bayes-optimal policy, by (size, steps an attempt, attempts): all maps enumerated.
+BAYES_OPTIMAL = {(3, 9, 5): (0.58, 0.92, 1.0, 1.0, 1.0), (4, 16, 5): (0.38, 0.76, 0.93, 1.0, 1.0)}
+
+
+class FrozenLakeSettings(SettingsModel):
+    """Parameters of `meta-frozen-lake`."""
+
+    size: int = Field(4, ge=2, le=64)
+    """Cells along a side."""
+    attempts: int = Field(10, ge=1)
+    """Attempts at one map, in one episode."""
+    hard: bool = False
+    """Swapped actions in half of the tasks, jittered positions, ice that breaks behind the agent."""
+    recover: bool = False
+    """A hole costs 0.1 and leaves the agent where it was, instead of ending the attempt."""
+    slip: float = Field(0.0, ge=0, lt=1)
+    """Chance that a move becomes a stay."""
+    max_episode_steps: int | None = Field(None, ge=1)
+    """Steps of an attempt; unset: size * size, doubled in hard mode, divided by 1 - slip."""
+    show_progress: bool = True
+    """Show attempts finished / attempts in the observation (else 0)."""
+    holdout: float | None = Field(None, ge=0, lt=1)
+    """Share of maps kept for `split = "test"`; unset: 0.2 from size 4 on, 0 below (only 51 maps of size 3
+    exist).
+    """
+
+    @property
+    def attempt_steps(self) -> int:
+        if self.max_episode_steps is not None:
+            return self.max_episode_steps
+        return int(self.size**2 * (2 if self.hard else 1) / (1 - self.slip))
+
+    @property
+    def held_out(self) -> float:
+        if self.holdout is not None:
+            return self.holdout
+        return 0.2 if self.size >= 4 else 0.0
+
+
+@lru_cache(maxsize=16)
+def random_success(size: int, steps: int, holdout: float, split: str) -> float:
+    """Exact chance that uniformly random actions reach the goal within an attempt (sizes that are
+    enumerated).
+    """
+    holes, weight = maps_of_split(size, holdout, split)
+    chance = np.zeros(holes.shape)
+    chance[:, 0] = 1.0
+    arrived = np.zeros(len(holes))
+    moves = transitions(size, MOVES)
+    for _ in range(steps):
+        following = np.zeros_like(chance)
+        for cells in moves:
+            for cell, target in enumerate(cells):
+                following[:, target] += chance[:, cell] / len(MOVES)
+        following[holes] = 0.0
+        arrived += following[:, -1]
+        following[:, -1] = 0.0
+        chance = following
+    return float(weight @ arrived)
+
+
+class FrozenLake(NativeEnv):
+    """N lakes. State: `cell`, `clock` (steps in the attempt), `attempt` (finished), `time` (steps in the
+    episode).
+    """
+
+    def __init__(
+        self, name: str, settings: FrozenLakeSettings, *, num_envs: int, seed: int, split: str
+    ) -> None:
+        super().__init__(_spec(name, settings, split), num_envs=num_envs, seed=seed, split=split)
+        s = self.settings = settings
+        self.limit = s.attempt_steps
+        self._moves = transitions(s.size, MOVES)
+        self._coordinates = coordinates(s.size)
+        self._maps = MapSource(s.size, self.draws, MAP, holdout=s.held_out, split=split)
+        self._shown = np.arange(s.attempts + 1, dtype=np.float32) / np.float32(s.attempts)
+        if not s.show_progress:
+            self._shown[:] = 0
+        cells = s.size**2
+        self._goal = cells - 1
+        self._row = np.arange(num_envs) * cells
+        self.task_holes = np.zeros((num_envs, cells), dtype=bool)
+        self.holes = self.task_holes.copy() if s.hard else self.task_holes
+        self.swapped = np.zeros(num_envs, dtype=bool)
+        self.cell, self.clock, self.attempt, self.time, self._lagging = np.zeros(
+            (5, num_envs), dtype=np.int64
+        )
+        self._fresh = np.ones(num_envs, dtype=bool)
+
+    def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        self.task_holes[indices] = self._maps.draw(episodes)
+        if self.settings.hard:
+            self.holes[indices] = self.task_holes[indices]
+            self.swapped[indices] = self.draws.uniform(episodes, SWAP) < SWAP_CHANCE
+        for state in (self.cell, self.clock, self.attempt, self.time, self._lagging):
+            state[indices] = 0
+        self._fresh[indices] = True
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        observation = np.empty((self.num_envs, 4), dtype=np.float32)
+        observation[:, :2] = self._coordinates.take(self._seen_cell(), axis=0)
+        observation[:, 2] = self._fresh
+        observation[:, 3] = self._shown.take(self._lagging)
+        return {"obs": observation}
+
+    def _seen_cell(self) -> np.ndarray:
+        """The cell the agent believes to be in: in hard mode, sometimes a neighbour of the true one."""
+        if not self.settings.hard:
+            return self.cell
+        size, episode = self.settings.size, self.episodes.current
+        jitter = self.draws.uniform(episode, JITTER, self.time) < JITTER_CHANCE
+        row, column = np.divmod(self.cell, size)
+        row = np.clip(row + self.draws.integers(episode, JITTER_ROW, 3, self.time) - 1, 0, size - 1)
+        column = np.clip(column + self.draws.integers(episode, JITTER_COLUMN, 3, self.time) - 1, 0, size - 1)
+        return np.where(jitter, row * size + column, self.cell)
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        s, episode = self.settings, self.episodes.current
+        self.time += 1
+        self.clock += 1
+        if s.slip:
+            actions = np.where(self.draws.uniform(episode, SLIP, self.time) < s.slip, 0, actions)
+        if s.hard:
+            actions = np.where(self.swapped, SWAPPED[actions], actions)
+        reached = self._moves[actions, self.cell]
+        fell = self.holes.take(self._row + reached)
+        goal = reached == self._goal
+        reward = goal.astype(np.float32)
+        over = goal | (self.clock >= self.limit)
+        if s.recover:
+            reached = np.where(fell, self.cell, reached)
+            reward -= np.float32(RECOVER_PENALTY) * fell
+        else:
+            over |= fell
+        if s.hard:
+            melts = (self.draws.uniform(episode, MELT, self.time) < MELT_CHANCE) & (reached != self.cell)
+            self.holes[melts, self.cell[melts]] = True
+            self.holes[over] = self.task_holes[over]
+        self.cell = np.where(over, 0, reached)
+        self.clock[over] = 0
+        self._fresh = over
+        self._lagging = self.attempt.copy()
+        self.attempt += over
+        return StepResult(
+            observation=self._observe(),
+            reward=reward,
+            terminated=self.attempt >= s.attempts,
+            truncated=self._nobody,
+            reset=over,
+            attempt_end=over,
+            success=goal,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """Rows of the map, `.` ice and `#` hole; ` swapped` where actions 1 and 3 are."""
+        size = self.settings.size
+        names = []
+        for i in indices:
+            line = "".join("#" if hole else "." for hole in self.task_holes[i].tolist())
+            rows = "/".join(line[start : start + size] for start in range(0, len(line), size))
+            names.append(f"{rows} swapped" if self.swapped[i] else rows)
+        return names
+
+    def expert(self) -> np.ndarray:
+        """The first move of a shortest way to the goal, by one who sees the map (stay where there is
+        none).
+        """
+        steps = distances(self.holes, np.full(self.num_envs, self._goal), self._moves)
+        ahead = steps[np.arange(self.num_envs), self._moves[:, self.cell]]
+        actions = ahead.argmin(axis=0)
+        return np.where(self.swapped, SWAPPED[actions], actions).astype(np.int32)
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return FrozenLakeSettings
+
+
+def make(name: str, settings: FrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> FrozenLake:
+    return FrozenLake(name, settings, num_envs=num_envs, seed=seed, split=split)
+
+
+def _spec(name: str, s: FrozenLakeSettings, split: str) -> EnvSpec:
+    limit, plain = s.attempt_steps, not (s.hard or s.recover or s.slip)
+    chance = None
+    if plain and s.size <= 4:
+        chance = (random_success(s.size, limit, s.held_out, split),) * s.attempts
+    best = BAYES_OPTIMAL.get((s.size, limit, s.attempts)) if plain else None
+    return EnvSpec(
+        name=name,
+        spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=5)),
+        horizon=limit * s.attempts,
+        num_attempts=s.attempts,
+        has_success=True,
+        about=f"{s.size}x{s.size} lake, {s.attempts} attempts of {limit} steps at one unseen map",
+        split=f"{s.held_out:.0%} of the maps are held out" if s.held_out else "all maps on both sides",
+        random_success=chance,
+        random_return=sum(chance) if chance else None,
+        optimal_success=best,
+        optimal_return=sum(best) if best else None,
+    )

@@ -1,0 +1,114 @@
+"""Maps of a frozen lake: each cell but start and goal is a hole with probability 0.2, given that a way
+exists.
+
+The distribution is that of gymnasium's `generate_random_map(size, p=0.8)`. Up to 4x4 all maps are enumerated
+with their probabilities; larger ones are drawn until one is solvable. A map belongs to the held-out part by a
+hash of its holes, so the split does not depend on the seed, and a held-out map is never drawn in training.
+
+Cells are numbered row * size + column; maps are (m, size * size) bool, True at a hole.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from pipelines.envs.draws import Draws, mix, unit
+from pipelines.errors import UsageError
+
+HOLE_CHANCE = 0.2
+_ENUMERATED_UP_TO = 4
+_CANDIDATES = 8  # maps drawn at a time and episode when sampling by rejection
+
+
+def reachable(holes: np.ndarray, size: int) -> np.ndarray:
+    """Cells (m, size * size) that can be reached from cell 0 by steps to the four neighbours around holes."""
+    free = ~holes.reshape(-1, size, size)
+    reach = np.zeros_like(free)
+    reach[:, 0, 0] = True
+    count = -1
+    while (grown := int(np.count_nonzero(reach))) != count:
+        count = grown
+        reach[:, 1:] |= reach[:, :-1] & free[:, 1:]
+        reach[:, :-1] |= reach[:, 1:] & free[:, :-1]
+        reach[:, :, 1:] |= reach[:, :, :-1] & free[:, :, 1:]
+        reach[:, :, :-1] |= reach[:, :, 1:] & free[:, :, :-1]
+    return reach.reshape(len(holes), -1)
+
+
+def held_out(holes: np.ndarray, fraction: float) -> np.ndarray:
+    """(m,) bool: which maps belong to the held-out part of size `fraction`."""
+    code = np.zeros(len(holes), dtype=np.uint64)
+    for byte in np.packbits(holes, axis=1).T:
+        code = mix(code * np.uint64(257) + byte.astype(np.uint64) + np.uint64(1))
+    return unit(code) < fraction
+
+
+@lru_cache(maxsize=8)
+def all_maps(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every solvable map and its probability (summing to 1), for sizes up to 4."""
+    inner = size * size - 2
+    bits = (np.arange(2**inner)[:, None] >> np.arange(inner)) & 1
+    holes = np.zeros((2**inner, size * size), dtype=bool)
+    holes[:, 1:-1] = bits
+    holes = holes[reachable(holes, size)[:, -1]]
+    count = holes.sum(axis=1)
+    weight = HOLE_CHANCE**count * (1 - HOLE_CHANCE) ** (inner - count)
+    return holes, weight / weight.sum()
+
+
+def maps_of_split(size: int, holdout: float, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The enumerated maps of one side of the split and their probabilities. UsageError if that side is
+    empty.
+    """
+    holes, weight = all_maps(size)
+    if holdout:
+        chosen = held_out(holes, holdout) == (split == "test")
+        holes, weight = holes[chosen], weight[chosen]
+    if not len(holes):
+        raise UsageError(
+            f"holdout = {holdout} leaves no {split} map of size {size}",
+            hint="choose another holdout, or 0 for none",
+        )
+    return holes, weight / weight.sum()
+
+
+class MapSource:
+    """Draws the map of an episode. With `holdout` 0 both splits draw from all maps."""
+
+    def __init__(self, size: int, draws: Draws, stream: int, *, holdout: float, split: str) -> None:
+        self._size, self._draws, self._stream = size, draws, stream
+        self._holdout, self._test = holdout, split == "test"
+        self._maps: np.ndarray | None = None
+        if size <= _ENUMERATED_UP_TO:
+            self._maps, weight = maps_of_split(size, holdout, split)
+            self._cumulative = np.cumsum(weight)[:-1]
+
+    def draw(self, episodes: np.ndarray) -> np.ndarray:
+        """The maps of `episodes` (m,): (m, size * size) bool."""
+        if self._maps is not None:
+            u = self._draws.uniform(episodes, self._stream)
+            return self._maps[np.searchsorted(self._cumulative, u, side="right")]
+        return self._by_rejection(episodes)
+
+    def _by_rejection(self, episodes: np.ndarray) -> np.ndarray:
+        cells = self._size**2
+        chosen = np.zeros((len(episodes), cells), dtype=bool)
+        pending = np.arange(len(episodes))
+        first = 0
+        while len(pending):
+            counter = np.arange(first, first + _CANDIDATES * cells)
+            u = self._draws.uniform(episodes[pending, None], self._stream, counter)
+            holes = (u < HOLE_CHANCE).reshape(-1, cells)
+            holes[:, [0, -1]] = False
+            good = reachable(holes, self._size)[:, -1]
+            if self._holdout:
+                good &= held_out(holes, self._holdout) == self._test
+            good = good.reshape(-1, _CANDIDATES)
+            found = good.any(axis=1)
+            pick = np.flatnonzero(found) * _CANDIDATES + good.argmax(axis=1)[found]
+            chosen[pending[found]] = holes[pick]
+            pending = pending[~found]
+            first += _CANDIDATES * cells
+        return chosen

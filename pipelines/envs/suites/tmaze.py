@@ -1,0 +1,137 @@
+"""T-Maze: remember a sign seen at the start of a corridor until its end (Ni et al., NeurIPS 2023, section 4).
+
+Cells x = 0..J and two arms at (J, -1) and (J, +1), one of which is the goal. Actions: 0 x + 1, 1 y + 1, 2 x -
+1, 3 y - 1; a move into a wall stays. passive: the agent starts at x = 0, J = corridor, the sign is in its
+first observation, and an episode has corridor + 1 steps. active: it starts at x = 1, J = corridor + 1, must
+go back to x = 0 to see the sign, and has corridor + 3 steps. The last step pays `goal_reward` in the goal's
+arm; each earlier step costs `penalty` if its action is not 0 (active: the first step is free). Ends are
+terminated and truncated alike. Observation, float32 (2,): at x = 0 (0, sign on the first visit, else 0); in
+the corridor (0, 0); at x = J (1, y).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.lake.spaces import Box, Discrete, Spaces
+
+SIDE = 0  # purpose of the only random draw
+_DX = np.array([1, 0, -1, 0])
+_DY = np.array([0, 1, 0, -1])
+
+
+class TMazeSettings(SettingsModel):
+    """Parameters of `tmaze`."""
+
+    variant: Literal["passive", "active"] = "passive"
+    """passive: the sign is shown at once; active: it must be fetched."""
+    corridor: int = Field(10, ge=1)
+    """Length of the corridor: steps over which the sign must be remembered."""
+    goal_reward: float = 1.0
+    """Paid in the last step for standing in the goal's arm."""
+    penalty: Annotated[float, Field(le=0)] | Literal["auto"] = 0.0
+    """Reward (<= 0) of a step before the last that does not go right; "auto": -1 / corridor."""
+
+    @property
+    def oracle(self) -> int:
+        """Cells between the start and the sign."""
+        return 0 if self.variant == "passive" else 1
+
+    @property
+    def junction(self) -> int:
+        return self.corridor + self.oracle
+
+    @property
+    def episode_steps(self) -> int:
+        return self.corridor + 2 * self.oracle + 1
+
+    @property
+    def step_penalty(self) -> float:
+        return -1.0 / self.corridor if self.penalty == "auto" else self.penalty
+
+
+class TMaze(NativeEnv):
+    """N mazes. State: `x`, `y`, `time`, `side` of the goal (-1 or +1), `seen` (the sign was visited)."""
+
+    def __init__(self, name: str, settings: TMazeSettings, *, num_envs: int, seed: int, split: str) -> None:
+        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
+        self.settings = settings
+        self.x, self.y, self.time, self.side = np.zeros((4, num_envs), dtype=np.int64)
+        self.seen = np.zeros(num_envs, dtype=bool)
+        self._sign = np.zeros(num_envs, dtype=np.int64)
+
+    def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        self.x[indices] = self.settings.oracle
+        self.y[indices] = self.time[indices] = 0
+        self.side[indices] = np.where(self.draws.uniform(episodes, SIDE) < 0.5, -1, 1)
+        at_sign = self.settings.oracle == 0
+        self.seen[indices] = at_sign
+        self._sign[indices] = self.side[indices] if at_sign else 0
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        """`_sign` is the side where the sign is being seen for the first time, else 0; y is 0 off the
+        junction.
+        """
+        observation = np.empty((self.num_envs, 2), dtype=np.float32)
+        observation[:, 0] = self.x == self.settings.junction
+        observation[:, 1] = self._sign + self.y
+        return {"obs": observation}
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        s = self.settings
+        self.time += 1
+        x, y = self.x + _DX[actions], self.y + _DY[actions]
+        at_junction = x == s.junction
+        in_corridor = (y == 0) & (x >= 0) & (x <= s.junction)
+        legal = in_corridor | (at_junction & (y >= -1) & (y <= 1))
+        self.x, self.y = np.where(legal, x, self.x), np.where(legal, y, self.y)
+        first_visit = (self.x == 0) & ~self.seen
+        self._sign = self.side * first_visit
+        self.seen |= first_visit
+        last = self.time >= s.episode_steps
+        success = last & (self.y == self.side)
+        costly = (actions != 0) & (self.time > s.oracle) & ~last
+        reward = (s.goal_reward * success + s.step_penalty * costly).astype(np.float32)
+        return StepResult(
+            observation=self._observe(),
+            reward=reward,
+            terminated=last,
+            truncated=last,
+            reset=self._nobody,
+            attempt_end=last,
+            success=success,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        return ["goal=+1" if self.side[i] > 0 else "goal=-1" for i in indices]
+
+    def expert(self) -> np.ndarray:
+        """Right all the way, into the goal's arm with the last step."""
+        turn = self.time == self.settings.episode_steps - 1
+        return np.where(turn, np.where(self.side > 0, 1, 3), 0).astype(np.int32)
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return TMazeSettings
+
+
+def make(name: str, settings: TMazeSettings, *, num_envs: int, seed: int, split: str) -> TMaze:
+    return TMaze(name, settings, num_envs=num_envs, seed=seed, split=split)
+
+
+def _spec(name: str, s: TMazeSettings) -> EnvSpec:
+    return EnvSpec(
+        name=name,
+        spaces=Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=4)),
+        horizon=s.episode_steps,
+        has_success=True,
+        about=f"{s.variant}: recall a sign over a corridor of {s.corridor} steps",
+        split="the same two tasks on both sides",
+        optimal_return=s.goal_reward,
+        optimal_success=(1.0,),
+    )

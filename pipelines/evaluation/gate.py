@@ -1,0 +1,92 @@
+"""`--require "return_mean >= 0.9"`: a judgement that a script can rely on."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.errors import RequirementNotMet, UsageError
+
+_OPERATORS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CLAUSE = re.compile(r"\s*([A-Za-z_]\w*(?:\[-?\d+\])*)\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*")
+_INDEX = re.compile(r"\[(-?\d+)\]")
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One comparison: `metric` (as `return_mean` or `return_ci95[0]`), `relation`, `bound`."""
+
+    metric: str
+    relation: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.relation} {self.bound:g}"
+
+
+def parse(requirement: str) -> tuple[Clause, ...]:
+    """The clauses of `requirement`, joined by `and`; none for an empty text. UsageError where it cannot be
+    read.
+
+    >>> [str(clause) for clause in parse("return_mean >= 0.9 and success_ci95[0] > .5")]
+    ['return_mean >= 0.9', 'success_ci95[0] > 0.5']
+    """
+    if not requirement.strip():
+        return ()
+    return tuple(_clause(part, requirement) for part in re.split(r"\band\b", requirement))
+
+
+def check(requirement: str, metrics: Mapping[str, Any]) -> None:
+    """RequirementNotMet, naming every clause that fails and its value; UsageError for an unknown metric."""
+    failed = []
+    for clause in parse(requirement):
+        value = _value(clause.metric, metrics)
+        if math.isnan(value) or not _OPERATORS[clause.relation](value, clause.bound):
+            failed.append(f"{clause} (it is {value:.6g})")
+    if failed:
+        raise RequirementNotMet(f"requirement not met: {' and '.join(failed)}")
+
+
+def _clause(text: str, requirement: str) -> Clause:
+    match = _CLAUSE.fullmatch(text)
+    if match:
+        try:
+            return Clause(match[1], match[2], float(match[3]))
+        except ValueError:
+            pass
+    raise UsageError(
+        f"cannot read the requirement '{requirement}' at '{text.strip()}'",
+        hint='write METRIC >= NUMBER, several joined by "and"',
+    )
+
+
+def _value(metric: str, metrics: Mapping[str, Any]) -> float:
+    name, *_ = metric.split("[")
+    if name not in metrics:
+        close = difflib.get_close_matches(name, list(metrics), n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(metrics))}"
+        raise UsageError(f"no metric '{name}' to require", hint=hint)
+    value = metrics[name]
+    for index in _INDEX.findall(metric):
+        if not isinstance(value, list | tuple) or not -len(value) <= int(index) < len(value):
+            raise UsageError(f"metric '{name}' has no entry [{index}]")
+        value = value[int(index)]
+    if isinstance(value, Mapping) and "success_mean" in value:
+        value = value["success_mean"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(
+            f"metric '{metric}' is not a number", hint="give an entry of it, such as return_ci95[0]"
+        )
+    return float(value)

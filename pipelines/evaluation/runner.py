@@ -1,0 +1,101 @@
+"""Whole episodes, a number fixed beforehand, every one of them counted.
+
+Actor i of N plays episodes i, i + N, i + 2N, ... up to the number asked for, whether they are short or long:
+counting whichever episodes end first would favour short ones. Results are ordered by episode number, and the
+task of an episode follows from its number, the seed and the split alone, so two policies are compared task by
+task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from pipelines.envs.env import Env, EnvSpec
+from pipelines.envs.exploration import Exploration
+from pipelines.errors import Interrupted, UsageError
+from pipelines.events import Listener, Progress, silent
+from pipelines.rollout.actor import Episode, Rollout
+from pipelines.rollout.policy_client import Policy
+
+_PROGRESS_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeResults:
+    """E episodes in the order of their numbers. `success` (E,) bool or None: of the last attempt.
+
+    `attempts` (E, A) bool, or None for single-attempt tasks: the attempts that every episode finished.
+    """
+
+    spec: EnvSpec
+    returns: np.ndarray
+    lengths: np.ndarray
+    success: np.ndarray | None
+    attempts: np.ndarray | None
+    tasks: tuple[str, ...]
+    seconds: float
+
+    @property
+    def episodes(self) -> int:
+        return len(self.returns)
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of the counted episodes."""
+        return int(self.lengths.sum())
+
+
+def evaluate(
+    env: Env,
+    policy: Policy,
+    *,
+    episodes: int,
+    exploration: Exploration | None = None,
+    listener: Listener = silent,
+    stage: str = "evaluate",
+    stop: Callable[[], bool] | None = None,
+) -> EpisodeResults:
+    """Episodes 0..episodes - 1 of `env` (fresh: not reset before), played by `policy` to their ends.
+
+    StageFailed when the environment raises; Interrupted when `stop()` says so: there is no partial result.
+    """
+    if episodes < 1:
+        raise UsageError("evaluate needs at least one episode", hint="set evaluate.episodes")
+    found: dict[int, Episode] = {}
+
+    def note(episode: Episode) -> None:
+        if episode.number < episodes:
+            found[episode.number] = episode
+
+    rollout = Rollout(env, policy, exploration=exploration, on_episode=note)
+    begun = told = perf_counter()
+    while len(found) < episodes:
+        if stop is not None and stop():
+            raise Interrupted(f"evaluation stopped after {len(found)} of {episodes} episodes")
+        rollout.step()
+        now = perf_counter()
+        if now - told >= _PROGRESS_SECONDS:
+            told = now
+            listener(Progress(stage=stage, done=len(found), total=episodes, unit="episodes"))
+    listener(Progress(stage=stage, done=episodes, total=episodes, unit="episodes"))
+    return _collected(env.spec, [found[number] for number in range(episodes)], perf_counter() - begun)
+
+
+def _collected(spec: EnvSpec, ordered: list[Episode], seconds: float) -> EpisodeResults:
+    attempts = None
+    if spec.has_success and spec.num_attempts != 1:
+        shared = min(len(episode.attempts) for episode in ordered)
+        attempts = np.array([episode.attempts[:shared] for episode in ordered], dtype=bool)
+    return EpisodeResults(
+        spec=spec,
+        returns=np.array([episode.total_reward for episode in ordered]),
+        lengths=np.array([episode.length for episode in ordered]),
+        success=np.array([bool(episode.success) for episode in ordered]) if spec.has_success else None,
+        attempts=attempts,
+        tasks=tuple(episode.task for episode in ordered),
+        seconds=seconds,
+    )

@@ -1,0 +1,136 @@
+"""Who chooses the actions: the interface of a policy, the random one, and scripted ones named
+`module:attr`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from pipelines.envs.env import Env
+from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space, Spaces
+
+_STREAM = 2  # apart from exploration's generator of the same seed
+ActFunction = Callable[[Mapping[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Acts for N actors at once.
+
+    `observation`: columns (N, ...); `prev_action` (N, ...) and `prev_reward` (N,) led to it and are zero at a
+    rollout's beginning; `time` (N,) int64 is the step within the rollout: 0 means that memory of before is
+    void. Actions come back in the system's conventions (`lake.spaces`).
+    """
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+    ) -> np.ndarray: ...
+
+
+class RandomPolicy:
+    """Uniform over the action space, whatever it sees."""
+
+    def __init__(self, space: Space, *, seed: int) -> None:
+        self._space = space
+        self._rng = np.random.default_rng([seed, _STREAM])
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+    ) -> np.ndarray:
+        space, size = self._space, (len(time), *self._space.shape)
+        if isinstance(space, Discrete):
+            return self._rng.integers(space.n, size=size, dtype=np.int32)
+        if isinstance(space, Box):
+            return self._rng.uniform(-1.0, 1.0, size=size).astype(np.float32)
+        if isinstance(space, MultiDiscrete):
+            return self._rng.integers(space.nvec, size=size, dtype=np.int32)
+        return self._rng.integers(2, size=size, dtype=np.uint8)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+
+
+class ExpertPolicy:
+    """The environment's own expert, who sees what is hidden. UsageError where it has none."""
+
+    def __init__(self, env: Env) -> None:
+        if type(env).expert is Env.expert:
+            raise UsageError(f"environment '{env.spec.name}' has no expert")
+        self._env = env
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+    ) -> np.ndarray:
+        actions = self._env.expert()
+        assert actions is not None
+        return actions
+
+
+class FunctionPolicy:
+    """A plain function with the arguments of `Policy.act`."""
+
+    def __init__(self, function: ActFunction) -> None:
+        self._function = function
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+    ) -> np.ndarray:
+        return self._function(observation, prev_action, prev_reward, time)
+
+
+def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) -> Policy:
+    """The policy that `module:attr` names.
+
+    A class is made with `spaces=`, `num_actors=` and `seed=`; an object with `act` is used as it is; any
+    other callable is taken for `act` itself. InputMissing where there is none, UsageError where it is none of
+    these.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        target = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise InputMissing(
+            f"policy '{name}': no module '{error.name}'", hint="is its directory on PYTHONPATH?"
+        ) from error
+    except AttributeError as error:
+        raise InputMissing(f"policy '{name}': module '{module_name}' has no '{attribute}'") from error
+    except Exception as error:
+        raise StageFailed(f"policy '{name}' cannot be imported: {type(error).__name__}: {error}") from error
+    if inspect.isclass(target):
+        try:
+            target = target(spaces=spaces, num_actors=num_actors, seed=seed)
+        except Exception as error:
+            raise StageFailed(f"policy '{name}' cannot be made: {type(error).__name__}: {error}") from error
+    if isinstance(target, Policy):
+        return target
+    if callable(target):
+        return FunctionPolicy(target)
+    raise UsageError(
+        f"policy '{name}' is a {type(target).__name__}",
+        hint="give a class, an object with act, or a function",
+    )

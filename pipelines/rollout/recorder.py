@@ -1,0 +1,95 @@
+"""Records N actors in the lake's columns while they act.
+
+All actors step together, so storage is time-major: one row of the buffer holds one step of everybody, written
+with one assignment a column. An actor's episode is the run of rows since its first; it is copied out when it
+ends, which frees that actor's place in the newest row for the first observation of its next episode. When the
+buffer is full, rows that no unfinished episode needs are dropped, or it doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
+
+_FIRST_ROWS = 64
+
+
+class Recorder:
+    """Buffers of `num_actors` episodes in progress. Columns (rows, N, ...) by the names and types of
+    `schema`.
+    """
+
+    def __init__(self, schema: Schema, num_actors: int, *, rows: int = _FIRST_ROWS) -> None:
+        self.schema = schema
+        self._observed = [column.name for column in schema.columns if column.role == "observation"]
+        self._buffers = {
+            column.name: np.zeros((max(rows, 2), num_actors, *column.shape), dtype=column.dtype)
+            for column in schema.columns
+        }
+        self._rows = max(rows, 2)
+        self._first = np.zeros(num_actors, dtype=np.int64)
+        self._now = 0
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Actions recorded so far in each actor's episode (N,)."""
+        return self._now - self._first
+
+    def begin(self, actors: np.ndarray, observation: Mapping[str, np.ndarray]) -> None:
+        """Row 0 of new episodes for `actors` (m,), with their rows of `observation` (N, ...)."""
+        for name, buffer in self._buffers.items():
+            buffer[self._now, actors] = observation[name][actors] if name in observation else 0
+        self._first[actors] = self._now
+
+    def add(
+        self,
+        observation: Mapping[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        reset: np.ndarray,
+    ) -> None:
+        """The row that `action` led to, for all actors."""
+        self._now += 1
+        if self._now == self._rows:
+            self._make_room()
+        now, buffers = self._now, self._buffers
+        for name in self._observed:
+            buffers[name][now] = observation[name]
+        buffers[ACTION][now] = action
+        buffers[REWARD][now] = reward
+        buffers[TERMINATED][now] = terminated
+        buffers[TRUNCATED][now] = truncated
+        buffers[RESET][now] = reset
+
+    def episode(self, actor: int) -> dict[str, np.ndarray]:
+        """A copy of all rows of the actor's episode: T + 1 rows."""
+        return self._copy(actor, self._now + 1)
+
+    def prefix(self, actor: int) -> dict[str, np.ndarray]:
+        """A copy of the rows before the newest: T rows, which the policy has already acted on."""
+        return self._copy(actor, self._now)
+
+    def _copy(self, actor: int, stop: int) -> dict[str, np.ndarray]:
+        first = self._first[actor]
+        return {name: buffer[first:stop, actor].copy() for name, buffer in self._buffers.items()}
+
+    def _make_room(self) -> None:
+        """Move unfinished episodes to the front; double the buffer where they fill half of it."""
+        oldest = int(self._first.min())
+        kept = self._now - oldest
+        grow = 2 * kept > self._rows
+        for name, buffer in self._buffers.items():
+            if grow:
+                larger = np.zeros((2 * self._rows, *buffer.shape[1:]), dtype=buffer.dtype)
+                larger[:kept] = buffer[oldest : self._now]
+                self._buffers[name] = larger
+            else:
+                buffer[:kept] = buffer[oldest : self._now]
+        self._rows *= 2 if grow else 1
+        self._now -= oldest
+        self._first -= oldest
