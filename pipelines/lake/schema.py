@@ -1,8 +1,8 @@
 """The columns of a step, named by the hash of what they mean.
 
-"Arrival" convention: a trajectory of T actions has T + 1 rows. Row t holds the observation o_t and what led to it:
-the executed action a_{t-1} and reward r_t (zeros at row 0), `terminated`, `truncated` (only ever set in the last
-row) and `reset` (1 where a soft reset put the agent back at the start inside the rollout).
+"Arrival" convention: a trajectory of T actions has T + 1 rows. Row t holds the observation o_t and what led
+to it: the executed action a_{t-1} and reward r_t (zeros at row 0), `terminated`, `truncated` (only ever set
+in the last row) and `reset` (1 where a soft reset put the agent back at the start inside the rollout).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOB_BYTES = 1024  # a column at least this wide per step goes to the blob group
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One value a step: numpy `dtype`, `shape` of one step, and `role` (observation, action, reward, flag)."""
+    """One value a step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag)."""
 
     name: str
     dtype: str

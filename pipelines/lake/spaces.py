@@ -1,9 +1,9 @@
 """Space descriptions that every layer understands: no gymnasium, no torch, plain data that JSON carries.
 
 An observation is a flat mapping from column name to space: `{"obs": Box(...)}` for a plain observation,
-`{"obs.goal": ..., "obs.image": ...}` for a Dict. Actions are one space. Inside the system a Discrete action is
-0-based, and a Box action lies in [-1, 1]; `low`/`high` of an action Box are the environment's own bounds, used at
-the environment's edge only.
+`{"obs.goal": ..., "obs.image": ...}` for a Dict. Actions are one space. Inside the system a Discrete action
+is 0-based, and a Box action lies in [-1, 1]; `low`/`high` of an action Box are the environment's own bounds,
+used at the environment's edge only.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ def space_to_json(space: Space) -> dict[str, Any]:
 def space_from_json(data: Mapping[str, Any]) -> Space:
     """Inverse of `space_to_json`."""
     fields = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "kind"
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in data.items()
+        if key != "kind"
     }
     return _KINDS[data["kind"]](**fields)
 

@@ -10,11 +10,13 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryInfo:
-    """What the writer of a trajectory says of it; the lake adds uid, segment, row0, length, return, crc and t_commit.
+    """What the writer of a trajectory says of it; the lake adds uid, segment, row0, length, return, crc and
+    t_commit.
 
     `policy_version` counts gradient updates of the policy that acted (0: untrained; -1: no trained policy).
-    `success`: whether the task's goal was reached (None where the task has none); `attempts`: success of each attempt
-    of a multi-attempt task, in order. `epsilon`: mean exploration rate. Times are seconds since the epoch.
+    `success`: whether the task's goal was reached (None where the task has none); `attempts`: success of each
+    attempt of a multi-attempt task, in order. `epsilon`: mean exploration rate. Times are seconds since the
+    epoch.
     """
 
     env: str = ""

@@ -1,0 +1,36 @@
+"""A batch of windows. B windows, L steps of loss, L + 1 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`columns`: (B, L + 1, *shape) in the lake's dtypes, zeros on the right of what is real; `lengths` (B,)
+    int64: real rows, 2 to L + 1; `start` (B,) int64: time index of a window's row 0 in its trajectory.
+
+    The arrays belong to whoever holds the batch; the sampler uses their memory again only when nobody does.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    lengths: np.ndarray
+    start: np.ndarray
+
+    @property
+    def mask(self) -> np.ndarray:
+        """(B, L) bool: step t counts in the loss iff row t + 1 is real."""
+        rows = next(iter(self.columns.values())).shape[1]
+        return np.arange(1, rows) < self.lengths[:, None]
+
+    @property
+    def time_index(self) -> np.ndarray:
+        """(B, L + 1) int64: time of every row in its trajectory."""
+        rows = next(iter(self.columns.values())).shape[1]
+        return self.start[:, None] + np.arange(rows)
+
+    def __len__(self) -> int:
+        return len(self.lengths)

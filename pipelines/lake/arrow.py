@@ -1,0 +1,57 @@
+"""Step columns as Arrow arrays and back, without copying.
+
+A column of shape () is a primitive array; any other shape is a FixedSizeList of its flat size. Nothing is
+nullable. Booleans are stored as uint8 (Arrow packs its own into bits, which no slice could be mapped from).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.lake.schema import Column
+
+
+def storage_dtype(column: Column) -> np.dtype:
+    """The numpy dtype in which a column lies on disk."""
+    dtype = np.dtype(column.dtype)
+    return np.dtype("uint8") if dtype == np.bool_ else dtype
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    value = pa.from_numpy_dtype(storage_dtype(column))
+    if column.shape == ():
+        return value
+    return pa.list_(pa.field("item", value, nullable=False), math.prod(column.shape))
+
+
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    return pa.schema([pa.field(c.name, arrow_type(c), nullable=False) for c in columns])
+
+
+def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
+    """`values` (rows, *shape), C-contiguous, as an array that shares their memory."""
+    rows, buffer = len(values), pa.py_buffer(values.reshape(-1).view(np.uint8))
+    kind = arrow_type(column)
+    if column.shape == ():
+        return pa.Array.from_buffers(kind, rows, [None, buffer])
+    child = pa.Array.from_buffers(kind.value_type, values.size, [None, buffer])
+    return pa.Array.from_buffers(kind, rows, [None], children=[child])
+
+
+def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
+    """The values of an array without nulls as a read-only view (rows, *shape)."""
+    flat = array if column.shape == () else array.values
+    rows, size = len(array), math.prod(column.shape)
+    values = np.frombuffer(
+        flat.buffers()[1], storage_dtype(column), rows * size, flat.offset * column_item(column)
+    )
+    return values.view(column.dtype).reshape(rows, *column.shape)
+
+
+def column_item(column: Column) -> int:
+    """Bytes of one element."""
+    return storage_dtype(column).itemsize

@@ -1,0 +1,97 @@
+"""Writing so that other processes see the whole of a file or nothing of it, and a plain sentence when the
+disk refuses.
+
+Order: write under a temporary name, fsync, rename, fsync the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pipelines.errors import StageFailed
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def storage_error(error: OSError, action: str) -> StageFailed:
+    """The error a user should see when the file system refused `action` ("write 'x'")."""
+    if error.errno in _FULL:
+        return StageFailed(
+            f"no space left on the disk: cannot {action}",
+            hint="nothing half-written was kept; free some space and repeat the command to go on",
+        )
+    if error.errno in _REFUSED:
+        return StageFailed(
+            f"cannot {action}: {os.strerror(error.errno or 0).lower()}",
+            hint="check the directory's permissions, or choose another directory",
+        )
+    return StageFailed(f"cannot {action}: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def explained(action: str) -> Iterator[None]:
+    """Turn any OSError inside the block into StageFailed; `action` completes "cannot ..."."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, action) from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def stage(directory: Path, name: str, write: Callable[[BinaryIO], None]) -> Path:
+    """Write and fsync a file called `name` plus a random ending in `directory`; nothing is left of it on
+    failure.
+
+    Raises OSError as the system gives it.
+    """
+    path = directory / f"{name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(path, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def publish(staged: Path, target: Path) -> None:
+    """Give a staged file its name, in one step that survives a power cut. Same file system only."""
+    os.replace(staged, target)
+    sync_directory(target.parent)
+
+
+def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], None]) -> None:
+    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses."""
+    if callable(content):
+        write = content
+    else:
+        data = content.encode() if isinstance(content, str) else content
+
+        def write(file: BinaryIO) -> None:
+            file.write(data)
+
+    with explained(f"write '{path}'"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = stage(path.parent, f".{path.name}", write)
+        try:
+            publish(staged, path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,148 @@
+"""A segment's footer: what is in the file, so that nobody needs to read it to know.
+
+Arrow's file footer carries two texts. `amago` is a JSON object: format, kind ("steps" or "overlay"), schema
+id, writer, commit time, rows, CRC32 of every column and of the second text. `trajectories` is the table of
+trajectories, an Arrow stream compressed by zstd and written in base64 (footer values are text for other
+readers of the format).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.lake.trajectory import TrajectoryInfo
+
+FORMAT = 1
+_text = pa.string()
+TRAJECTORIES = pa.schema(
+    [
+        ("uid", pa.binary(16)),
+        ("row0", pa.int64()),
+        ("length", pa.int64()),
+        ("env", _text),
+        ("task", _text),
+        ("source", _text),
+        ("policy_id", _text),
+        ("policy_version", pa.int64()),
+        ("collector", _text),
+        ("seed", pa.int64()),
+        ("return", pa.float64()),
+        ("success", pa.bool_()),
+        ("attempts", pa.list_(pa.bool_())),
+        ("terminated", pa.bool_()),
+        ("truncated", pa.bool_()),
+        ("epsilon", pa.float64()),
+        ("goal_text", _text),
+        ("t_start", pa.float64()),
+        ("t_end", pa.float64()),
+        ("base_uid", pa.binary(16)),
+        ("base_segment", _text),
+        ("base_offset", pa.int64()),
+        ("relabel_method", _text),
+        ("crc", pa.uint32()),
+        ("tags", pa.map_(_text, _text)),
+    ]
+)
+_INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
+UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Footer:
+    """`header` is the JSON object; `trajectories` the table, decoded when asked for (IntegrityError if
+    damaged).
+    """
+
+    header: Mapping[str, Any]
+    packed: bytes
+    path: Path
+
+    @cached_property
+    def trajectories(self) -> pa.Table:
+        try:
+            if zlib.crc32(self.packed) != self.header["trajectories_crc"]:
+                raise ValueError("its table of trajectories has a wrong checksum")
+            stream = pa.decompress(base64.b64decode(self.packed), self.header["trajectories_bytes"], "zstd")
+            table = pa.ipc.open_stream(stream).read_all()
+        except UNREADABLE as error:
+            raise IntegrityError(f"segment '{self.path}' is damaged: {error}") from error
+        return table
+
+    @property
+    def is_overlay(self) -> bool:
+        return self.header["kind"] == "overlay"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns stored here, in order."""
+        return tuple(self.header["columns"])
+
+    def uids(self) -> np.ndarray:
+        """(n,) "S16" raw uuids."""
+        return uid_array(self.trajectories["uid"])
+
+
+def uid_array(column: pa.ChunkedArray) -> np.ndarray:
+    """A binary(16) column as numpy "S16"."""
+    return np.array(column.to_pylist(), dtype="S16")
+
+
+def metadata(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The footer's two texts for trajectories given as rows of `TRAJECTORIES`."""
+    table = pa.Table.from_pylist(list(rows), schema=TRAJECTORIES).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, TRAJECTORIES) as stream:
+        stream.write_table(table)
+    raw = sink.getvalue()
+    packed = base64.b64encode(pa.compress(raw, "zstd", asbytes=True))
+    header = {**header, "trajectories_crc": zlib.crc32(packed), "trajectories_bytes": raw.size}
+    return {"amago": json.dumps(header), "trajectories": packed.decode()}
+
+
+def decode(values: Mapping[bytes, bytes] | None, path: Path) -> Footer:
+    """A footer from a file's metadata. IntegrityError for a foreign file, InputMissing for a newer format."""
+    try:
+        header = json.loads((values or {})[b"amago"])
+        footer = Footer(header, (values or {})[b"trajectories"], path)
+        version = int(header["format"])
+    except UNREADABLE as error:
+        raise IntegrityError(f"'{path}' is not a segment of a lake") from error
+    if version > FORMAT:
+        raise InputMissing(
+            f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"
+        )
+    return footer
+
+
+def read_footer(path: Path) -> Footer:
+    """Footer of the segment at `path`, in about 0.1 ms. FileNotFoundError if it is gone, IntegrityError if
+    unreadable.
+    """
+    try:
+        with pa.OSFile(os.fspath(path)) as file:
+            values = pa.ipc.open_file(file).metadata
+            return decode(dict(values) if values is not None else None, path)
+    except FileNotFoundError:
+        raise
+    except UNREADABLE as error:
+        raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
+
+
+def info_of(row: Mapping[str, Any]) -> TrajectoryInfo:
+    """The writer's part of a row of `TRAJECTORIES`."""
+    fields = {name: value for name, value in row.items() if name in _INFO}
+    fields["attempts"] = tuple(fields["attempts"] or ())
+    fields["tags"] = dict(fields["tags"] or ())
+    return TrajectoryInfo(**fields)

@@ -1,0 +1,108 @@
+"""Reading whole trajectories by uid, overlays applied."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import InputMissing
+from pipelines.events import Listener, silent
+from pipelines.lake.follower import Follower, Segment
+from pipelines.lake.footer import info_of, read_footer
+from pipelines.lake.segment import SegmentFile
+from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+OPEN_FILES = 64
+
+
+class Reader:
+    """Random access to the trajectories of a lake. An unknown uid refreshes once before InputMissing."""
+
+    def __init__(self, lake: Lake, *, listener: Listener = silent) -> None:
+        self.lake = lake
+        self.follower = Follower(lake, listener)
+        self._files: OrderedDict[int, SegmentFile] = OrderedDict()
+        self._rows: tuple[int, dict[bytes, Mapping[str, Any]]] = (-1, {})
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self._indexed = 0
+
+    def refresh(self) -> None:
+        """Take in what is new in the lake."""
+        self.follower.refresh()
+        for segment in self.follower.segments[self._indexed :]:
+            for place, uid in enumerate(segment.uids.tolist()):
+                self._places[uid.ljust(16, b"\0")] = (segment.number, place)
+        self._indexed = len(self.follower.segments)
+
+    def uids(self) -> list[str]:
+        """Every live trajectory, in the lake's order."""
+        self.refresh()
+        return [uid.hex() for uid in self._places]
+
+    def locate(self, uid: str) -> tuple[Segment, int]:
+        """The segment of a trajectory and its place in it."""
+        key = bytes.fromhex(uid)
+        if key not in self._places:
+            self.refresh()
+        if key not in self._places:
+            raise InputMissing(f"lake '{self.lake.path}' has no trajectory {uid}")
+        number, place = self._places[key]
+        return self.follower.segments[number], place
+
+    def file(self, number: int) -> SegmentFile:
+        """The mapped file of a segment; the last few stay open."""
+        if number not in self._files:
+            segment = self.follower.segments[number]
+            self._files[number] = SegmentFile(segment.path, self.lake.schema(segment.schema_id).columns)
+            while len(self._files) > OPEN_FILES:
+                self._files.popitem(last=False)
+        self._files.move_to_end(number)
+        return self._files[number]
+
+    def info(self, uid: str) -> TrajectoryInfo:
+        return info_of(self._row(uid))
+
+    def read(self, uid: str) -> Trajectory:
+        """A copy of a trajectory. IntegrityError when its segment is damaged."""
+        segment, place = self.locate(uid)
+        rows = int(segment.length[place]) + 1
+        own, base = self.file(segment.number), self.file(int(segment.base[place]))
+        start, base_start = int(segment.row0[place]), int(segment.base_row0[place])
+        columns = {}
+        for column in self.lake.schema(segment.schema_id).columns:
+            file, row = (own, start) if column.name in segment.columns else (base, base_start)
+            columns[column.name] = file.read_rows(column.name, row, row + rows)
+        return Trajectory(columns=columns, info=self.info(uid), uid=uid)
+
+    def _row(self, uid: str) -> Mapping[str, Any]:
+        segment, _ = self.locate(uid)
+        if self._rows[0] != segment.number:
+            rows = read_footer(segment.path).trajectories.to_pylist()
+            self._rows = (segment.number, {row["uid"]: row for row in rows})
+        return self._rows[1][bytes.fromhex(uid)]
+
+
+def read(lake: Lake, uid: str) -> Trajectory:
+    """One trajectory by its uid. InputMissing if the lake has none such."""
+    return Reader(lake).read(uid)
+
+
+def trajectories(
+    lake: Lake, where: str | None = None, *, listener: Listener = silent
+) -> Iterator[Trajectory]:
+    """The trajectories that are live now, one at a time; `where` is a SQL predicate over the `trajectories`
+    table.
+    """
+    reader = Reader(lake, listener=listener)
+    uids = reader.uids()
+    if where is not None:
+        from pipelines.lake import catalog
+
+        chosen = set(catalog.select(lake, where))
+        uids = [uid for uid in uids if uid in chosen]
+    for uid in uids:
+        yield reader.read(uid)

@@ -1,0 +1,86 @@
+"""Salvage: what a dead writer logged becomes a segment, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+
+from pipelines.errors import AmagoError
+from pipelines.events import Listener, Notice, silent
+from pipelines.lake import segment as segments
+from pipelines.lake.arrow import storage_dtype
+from pipelines.lake.atomic import storage_error, write_atomically
+from pipelines.lake.schema import Column, Schema
+from pipelines.lake.segment import Unsealed
+from pipelines.lake.wal import Content, Log
+from pipelines.lake.writer import LOG_FORMAT, publish_log
+
+
+def salvage(lake: Path, schema: Callable[[str], Schema], *, listener: Listener = silent) -> int:
+    """Seal the logs of dead writers; returns the number of trajectories saved. Safe at any time, by anyone.
+
+    `schema` gives the Schema of an id. A log that cannot be sealed now (a full or read-only disk, a newer
+    format) stays where it is, with a Notice. A log with damaged records is kept under `quarantine/` when the
+    rest is sealed.
+    """
+    saved = 0
+    for path in sorted((lake / "wal").glob("*.wal")):
+        log = None
+        try:
+            log = Log.claim(path)
+            if log is not None:
+                saved += _salvage_one(lake, log, schema, listener)
+        except OSError as error:
+            listener(Notice(text=str(storage_error(error, f"salvage '{path}'")), level="warning"))
+        except AmagoError as error:
+            listener(Notice(text=f"cannot salvage '{path}': {error}", level="warning"))
+        finally:
+            if log is not None:
+                log.close()
+    return saved
+
+
+def _salvage_one(lake: Path, log: Log, schema: Callable[[str], Schema], listener: Listener) -> int:
+    writer = log.path.stem.rpartition("-")[0]
+    for leftover in (lake / "tmp").glob(f"{writer}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+    content = log.read()
+    published = any(segments.segment_path(lake, segment).exists() for segment in content.marks)
+    if published or content.header is None or not (content.records or content.damaged):
+        log.drop()
+        return 0
+    if int(content.header["format"]) > LOG_FORMAT:
+        raise AmagoError("it was written by a newer version", hint="upgrade amago")
+    if content.damaged:
+        _quarantine(lake, log, content, listener)
+    log.truncate(content.valid)
+    if not content.records:
+        log.drop()
+        return 0
+    schema_id, names = content.header["schema"], content.header["columns"]
+    known = {c.name: c for c in schema(schema_id).columns}
+    columns = [known[name] for name in names]
+    items = [_unsealed(columns, row, data) for row, data in content.records]
+    publish_log(lake, log, schema_id, columns, items, overlay=content.header["overlay"])
+    return len(items)
+
+
+def _quarantine(lake: Path, log: Log, content: Content, listener: Listener) -> None:
+    kept = lake / "quarantine" / log.path.name
+    write_atomically(kept, log.path.read_bytes())
+    text = f"{content.damaged} trajectories in the log of a dead writer are damaged; it is kept as '{kept}'"
+    listener(Notice(text=text, level="warning"))
+
+
+def _unsealed(columns: Sequence[Column], row: dict[str, Any], data: memoryview) -> Unsealed:
+    uid, rows, start, values = UUID(row.pop("uid")), row["length"] + 1, 0, {}
+    for column in columns:
+        count = rows * int(np.prod(column.shape, dtype=np.int64))
+        flat = np.frombuffer(data, storage_dtype(column), count, start)
+        start += flat.nbytes
+        values[column.name] = flat.reshape(rows, *column.shape)
+    return Unsealed(uid.bytes, values, row)

@@ -1,0 +1,245 @@
+"""Segment files: one immutable Arrow IPC file of steps, beside it a blob file where a column is wide.
+
+`STEM.arrow` holds one uncompressed RecordBatch, so that a column is one range of the file; `STEM.ovl.arrow`
+likewise, with the columns that an overlay changes; `STEM.blob.arrow` holds the columns of 1 KiB a step or
+more in lz4 batches of 32 rows. A segment's id is "HOUR/STEM" ("HOUR/STEM.ovl" for an overlay), its file
+"segments/ID.arrow".
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import IntegrityError
+from pipelines.lake import atomic, footer
+from pipelines.lake.arrow import arrow_schema, storage_dtype, to_arrow, to_numpy
+from pipelines.lake.schema import Column
+
+BLOB_ROWS = 32
+BLOB_CACHE_BYTES = 64 << 20
+
+
+@dataclass
+class Unsealed:
+    """A trajectory on its way into a segment: its uid, its columns and its row of the footer's table."""
+
+    uid: bytes
+    columns: Mapping[str, np.ndarray]
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Files of a segment written and synced under temporary names."""
+
+    main: Path
+    blob: Path | None
+
+    def discard(self) -> None:
+        for path in (self.main, self.blob):
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+
+def segment_path(lake: Path, segment: str) -> Path:
+    return lake / "segments" / f"{segment}.arrow"
+
+
+def blob_path(main: Path) -> Path:
+    return main.with_name(main.name.removesuffix(".arrow") + ".blob.arrow")
+
+
+def new_segment(writer: str, sequence: int, *, overlay: bool, after: int = 0) -> tuple[str, int]:
+    """Id of a segment published now, and its microsecond (later than `after`)."""
+    now = max(time.time_ns() // 1000, after + 1)
+    hour = time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000))
+    return f"{hour}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}", now
+
+
+def stage(
+    tmp: Path,
+    writer: str,
+    schema_id: str,
+    columns: Sequence[Column],
+    items: Sequence[Unsealed],
+    *,
+    overlay: bool,
+) -> Staged:
+    """Write the files of a segment into `tmp`. OSError as the system gives it, with nothing left behind."""
+    names, row0, rows = {c.name: c for c in columns}, 0, []
+    for item in items:
+        base = item.row.get("base_uid")
+        rows.append(
+            {
+                **item.row,
+                "uid": item.uid,
+                "row0": row0,
+                "base_uid": bytes.fromhex(base) if base else None,
+                "tags": [(key, value) for key, value in item.row["tags"]],
+            }
+        )
+        row0 += item.row["length"] + 1
+    values = {name: np.concatenate([item.columns[name] for item in items]) for name in names}
+    header = {
+        "format": footer.FORMAT,
+        "kind": "overlay" if overlay else "steps",
+        "schema": schema_id,
+        "writer": writer,
+        "t_commit": time.time(),
+        "rows": row0,
+        "columns": {name: checksum(values[name]) for name in names},
+    }
+    plain = [c for c in columns if not c.is_blob]
+    wide = [c for c in columns if c.is_blob]
+    blob = atomic.stage(tmp, writer, lambda file: _write_blob(file, wide, values)) if wide else None
+    try:
+        main = atomic.stage(
+            tmp, writer, lambda file: _write_main(file, plain, values, footer.metadata(header, rows))
+        )
+    except BaseException:
+        if blob is not None:
+            blob.unlink(missing_ok=True)
+        raise
+    return Staged(main, blob)
+
+
+def publish(staged: Staged, target: Path) -> None:
+    """Give the files their names, the blob first: a segment that is listed is whole."""
+    if not target.parent.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic.sync_directory(target.parent.parent)
+    if staged.blob is not None:
+        atomic.publish(staged.blob, blob_path(target))
+    atomic.publish(staged.main, target)
+
+
+def checksum(values: np.ndarray, crc: int = 0) -> int:
+    """CRC32 of the bytes of a C-contiguous array, continued from `crc`."""
+    return zlib.crc32(values.reshape(-1).view(np.uint8).data, crc)
+
+
+def _write_main(
+    file: BinaryIO, columns: Sequence[Column], values: Mapping[str, np.ndarray], metadata: dict[str, str]
+) -> None:
+    batch = pa.record_batch([to_arrow(c, values[c.name]) for c in columns], schema=arrow_schema(columns))
+    with pa.ipc.new_file(file, batch.schema, metadata=metadata) as writer:
+        writer.write_batch(batch)
+
+
+def _write_blob(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> None:
+    schema, options = arrow_schema(columns), pa.ipc.IpcWriteOptions(compression="lz4")
+    rows = len(values[columns[0].name])
+    with pa.ipc.new_file(file, schema, options=options) as writer:
+        for start in range(0, rows, BLOB_ROWS):
+            arrays = [to_arrow(c, values[c.name][start : start + BLOB_ROWS]) for c in columns]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def _map(path: Path) -> mmap.mmap:
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_RANDOM)  # windows are short and anywhere: reading ahead would read in vain
+    return mapped
+
+
+@dataclass
+class SegmentFile:
+    """A mapped segment. `columns` are read-only views of the file (rows, *shape); `blobs` names the others.
+
+    FileNotFoundError if it is gone, IntegrityError if it does not hold what its footer says.
+    """
+
+    path: Path
+    schema_columns: Sequence[Column]
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: int = 0
+    blobs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            mapped = _map(self.path)
+            reader = pa.ipc.open_file(pa.py_buffer(mapped))
+            self.footer = footer.decode(dict(reader.metadata), self.path)
+            stored = [c for c in self.schema_columns if c.name in self.footer.header["columns"]]
+            plain = [c for c in stored if not c.is_blob]
+            self.rows = int(self.footer.header["rows"])
+            self.blobs = tuple(c.name for c in stored if c.is_blob)
+            batch = reader.get_batch(0)
+            if not reader.schema.equals(arrow_schema(plain)) or batch.num_rows != self.rows:
+                raise ValueError("its columns are not those of its schema")
+            self.columns = {c.name: to_numpy(c, batch.column(i)) for i, c in enumerate(plain)}
+            if self.blobs:
+                self._open_blobs([c for c in stored if c.is_blob])
+        except FileNotFoundError:
+            raise
+        except footer.UNREADABLE as error:
+            raise IntegrityError(f"segment '{self.path}' is damaged: {error}") from error
+
+    def _open_blobs(self, columns: Sequence[Column]) -> None:
+        self._blob_columns = columns
+        self._blob_reader = pa.ipc.open_file(pa.py_buffer(_map(blob_path(self.path))))
+        self._decoded: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+        self._decoded_limit = max(2, BLOB_CACHE_BYTES // (BLOB_ROWS * sum(c.step_bytes for c in columns)))
+        expected = -(-self.rows // BLOB_ROWS)
+        same = self._blob_reader.schema.equals(arrow_schema(columns))
+        if not same or self._blob_reader.num_record_batches != expected:
+            raise ValueError("its blob file does not belong to it")
+
+    def _batch(self, number: int) -> dict[str, np.ndarray]:
+        if number in self._decoded:
+            self._decoded.move_to_end(number)
+            return self._decoded[number]
+        try:
+            batch = self._blob_reader.get_batch(number)
+            values = {c.name: to_numpy(c, batch.column(i)) for i, c in enumerate(self._blob_columns)}
+        except footer.UNREADABLE as error:
+            raise IntegrityError(f"segment '{blob_path(self.path)}' is damaged: {error}") from error
+        self._decoded[number] = values
+        while len(self._decoded) > self._decoded_limit:
+            self._decoded.popitem(last=False)
+        return values
+
+    def copy_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        """Copy rows [start, stop) of a column of either kind into `out` (stop - start, *shape)."""
+        if name in self.columns:
+            out[...] = self.columns[name][start:stop]
+            return
+        for number in range(start // BLOB_ROWS, -(-stop // BLOB_ROWS)):
+            first = number * BLOB_ROWS
+            a, b = max(start, first), min(stop, first + BLOB_ROWS)
+            out[a - start : b - start] = self._batch(number)[name][a - first : b - first]
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """A copy of rows [start, stop) of a column."""
+        column = next(c for c in self.schema_columns if c.name == name)
+        out = np.empty((stop - start, *column.shape), dtype=column.dtype)
+        self.copy_rows(name, start, stop, out)
+        return out
+
+
+def stored_bytes(path: Path) -> int:
+    """Size of a segment on disk, its blob file included; 0 for what is gone."""
+    sizes = []
+    for part in (path, blob_path(path)):
+        try:
+            sizes.append(os.stat(part).st_size)
+        except FileNotFoundError:
+            sizes.append(0)
+    return sum(sizes)
+
+
+def as_stored(column: Column, values: np.ndarray) -> np.ndarray:
+    """`values` as a C-contiguous array of the column's storage dtype."""
+    dtype = storage_dtype(column)
+    return np.ascontiguousarray(values.view(dtype) if values.dtype == np.bool_ else values, dtype=dtype)

@@ -1,0 +1,180 @@
+"""The write-ahead log: a trajectory is safe from the death of its writer as soon as `append` returns.
+
+A log is a magic line and frames `kind u8 | length u64 | crc32 u32 | payload` (little endian; the CRC covers
+kind, length and payload). Kinds: H the header (JSON), T a trajectory (u32 length of its JSON row, the row,
+the columns' bytes in the header's order), S the segment under which the log is about to be published. What
+was appended lies in the page cache: it survives kill -9, and a power cut only once its segment is sealed. The
+owner holds a flock on the file, so a log that can be locked has no living owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MAGIC = b"AMAGOWAL1\n"
+_FRAME = struct.Struct("<cQI")
+_CHECKED = struct.Struct("<cQ")
+_open: weakref.WeakSet[Log] = weakref.WeakSet()
+
+
+class Log:
+    """An open log whose lock this process holds. Methods that fail raise OSError and leave whole frames."""
+
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._size = size
+        _open.add(self)
+
+    @classmethod
+    def create(cls, path: Path, header: dict[str, Any], *, tmp: Path) -> Log:
+        """A new log, locked before its name appears."""
+        staged = tmp / path.name
+        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        log = cls(path, descriptor, 0)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            log._write([MAGIC])
+            log._frame(b"H", [json.dumps(header).encode()])
+            os.rename(staged, path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            log.close()
+            raise
+        return log
+
+    @classmethod
+    def claim(cls, path: Path) -> Log | None:
+        """The log of a dead writer, or None when its writer lives or somebody else dealt with it."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return cls(path, descriptor, os.fstat(descriptor).st_size)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+        return None
+
+    def append(self, row: bytes, columns: Sequence[np.ndarray]) -> None:
+        """Log one trajectory: its JSON row and its C-contiguous columns."""
+        parts = [c.reshape(-1).view(np.uint8).data for c in columns]
+        self._frame(b"T", [struct.pack("<I", len(row)), row, *parts])
+
+    def mark(self, segment: str) -> None:
+        """Note that the log's trajectories are about to be published as `segment`."""
+        self._frame(b"S", [segment.encode()])
+
+    def truncate(self, size: int) -> None:
+        """Forget everything after `size` bytes (a torn tail)."""
+        os.ftruncate(self._descriptor, size)
+        os.lseek(self._descriptor, size, os.SEEK_SET)
+        self._size = size
+
+    def read(self) -> Content:
+        """What the log holds; see `parse`."""
+        with open(self._descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            return parse(file.read())
+
+    def drop(self) -> None:
+        """Remove the log: its trajectories are published."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock and leave the file to salvage."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _frame(self, kind: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        length = sum(len(part) for part in parts)
+        crc = zlib.crc32(_CHECKED.pack(kind, length))
+        for part in parts:
+            crc = zlib.crc32(part, crc)
+        self._write([_FRAME.pack(kind, length, crc), *parts])
+
+    def _write(self, parts: Sequence[bytes | memoryview]) -> None:
+        total = sum(len(part) for part in parts)
+        try:
+            written = os.writev(self._descriptor, parts)
+            if written < total:  # a nearly full disk takes a part of it, and says why only when asked again
+                rest = memoryview(b"".join(parts))[written:]
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            self.truncate(self._size)
+            raise
+        self._size += total
+
+
+def _let_go() -> None:
+    """A forked child must not keep its parent's locks alive."""
+    for log in list(_open):
+        log.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@dataclass
+class Content:
+    """`records` are (row, columns' bytes); `valid` counts the bytes up to the torn tail, `damaged` the whole
+    frames whose checksum is wrong (a torn tail is not damage: it was never acknowledged).
+    """
+
+    header: dict[str, Any] | None = None
+    records: list[tuple[dict[str, Any], memoryview]] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    valid: int = 0
+    damaged: int = 0
+
+
+def parse(data: bytes) -> Content:
+    """The whole frames of a log. Never raises for bad bytes: what cannot be read is not in the result."""
+    content = Content()
+    if not data.startswith(MAGIC):
+        return content
+    content.valid = len(MAGIC)
+    for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
+        content.valid = end
+        if payload is None:
+            content.damaged += 1
+        elif kind == b"H":
+            content.header = json.loads(bytes(payload))
+        elif kind == b"S":
+            content.marks.append(bytes(payload).decode())
+        elif kind == b"T":
+            (length,) = struct.unpack_from("<I", payload)
+            content.records.append((json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]))
+    return content
+
+
+def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
+    """(kind, payload or None if its checksum is wrong, end) of each frame that ends inside `data`."""
+    while start + _FRAME.size <= len(data):
+        kind, length, crc = _FRAME.unpack_from(data, start)
+        end = start + _FRAME.size + length
+        if end > len(data) or kind not in (b"H", b"T", b"S"):
+            return
+        payload = data[start + _FRAME.size : end]
+        good = zlib.crc32(payload, zlib.crc32(_CHECKED.pack(kind, length))) == crc
+        yield kind, payload if good else None, end
+        start = end
