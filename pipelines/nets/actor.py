@@ -25,6 +25,5 @@ class Actor(nn.Module):
 
     def acting(self, h: Tensor) -> Tensor:
         """(..., D) -> (..., P): the last discount's head only."""
-        last = self.net[-1]
-        rows = slice((self.num_discounts - 1) * self.num_params, None)
-        return F.linear(self.net[:-1](h), last.weight[rows], last.bias[rows])
+        last, first = self.net.last, (self.num_discounts - 1) * self.num_params
+        return F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:])

@@ -56,12 +56,16 @@ class SigmaLinear(nn.Module):
         return F.linear(x, self._folded[1], self.bias)
 
 
-class MLP(nn.Sequential):
+class MLP(nn.Module):
     """Hidden linears with leaky ReLU, then an output linear (`gain` None: initialised as a hidden one)."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, *, gain: float | None = None) -> None:
-        layers: list[nn.Module] = []
+        super().__init__()
+        self.hidden = nn.Sequential()
         for width in hidden:
-            layers += [init.linear(inputs, width), nn.LeakyReLU(inplace=True)]
+            self.hidden.extend((init.linear(inputs, width), nn.LeakyReLU(inplace=True)))
             inputs = width
-        super().__init__(*layers, init.linear(inputs, outputs, gain=gain))
+        self.last = init.linear(inputs, outputs, gain=gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x))

@@ -6,7 +6,8 @@ flat vector with the previous reward and action. Leading dimensions are free: (B
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,16 @@ from pipelines.nets.cnn import ImageEncoder
 from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
 from pipelines.nets.norms import RunningNorm, symlog
+
+
+class Tokens(Protocol):
+    """Tokens with leading shape (B, T), and which of them are real (bool)."""
+
+    observation: Mapping[str, Tensor]
+    action: Tensor
+    reward: Tensor
+    time: Tensor
+    real_rows: Tensor
 
 
 class TimestepEncoder(nn.Module):
@@ -66,17 +77,14 @@ class TimestepEncoder(nn.Module):
         return symlog(flat) if self.settings.symlog else flat
 
     @torch.no_grad()
-    def update_statistics(
-        self,
-        observation: Mapping[str, Tensor],
-        prev_action: Tensor,
-        prev_reward: Tensor,
-        time: Tensor,
-        real: Tensor,
-    ) -> None:
-        """Take the tokens where `real` (bool, leading shape) into the running statistics: once before an update."""
+    def update_statistics(self, tokens: Sequence[Tokens]) -> None:
+        """Take the real tokens of an update's micro-batches into the running statistics; once before the update."""
         if self.norm is not None:
-            self.norm.update(self.flat_inputs(observation, prev_action, prev_reward, time)[real])
+            flat = [
+                self.flat_inputs(part.observation, part.action, part.reward, part.time)[part.real_rows]
+                for part in tokens
+            ]
+            self.norm.update(torch.cat(flat))
 
 
 def timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> TimestepEncoder:

@@ -1,0 +1,22 @@
+"""The two losses, as sums over real steps: the caller divides by the number of steps of the whole update, so that
+micro-batches add up to the batch. C critics, N real steps, G discounts; values in normalised units."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def critic_loss(value_CNG: Tensor, target_NG: Tensor) -> Tensor:
+    """Squared error, mean over critics and discounts, sum over steps."""
+    members, _, discounts = value_CNG.shape
+    return (value_CNG - target_NG).square().sum() / (members * discounts)
+
+
+def maximization_loss(value_NG: Tensor) -> Tensor:
+    """Minus the value of the policy's actions, mean over discounts, sum over steps."""
+    return -value_NG.sum() / value_NG.shape[1]
+
+
+def imitation_loss(log_prob_NG: Tensor, weight_NG: Tensor) -> Tensor:
+    """Weighted negative log-likelihood of the actions taken, mean over discounts, sum over steps."""
+    return -(weight_NG * log_prob_NG).sum() / log_prob_NG.shape[1]

@@ -1,0 +1,85 @@
+"""A batch of windows as tensors. B batch, T time (steps; T + 1 rows), N real steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.lake.schema import ACTION, REWARD, TERMINATED
+from pipelines.lake.spaces import Spaces
+
+
+class Windows(Protocol):
+    """What is read of `pipelines.data`'s batch: columns (B, L+1, ...), lengths (B,) real rows, start (B,)."""
+
+    @property
+    def columns(self) -> Mapping[str, np.ndarray]: ...
+    @property
+    def lengths(self) -> np.ndarray: ...
+    @property
+    def start(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBatch:
+    """Rows 0..T of windows; row t is the token at time `start + t`, row t + 1 what the step from t led to.
+
+    `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and `mask` T steps.
+    """
+
+    observation: Mapping[str, Tensor]
+    action: Tensor
+    reward: Tensor
+    time: Tensor
+    terminated: Tensor
+    mask: Tensor
+    real_rows: Tensor
+
+    @classmethod
+    def from_numpy(cls, windows: Windows, spaces: Spaces, device: torch.device | str = "cpu") -> TensorBatch:
+        """Cut to the longest window of the batch (padding beyond it has no use) and moved to `device`."""
+        lengths = np.asarray(windows.lengths)
+        rows = int(lengths.max())
+        columns = {name: _tensor(windows.columns[name][:, :rows], device) for name in _columns(spaces)}
+        index = torch.arange(rows)
+        real = index < torch.from_numpy(lengths)[:, None]
+        time = torch.from_numpy(np.asarray(windows.start, dtype=np.int64))[:, None] + index
+        return cls(
+            observation={name: columns[name] for name in spaces.observation},
+            action=columns[ACTION],
+            reward=columns[REWARD].float(),
+            time=time.to(device),
+            terminated=columns[TERMINATED][:, 1:].bool(),
+            mask=real[:, 1:].to(device),
+            real_rows=real.to(device),
+        )
+
+    def split(self, parts: int) -> list[TensorBatch]:
+        """Micro-batches of (nearly) equal size. ValueError if there are fewer windows than parts."""
+        if parts > len(self.mask):
+            raise ValueError(f"cannot split {len(self.mask)} windows into {parts} parts")
+        chunks: dict[str, Any] = {
+            name: value.tensor_split(parts) for name, value in vars(self).items() if name != "observation"
+        }
+        observation = {name: value.tensor_split(parts) for name, value in self.observation.items()}
+        return [
+            replace(
+                self,
+                observation={name: value[i] for name, value in observation.items()},
+                **{name: value[i] for name, value in chunks.items()},
+            )
+            for i in range(parts)
+        ]
+
+
+def _columns(spaces: Spaces) -> tuple[str, ...]:
+    return (*spaces.observation, ACTION, REWARD, TERMINATED)
+
+
+def _tensor(array: np.ndarray, device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
