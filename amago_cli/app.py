@@ -31,17 +31,21 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+_ABOUT = (
+    "In-context reinforcement learning from the command line.\n\n"
+    "A lake is a directory of experience; a run is a directory runs/NAME with its configuration, checkpoints"
+    " and evaluations. Repeating a command resumes it. Begin with `amago examples` and `amago run quickstart`."
+)
+
+
+@app.callback(help=_ABOUT)
 def amago(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """In-context reinforcement learning from the command line.
-
-    A *lake* is a directory of experience; a *run* is a directory runs/NAME with its configuration, checkpoints and
-    evaluations. Repeating a command resumes it. `amago examples` lists recipes to begin with.
-    """
+    """In-context reinforcement learning from the command line."""
 
 
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
@@ -78,6 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (Exception, KeyboardInterrupt) as error:
             return errors.report(error, invocation)
     except BrokenPipeError:
-        # The reader has gone (`amago lake sql ... | head`): what a shell reports of a program ended by SIGPIPE.
+        # The reader has gone, as in `amago lake sql ... | head`; the code is that of a death by SIGPIPE.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.BROKEN_PIPE

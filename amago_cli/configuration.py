@@ -12,7 +12,7 @@ from typing import Any
 
 from amago_cli.options import Common
 from amago_cli.output import Document
-from pipelines.config.load import assign, merge, parse_assignment, resolve
+from pipelines.config.load import TAGS, assign, merge, parse_assignment, resolve
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
@@ -27,7 +27,9 @@ class Request:
     `named` maps dotted settings keys to the values of named options; None means the option was not given.
     """
 
-    def __init__(self, common: Common, named: Mapping[str, Any], *, recipe: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, common: Common, named: Mapping[str, Any], *, recipe: Mapping[str, Any] | None = None
+    ) -> None:
         self.file: dict[str, Any] = dict(recipe or {})
         self.source = "command line"
         if common.config is not None:
@@ -83,7 +85,9 @@ def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path]) -
 def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
     """Named options and `--set` together; the same key twice with different values is refused."""
     problems: list[str] = []
-    chosen: dict[tuple[str, ...], Any] = {tuple(key.split(".")): v for key, v in named.items() if v is not None}
+    chosen: dict[tuple[str, ...], Any] = {
+        tuple(key.split(".")): v for key, v in named.items() if v is not None
+    }
     for text in texts:
         try:
             path, value = parse_assignment(text)
@@ -95,6 +99,6 @@ def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
             problems.append(f"{'.'.join(key)}: given twice, as {chosen[key]!r} and as {value!r}")
         chosen[key] = value
     if problems:
-        raise UsageError("conflicting or malformed options" if len(problems) > 1 else problems[0], problems=tuple(problems[1:] and problems))
+        raise UsageError("these options cannot be understood", problems=tuple(problems))
     # A new environment drops the parameters of the old one, so its name comes before its parameters.
-    return sorted(chosen.items(), key=lambda item: item[0] != ("env", "name"))
+    return sorted(chosen.items(), key=lambda item: TAGS.get(item[0][:-1], ("",))[0] != item[0][-1])

@@ -1,6 +1,6 @@
 """From an exception to what the user reads and the exit code scripts rely on.
 
-0 done - 1 failed - 2 usage - 3 input missing - 4 integrity - 5 `--require` not met - 75 locked - 130/143 interrupted.
+0 done, 1 failed, 2 usage, 3 input missing, 4 corrupt data, 5 `--require` not met, 75 locked, 130/143 stopped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,21 @@ from amago_cli import guard
 from amago_cli.invocation import Invocation
 
 BROKEN_PIPE = 128 + 13
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EMFILE}
+_DISK = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EMFILE,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception, as it is shown. `expected` ones are the user's or the machine's: no traceback unless asked."""
+    """An exception as it is shown. An `expected` one is the user's or the machine's: no traceback."""
 
     kind: str
     message: str
@@ -91,5 +100,8 @@ def _of_parser(error: Any) -> Failure:
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path} --help`" if context is not None else None
     return Failure(
-        kind="UsageError", message=message[:1].lower() + message[1:], hint=hint, exit_code=getattr(error, "exit_code", 2)
+        kind="UsageError",
+        message=message[:1].lower() + message[1:],
+        hint=hint,
+        exit_code=getattr(error, "exit_code", 2),
     )

@@ -1,10 +1,11 @@
-"""One call of `amago`: what is known of it at any moment, so that a failure can be reported in the right form."""
+"""One call of `amago`: what is known of it so far, so that a failure can be reported in the right form."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ class Invocation:
         """What the arguments say before they are parsed: a parse error must be reported in JSON as well."""
         words = [word for word in arguments[:2] if not word.startswith("-")]
         command = " ".join(words) if words and words[0] in _GROUPS else "".join(words[:1])
-        pairs = list(zip(arguments, arguments[1:], strict=False))
+        pairs = list(pairwise(arguments))
         json = "--output=json" in arguments or ("--output", "json") in pairs
         return cls(command=command, json=json, verbose="-v" in arguments or "--verbose" in arguments)
 

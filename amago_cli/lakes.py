@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipelines.errors import UsageError
 
@@ -34,3 +35,23 @@ def below(root: Path) -> Iterator[Path]:
     for child in sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()):
         if not child.name.startswith("."):
             yield from below(child)
+
+
+def overview(path: Path) -> dict[str, Any]:
+    """How much is in the lake at `path`: trajectories, steps, segments, bytes on disk, environments."""
+    from pipelines.lake.catalog import query
+
+    from pipelines.lake.store import Lake
+
+    lake = Lake.open(path)
+    _, counts = query(lake, "select count(*), coalesce(sum(length), 0)::bigint from trajectories")
+    _, names = query(lake, "select distinct env from trajectories order by env")
+    _, segments = query(lake, "select count(*) from segments")
+    return {
+        "lake": lake.path,
+        "trajectories": counts[0][0],
+        "steps": counts[0][1],
+        "segments": segments[0][0],
+        "bytes": sum(file.stat().st_size for file in (lake.path / "segments").rglob("*.arrow")),
+        "environments": [name for (name,) in names],
+    }

@@ -1,7 +1,7 @@
 """Options as objects: the same option means the same everywhere, because every command takes it from here.
 
-`@stage` gives a command the options common to all stages, `@reader` those that make sense for a question; either
-way the function receives them as one `Common`.
+`@stage` gives a command the options common to all stages, `@reader` those that make sense for a question; the
+function receives them as one `Common`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipelines.events import Listener
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """Forms of a result."""
 
     TEXT = "text"
@@ -41,7 +41,9 @@ FromLake = Annotated[
 LakeArgument = Annotated[Path, typer.Argument(metavar="LAKE", help="A lake, or a run: its lake.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.")]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")
+]
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")
 ]
@@ -49,8 +51,12 @@ Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
 ]
 
-_OUTPUT = Annotated[Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)]
-_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notices.", rich_help_panel=_COMMON)]
+_OUTPUT = Annotated[
+    Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)
+]
+_QUIET = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress, no notices.", rich_help_panel=_COMMON)
+]
 _VERBOSE = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_COMMON)
 ]
@@ -59,7 +65,7 @@ _CONFIG = Annotated[
     typer.Option(
         "--config",
         "-c",
-        metavar="FILE[:NAME]",  # rendered as it stands: metavars are not markup
+        metavar="FILE[:NAME]",
         help="Settings from a TOML file, or from one of its tables.",
         rich_help_panel=_COMMON,
     ),
@@ -67,7 +73,11 @@ _CONFIG = Annotated[
 _ASSIGNMENTS = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", metavar="KEY=VALUE", help="One setting, e.g. train.window=45; repeats.", rich_help_panel=_COMMON
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="One setting, e.g. train.window=45; repeats.",
+        rich_help_panel=_COMMON,
     ),
 ]
 _DRY_RUN = Annotated[
@@ -108,7 +118,7 @@ class Common:
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
-        """A listener that shows progress as asked, and turns SIGINT and SIGTERM into a stop at a safe point."""
+        """A listener that shows progress as asked and turns SIGINT or SIGTERM into a stop at a safe point."""
         from amago_cli.progress import reporter
         from amago_cli.signals import interruptible
 
@@ -132,7 +142,10 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
     parameters = [
         inspect.Parameter("context", keyword, annotation=typer.Context),
         *(parameter.replace(kind=keyword) for name, parameter in own.items() if name != "common"),
-        *(inspect.Parameter(name, keyword, annotation=kind, default=default) for name, (kind, default) in shared.items()),
+        *(
+            inspect.Parameter(name, keyword, annotation=kind, default=default)
+            for name, (kind, default) in shared.items()
+        ),
     ]
 
     @functools.wraps(function)
@@ -144,6 +157,12 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
         invocation.verbose = options["verbose"]
         return function(Common(invocation=invocation, **options), **values)
 
+    command.__doc__ = _paragraphs(function.__doc__ or "")
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _paragraphs(docstring: str) -> str:
+    """A docstring with each paragraph on one line: help is wrapped to the terminal, not to the source."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n"))

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amago_cli.invocation import Invocation
@@ -40,7 +39,7 @@ class Document:
 
 
 class Output(Protocol):
-    """A form of results; `failure` adds what a script or a person wants to see of a failed call's findings."""
+    """A form of results; `failure` shows what a failed call had found before it failed."""
 
     def show(self, outcome: Result | Rows | Document) -> None: ...
     def failure(self, failure: Failure) -> None: ...
@@ -66,7 +65,9 @@ class TextOutput:
 
     def _result(self, result: Result) -> None:
         console = _console()
-        figures = {name: text for name, value in result.metrics.items() if (text := figure(value)) is not None}
+        figures = {
+            name: text for name, value in result.metrics.items() if (text := figure(value)) is not None
+        }
         if result.seconds or result.status == "skipped":
             place = result.run or result.lake
             done = "nothing to do" if result.status == "skipped" else f"done in {seconds(result.seconds)}"
@@ -121,7 +122,7 @@ class JsonOutput:
 
 
 def dumps(value: Any) -> str:
-    """Strict JSON on one line: NaN and infinities become null, numpy values plain ones, anything else its text."""
+    """Strict JSON on one line: NaN and infinities become null, numpy values plain, anything else its text."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""The story on stderr: a bar on a terminal, a line every 30 seconds elsewhere, nothing with -q; never both."""
+"""The story on stderr: a bar on a terminal, a line every 30 seconds elsewhere, nothing with -q."""
 
 from __future__ import annotations
 

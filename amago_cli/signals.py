@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first one stops at the next safe point with the state saved, the second one at once."""
+"""SIGINT and SIGTERM: the first stops at the next safe point with the state saved, the second at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTE = b"\nstopping at the next safe point; once more stops at once\n"
 
 @contextmanager
 def interruptible(listener: Listener) -> Iterator[Listener]:
-    """`listener`, which raises Interrupted at the first Progress after a signal; handlers are put back at the end."""
+    """`listener`, raising Interrupted at the first Progress after a signal; ends with the old handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield listener
         return

@@ -16,7 +16,8 @@ def collect(
     env: Environment = None,
     run: RunOption = None,
     lake: Annotated[
-        Path | None, typer.Option("--lake", metavar="DIR", help="Write into this lake instead of the run's own.")
+        Path | None,
+        typer.Option("--lake", metavar="DIR", help="Write into this lake instead of the run's own."),
     ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="N", help="Environment steps in all, over all actors.")
@@ -25,7 +26,8 @@ def collect(
         int | None, typer.Option("--actors", metavar="N", help="Environments stepped as one batch.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", metavar="POLICY", help="random, RUN[@CHECKPOINT], or module:attr.")
+        str | None,
+        typer.Option("--policy", metavar="POLICY", help="random, RUN\\[@CHECKPOINT], or module:attr."),
     ] = None,
     epsilon: Annotated[
         float | None,
@@ -36,8 +38,8 @@ def collect(
 ) -> Any:
     """Roll out a policy in an environment, into a lake.
 
-    The run's directory is runs/ENV unless --run or --lake names another place. Repeating the command goes on where
-    it stopped; with a larger --steps it collects more.
+    The run's directory is runs/ENV unless --run or --lake names another place. Repeating the command goes on
+    where it stopped; with a larger --steps it collects more.
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """

@@ -19,13 +19,16 @@ def evaluate(
     ] = None,
     checkpoint: Checkpoint = None,
     greedy: Annotated[
-        bool | None, typer.Option("--greedy/--sample", help="The policy's likeliest action, or a sampled one.")
+        bool | None,
+        typer.Option("--greedy/--sample", help="The policy's likeliest action, or a sampled one."),
     ] = None,
     require: Annotated[
         str | None,
         typer.Option("--require", metavar="GATE", help="Exit 5 unless it holds, e.g. 'return_mean >= 0.9'."),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks.")
+    ] = None,
 ) -> Any:
     """Judge a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
 

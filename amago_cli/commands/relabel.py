@@ -18,10 +18,13 @@ def relabel(
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="NAME", help="How goals are chosen; hindsight: final, future, random."),
+        typer.Option(
+            "--strategy", metavar="NAME", help="How goals are chosen; hindsight: final, future, random."
+        ),
     ] = None,
     where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table.")
+        str | None,
+        typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
     ] = None,
     fraction: Annotated[
         float | None, typer.Option("--fraction", metavar="X", help="Share of those to relabel, in (0, 1].")

@@ -14,7 +14,8 @@ from amago_cli.options import Common, Fresh, RunOption, Seed, stage
 def run(
     common: Common,
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A name `amago examples` lists, FILE.toml, or FILE.toml:NAME.")
+        str,
+        typer.Argument(metavar="RECIPE", help="A name `amago examples` lists, FILE.toml, or FILE.toml:NAME."),
     ],
     run: RunOption = None,
     seed: Seed = None,

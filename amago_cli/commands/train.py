@@ -15,11 +15,15 @@ def train(
     common: Common,
     from_lake: FromLake = None,
     run: RunOption = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all.")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all.")
+    ] = None,
     encoder: Annotated[
         str | None,
         typer.Option(
-            "--encoder", metavar="NAME", help="Sequence encoder: transformer, gru, feedforward, identity, module:attr."
+            "--encoder",
+            metavar="NAME",
+            help="Sequence encoder: transformer, gru, feedforward, identity, module:attr.",
         ),
     ] = None,
     seed: Seed = None,

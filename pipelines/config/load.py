@@ -17,12 +17,16 @@ from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, UsageError
 
+# Tables of which one key decides what the others may be: with another value there, the old others go.
+# Each with its default: a document that does not name it means that one.
+TAGS = {("env",): ("name", ""), ("agent", "sequence"): ("kind", "transformer")}
+
 # Gives the model that validates an environment's own parameters, or raises UsageError for an unknown name.
 EnvModel = Callable[[str], type[BaseModel]]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The document in `path`. InputMissing if there is no such file, UsageError with line and column if malformed."""
+    """The document in `path`. InputMissing if it cannot be read, UsageError with line and column if malformed."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -46,18 +50,25 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
         return path, value.strip()
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, table by table; neither is changed. A new `env.name` drops the old one's parameters."""
+def merge(
+    base: Mapping[str, Any], over: Mapping[str, Any], *, where: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """`over` laid on `base`, table by table; neither is changed. A new tag (`TAGS`) drops the old parameters."""
     merged = copy.deepcopy(dict(base))
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            if key == "env" and "name" in value and value["name"] != merged[key].get("name"):
-                merged[key] = dict(value)
-            else:
-                merged[key] = merge(merged[key], value)
-        else:
+        old = merged.get(key)
+        if not (isinstance(value, Mapping) and isinstance(old, Mapping)):
             merged[key] = copy.deepcopy(value)
+        elif _is_retagged(old, value, (*where, key)):
+            merged[key] = copy.deepcopy(dict(value))
+        else:
+            merged[key] = merge(old, value, where=(*where, key))
     return merged
+
+
+def _is_retagged(old: Mapping[str, Any], new: Mapping[str, Any], where: tuple[str, ...]) -> bool:
+    tag, default = TAGS.get(where, (None, None))
+    return tag in new and new[tag] != old.get(tag, default)
 
 
 def assign(document: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -72,7 +83,7 @@ def assign(document: dict[str, Any], path: Sequence[str], value: Any) -> None:
         elif not isinstance(where, dict):
             raise UsageError(f"'{'.'.join(path)}': '{part}' is not inside a table")
         if following is None:
-            if path[:-1] == ["env"] and key == "name" and where.get("name") != value:
+            if isinstance(where, dict) and _is_retagged(where, {key: value}, tuple(path[:-1])):
                 where.clear()
             where[key] = value
         else:

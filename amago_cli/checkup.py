@@ -1,0 +1,121 @@
+"""What `amago doctor` looks at. Each check is small and never raises; what fails is a finding."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from amago_cli import guard
+
+FINE, NOTE, BROKEN = "ok", "note", "broken"
+_CORE = ("torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic", "safetensors")
+_LOW_DISK = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`verdict` is ok, note (something is slower or absent) or broken (amago cannot work)."""
+
+    subject: str
+    verdict: str
+    detail: str
+
+
+def findings() -> list[Finding]:
+    """Everything that is looked at, in the order of a reader's interest."""
+    return [_amago(), _shadow(), *_versions(), *_compute(), *_extras(), _disk(), _directory()]
+
+
+def _amago() -> Finding:
+    where = Path(__file__).resolve().parent.parent
+    return Finding(
+        "amago", FINE, f"{metadata.version('amago')} at {where}, Python {platform.python_version()}"
+    )
+
+
+def _shadow() -> Finding:
+    path = guard.shadow()
+    here = Path.cwd() / "pipelines"
+    if path is not None:
+        return Finding("package pipelines", BROKEN, guard.explain(path))
+    if here.is_dir() and here.resolve() != guard.OURS:
+        text = f"'{here}' would shadow ours under `python -m`; use the script `amago`"
+        return Finding("package pipelines", NOTE, text)
+    return Finding("package pipelines", FINE, str(guard.OURS))
+
+
+def _versions() -> Iterator[Finding]:
+    for name in _CORE:
+        try:
+            yield Finding(name, FINE, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding(name, BROKEN, "not installed; pip install amago")
+
+
+def _compute() -> Iterator[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding("device", BROKEN, f"torch cannot be imported: {error}")
+        return
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+        yield Finding("device", FINE, f"cuda {torch.version.cuda}: {', '.join(names)}")
+    else:
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        yield Finding("device", FINE, f"cpu, no CUDA device (torch is {built})")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("threads", FINE, f"torch uses {torch.get_num_threads()} of {usable} usable cores")
+    from pipelines.nets.attention import BACKENDS, choose
+
+    chosen = next(name for name, backend in BACKENDS.items() if backend is choose("auto"))
+    yield Finding("attention", FINE, f"{', '.join(BACKENDS)}; auto takes {chosen}")
+
+
+def _extras() -> Iterator[Finding]:
+    """Optional dependencies, from the package's own metadata, so that none is forgotten here."""
+    wanted: dict[str, list[str]] = {}
+    for requirement in metadata.requires("amago") or []:
+        name, separator, extra = requirement.partition("; extra == ")
+        if separator:
+            package = name.split(";")[0]
+            for mark in "[<>=!~ ":
+                package = package.split(mark)[0]
+            wanted.setdefault(extra.strip("\"' "), []).append(package)
+    for extra, packages in wanted.items():
+        missing = [package for package in packages if package != "amago" and not _installed(package)]
+        if missing:
+            what = ", ".join(missing)
+            yield Finding(f"extra {extra}", NOTE, f'without {what}: pip install "amago[{extra}]"')
+        else:
+            yield Finding(f"extra {extra}", FINE, ", ".join(packages))
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return find_spec(distribution.replace("-", "_")) is not None
+    return True
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    verdict = FINE if free >= _LOW_DISK else NOTE
+    return Finding("disk", verdict, f"{free / (1 << 30):.1f} GiB free at {Path.cwd()}")
+
+
+def _directory() -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=Path.cwd()):
+            return Finding("working directory", FINE, f"{Path.cwd()} can be written")
+    except OSError as error:
+        text = f"{Path.cwd()}: {error.strerror}; give --run a writable place"
+        return Finding("working directory", NOTE, text)

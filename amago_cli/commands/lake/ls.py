@@ -1,0 +1,39 @@
+"""`amago lake ls`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, reader
+
+
+@reader
+def ls(
+    common: Common,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A directory with lakes in it.")] = Path(
+        "runs"
+    ),
+) -> Any:
+    """List the lakes in a directory and below it.
+
+    Example: amago lake ls runs
+    """
+    from amago_cli.lakes import below, overview
+    from pipelines.errors import InputMissing
+    from pipelines.stages.result import Result, Table
+
+    if not path.is_dir():
+        raise InputMissing(
+            f"no directory '{path}'", hint="amago collect makes runs, each with a lake, in runs/"
+        )
+    lakes = [overview(lake) for lake in below(path)]
+    columns = ("lake", "trajectories", "steps", "segments", "bytes", "environments")
+    rows = [(*(lake[name] for name in columns[:-1]), ", ".join(lake["environments"])) for lake in lakes]
+    return Result(
+        command="lake ls",
+        metrics={"lakes": lakes},
+        tables=(Table(title=str(path), columns=columns, rows=rows),),
+    )

@@ -1,0 +1,39 @@
+"""`amago lake verify`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amago_cli.options import Common, LakeArgument, reader
+
+
+@reader
+def verify(common: Common, lake: LakeArgument) -> Any:
+    """Read every segment and compare its checksums; exit 4 if one is corrupt.
+
+    Example: amago lake verify runs/cartpole
+    """
+    from pipelines.errors import IntegrityError
+    from pipelines.lake import verify as engine
+    from pipelines.lake.store import Lake
+    from pipelines.stages.result import Result
+
+    opened = Lake.open(lake)
+    common.concerns(lake=opened.path)
+    with common.listening() as listener:
+        checked = engine.verify(opened, listener)
+    corrupt = [str(segment) for segment in checked.corrupt]
+    result = Result(
+        command="lake verify",
+        lake=opened.path,
+        metrics={"segments_checked": checked.segments_checked, "corrupt": corrupt},
+        seconds=common.invocation.seconds,
+    )
+    if corrupt:
+        error = IntegrityError(
+            f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''} in lake '{opened.path}':"
+            f" {', '.join(corrupt)}"
+        )
+        error.result = result
+        raise error
+    return result
