@@ -8,7 +8,7 @@ N, i + 2N, ..., and an episode's task depends on its number, the seed and the sp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,7 @@ class Env(ABC):
         """One step of every actor with `actions` (N, *action shape)."""
 
     @abstractmethod
-    def tasks(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+    def tasks(self, indices: np.ndarray) -> list[str]:
         """Names of the tasks that the actors `indices` are in."""
 
     def expert(self) -> np.ndarray | None:

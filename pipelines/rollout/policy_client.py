@@ -112,7 +112,7 @@ def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) ->
     """
     module_name, _, attribute = name.partition(":")
     try:
-        target = getattr(importlib.import_module(module_name), attribute)
+        target: Any = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         raise InputMissing(
             f"policy '{name}': no module '{error.name}'", hint="is its directory on PYTHONPATH?"
@@ -122,8 +122,9 @@ def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) ->
     except Exception as error:
         raise StageFailed(f"policy '{name}' cannot be imported: {type(error).__name__}: {error}") from error
     if inspect.isclass(target):
+        factory: Callable[..., Any] = target
         try:
-            target = target(spaces=spaces, num_actors=num_actors, seed=seed)
+            target = factory(spaces=spaces, num_actors=num_actors, seed=seed)
         except Exception as error:
             raise StageFailed(f"policy '{name}' cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(target, Policy):

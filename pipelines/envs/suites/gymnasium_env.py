@@ -10,7 +10,7 @@ a factory).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import gymnasium
@@ -115,7 +115,7 @@ class GymnasiumEnv(Env):
             success=success,
         )
 
-    def tasks(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+    def tasks(self, indices: np.ndarray) -> list[str]:
         """One environment is one task."""
         return [self._name for _ in indices]
 
@@ -163,12 +163,13 @@ def settings_model(name: str) -> type[SettingsModel]:
 def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, split: str) -> Env:
     """`gym:ID`, or `module:attr`; an attr that is a subclass of our own `Env` is made as a batch."""
     if name.startswith(PREFIX):
-        limit = (
-            {} if settings.max_episode_steps is None else {"max_episode_steps": settings.max_episode_steps}
+        limit = settings.max_episode_steps
+        kwargs: dict[str, Any] = (
+            settings.kwargs if limit is None else settings.kwargs | {"max_episode_steps": limit}
         )
 
         def registered() -> gymnasium.Env:
-            return gymnasium.make(name.removeprefix(PREFIX), **limit, **settings.kwargs)
+            return gymnasium.make(name.removeprefix(PREFIX), **kwargs)
 
         return GymnasiumEnv(name, registered, settings, num_envs=num_envs, seed=seed, split=split)
     target = load_attribute(name)

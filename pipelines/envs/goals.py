@@ -1,0 +1,58 @@
+"""Goal rules: what reaching a goal means in an environment that shows its goal, as a function of the columns
+alone.
+
+A rule can be applied to any goal and any recorded path, which is what makes hindsight exact: an environment
+with a rule moves in the same way whatever the goal is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.errors import InputMissing
+from pipelines.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoalRule:
+    """`reached(achieved, desired)` (..., d), (..., d) -> (...) bool. Reaching pays `reward` and ends the
+    episode.
+
+    Every other step pays `step_reward`. `achieved` and `desired` name the columns.
+    """
+
+    reached: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    reward: float = 1.0
+    step_reward: float = 0.0
+    achieved: str = "obs.achieved_goal"
+    desired: str = "obs.desired_goal"
+
+    def outcome(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Rewards (T + 1,) float32 and successes (T + 1,) bool of a path up to its first success.
+
+        Row 0 is where the path begins: nothing was done to get there, so it neither pays nor succeeds. Rows
+        after the first success are not part of the episode any more; their entries mean nothing.
+        """
+        success = self.reached(columns[self.achieved], columns[self.desired])
+        reward = np.where(success, self.reward, self.step_reward).astype(np.float32)
+        success[0], reward[0] = False, 0.0
+        return reward, success
+
+
+GOAL_RULES = Registry("goal rule", {"goal-frozen-lake": "pipelines.envs.suites.goal_frozen_lake:GOAL_RULE"})
+
+
+def goal_rule(env: str) -> GoalRule:
+    """The rule of environment `env`. InputMissing where it has none.
+
+    A package adds one by an entry point `amago.goal_rule` with the environment's name.
+    """
+    if env not in GOAL_RULES.names():
+        raise InputMissing(
+            f"environment '{env}' has no goal rule: its trajectories cannot be given other goals",
+            hint=f"environments with one: {', '.join(GOAL_RULES.names())}",
+        )
+    return GOAL_RULES.get(env)

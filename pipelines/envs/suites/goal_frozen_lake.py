@@ -1,0 +1,140 @@
+"""Goal-FrozenLake: walk to a cell that is shown, over ice whose holes are seen only from next to them.
+
+One attempt on a map of the distribution of `meta-frozen-lake`, from cell (0, 0). The goal is drawn uniformly
+from the other cells that can be reached. The first arrival at the goal pays 1 and ends the episode; a hole
+ends it with 0; at the time limit it is truncated. Where a move leads does not depend on the goal. Actions: 0
+stay, 1 row + 1, 2 row - 1, 3 column + 1, 4 column - 1. Observation, all float32: `obs.observation` (6,) is
+row / size, column / size and whether a hole lies at row + 1, row - 1, column + 1, column - 1;
+`obs.achieved_goal` (2,) and `obs.desired_goal` (2,) are the agent's and the goal's row / size, column / size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.goals import GoalRule
+from pipelines.envs.suites.frozen_lake import MOVES
+from pipelines.envs.suites.grid import coordinates, distances, transitions
+from pipelines.envs.suites.lake_maps import MapSource, reachable
+from pipelines.lake.spaces import Box, Discrete, Spaces
+
+MAP, GOAL = range(2)  # purposes of random draws
+
+
+def same_cell(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+    """(..., 2), (..., 2) -> (...) bool. Both are the same float32 quotients, so equality is exact."""
+    return (achieved == desired).all(axis=-1)
+
+
+GOAL_RULE = GoalRule(reached=same_cell)
+
+
+class GoalFrozenLakeSettings(SettingsModel):
+    """Parameters of `goal-frozen-lake`."""
+
+    size: int = Field(4, ge=2, le=64)
+    """Cells along a side."""
+    max_episode_steps: int | None = Field(None, ge=1)
+    """Steps after which the episode is truncated; unset: size * size."""
+    holdout: float = Field(0.2, ge=0, lt=1)
+    """Share of maps kept for `split = "test"`; 0: all maps on both sides."""
+
+    @property
+    def episode_steps(self) -> int:
+        return self.size**2 if self.max_episode_steps is None else self.max_episode_steps
+
+
+class GoalFrozenLake(NativeEnv):
+    """N lakes. State: `holes` (N, cells), `goal`, `cell`, `time`."""
+
+    def __init__(
+        self, name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str
+    ) -> None:
+        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
+        self.settings = settings
+        self._moves = transitions(settings.size, MOVES)
+        self._coordinates = coordinates(settings.size)
+        self._maps = MapSource(settings.size, self.draws, MAP, holdout=settings.holdout, split=split)
+        self.holes = np.zeros((num_envs, settings.size**2), dtype=bool)
+        self.goal, self.cell, self.time = np.zeros((3, num_envs), dtype=np.int64)
+        self._row = np.arange(num_envs)
+
+    def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        holes = self._maps.draw(episodes)
+        open_cells = reachable(holes, self.settings.size)
+        open_cells[:, 0] = False
+        chosen = self.draws.integers(episodes, GOAL, open_cells.sum(axis=1))
+        self.goal[indices] = (np.cumsum(open_cells, axis=1) > chosen[:, None]).argmax(axis=1)
+        self.holes[indices] = holes
+        self.cell[indices] = self.time[indices] = 0
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        here = self._coordinates.take(self.cell, axis=0)
+        around = self._moves[1:, self.cell]
+        near = self.holes[self._row, around] & (around != self.cell)
+        return {
+            "obs.observation": np.concatenate([here, near.T], axis=1, dtype=np.float32),
+            "obs.achieved_goal": here,
+            "obs.desired_goal": self._coordinates.take(self.goal, axis=0),
+        }
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        self.time += 1
+        self.cell = self._moves[actions, self.cell]
+        success = self.cell == self.goal
+        terminated = success | self.holes[self._row, self.cell]
+        truncated = (self.time >= self.settings.episode_steps) & ~terminated
+        return StepResult(
+            observation=self._observe(),
+            reward=success.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            reset=self._nobody,
+            attempt_end=terminated | truncated,
+            success=success,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """Rows of the map, `.` ice and `#` hole and `G` the goal."""
+        size, names = self.settings.size, []
+        for i in indices:
+            marks = ["#" if hole else "." for hole in self.holes[i].tolist()]
+            marks[self.goal[i]] = "G"
+            names.append("/".join("".join(marks[k : k + size]) for k in range(0, len(marks), size)))
+        return names
+
+    def expert(self) -> np.ndarray:
+        """The first move of a shortest way to the goal, by one who sees the map."""
+        steps = distances(self.holes, self.goal, self._moves)
+        return steps[self._row, self._moves[:, self.cell]].argmin(axis=0).astype(np.int32)
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return GoalFrozenLakeSettings
+
+
+def make(
+    name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str
+) -> GoalFrozenLake:
+    return GoalFrozenLake(name, settings, num_envs=num_envs, seed=seed, split=split)
+
+
+def _spec(name: str, s: GoalFrozenLakeSettings) -> EnvSpec:
+    return EnvSpec(
+        name=name,
+        spaces=Spaces(
+            observation={
+                "obs.observation": Box(shape=(6,)),
+                "obs.achieved_goal": Box(shape=(2,)),
+                "obs.desired_goal": Box(shape=(2,)),
+            },
+            action=Discrete(n=len(MOVES)),
+        ),
+        horizon=s.episode_steps,
+        has_success=True,
+        about=f"{s.size}x{s.size} lake, {s.episode_steps} steps to a goal that is shown",
+        split=f"{s.holdout:.0%} of the maps are held out" if s.holdout else "all maps on both sides",
+    )
