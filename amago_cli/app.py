@@ -25,16 +25,17 @@ lake_app = typer.Typer(no_args_is_help=True, help="List, describe, query and che
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from amago_cli.version import version
 
-        print(f"amago {version('amago')}")
+        print(f"amago {version()}")
         raise typer.Exit
 
 
 _ABOUT = (
     "In-context reinforcement learning from the command line.\n\n"
-    "A lake is a directory of experience; a run is a directory runs/NAME with its configuration, checkpoints"
-    " and evaluations. Repeating a command resumes it. Begin with `amago examples` and `amago run quickstart`."
+    "A lake is a directory of experience; a run is a directory runs/NAME with its configuration, its"
+    " checkpoints and evaluations. Repeating a command resumes it. Begin with `amago examples` and"
+    " `amago run quickstart`."
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from amago_cli import guard
+from amago_cli.version import version
 
 FINE, NOTE, BROKEN = "ok", "note", "broken"
 _CORE = ("torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic", "safetensors")
@@ -30,14 +32,12 @@ class Finding:
 
 def findings() -> list[Finding]:
     """Everything that is looked at, in the order of a reader's interest."""
-    return [_amago(), _shadow(), *_versions(), *_compute(), *_extras(), _disk(), _directory()]
+    return [_amago(), _shadow(), *_versions(), *_compute(), _extras(), _disk(), _directory()]
 
 
 def _amago() -> Finding:
     where = Path(__file__).resolve().parent.parent
-    return Finding(
-        "amago", FINE, f"{metadata.version('amago')} at {where}, Python {platform.python_version()}"
-    )
+    return Finding("amago", FINE, f"{version()} at {where}, Python {platform.python_version()}")
 
 
 def _shadow() -> Finding:
@@ -79,23 +79,26 @@ def _compute() -> Iterator[Finding]:
     yield Finding("attention", FINE, f"{', '.join(BACKENDS)}; auto takes {chosen}")
 
 
-def _extras() -> Iterator[Finding]:
-    """Optional dependencies, from the package's own metadata, so that none is forgotten here."""
+def _extras() -> Finding:
+    """Optional dependencies, read from the package's own metadata, so that none is forgotten here."""
     wanted: dict[str, list[str]] = {}
-    for requirement in metadata.requires("amago") or []:
-        name, separator, extra = requirement.partition("; extra == ")
-        if separator:
-            package = name.split(";")[0]
-            for mark in "[<>=!~ ":
-                package = package.split(mark)[0]
-            wanted.setdefault(extra.strip("\"' "), []).append(package)
-    for extra, packages in wanted.items():
-        missing = [package for package in packages if package != "amago" and not _installed(package)]
-        if missing:
-            what = ", ".join(missing)
-            yield Finding(f"extra {extra}", NOTE, f'without {what}: pip install "amago[{extra}]"')
-        else:
-            yield Finding(f"extra {extra}", FINE, ", ".join(packages))
+    for requirement in _requirements():
+        name, _, marker = requirement.partition(";")
+        if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", marker)) and (
+            package := re.match(r"[\w.-]+", name)
+        ):
+            wanted.setdefault(extra[1], []).append(package[0])
+    present = [extra for extra, packages in wanted.items() if all(map(_installed, packages))]
+    absent = [extra for extra in wanted if extra not in present]
+    text = f"{', '.join(present) or 'none'}; absent: {', '.join(absent) or 'none'}"
+    return Finding("extras", FINE, f'{text} (pip install "amago[NAME]")')
+
+
+def _requirements() -> list[str]:
+    try:
+        return metadata.requires("amago") or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _installed(distribution: str) -> bool:

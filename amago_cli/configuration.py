@@ -18,7 +18,7 @@ from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 
-Assignments = list[tuple[Sequence[str], Any]]
+Assignments = list[tuple[tuple[str, ...], Any]]
 
 
 class Request:

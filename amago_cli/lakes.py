@@ -38,20 +38,11 @@ def below(root: Path) -> Iterator[Path]:
 
 
 def overview(path: Path) -> dict[str, Any]:
-    """How much is in the lake at `path`: trajectories, steps, segments, bytes on disk, environments."""
-    from pipelines.lake.catalog import query
-
+    """How much is in the lake at `path`: trajectories, steps, overlays, segments, bytes, environments."""
+    from pipelines.lake.catalog import summary
     from pipelines.lake.store import Lake
 
     lake = Lake.open(path)
-    _, counts = query(lake, "select count(*), coalesce(sum(length), 0)::bigint from trajectories")
-    _, names = query(lake, "select distinct env from trajectories order by env")
-    _, segments = query(lake, "select count(*) from segments")
-    return {
-        "lake": lake.path,
-        "trajectories": counts[0][0],
-        "steps": counts[0][1],
-        "segments": segments[0][0],
-        "bytes": sum(file.stat().st_size for file in (lake.path / "segments").rglob("*.arrow")),
-        "environments": [name for (name,) in names],
-    }
+    found = summary(lake)
+    figures = {name: found[name] for name in ("trajectories", "steps", "overlays", "segments", "bytes")}
+    return {"lake": lake.path, **figures, "environments": sorted({task["env"] for task in found["tasks"]})}

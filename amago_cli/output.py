@@ -146,7 +146,7 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
     return str(value)
 
 

@@ -13,9 +13,8 @@ def info(common: Common, lake: LakeArgument) -> Any:
 
     Example: amago lake info runs/gym-CartPole-v1
     """
-    from pipelines.lake.catalog import query
-
     from amago_cli.lakes import overview
+    from pipelines.lake.catalog import query
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
@@ -44,9 +43,9 @@ def info(common: Common, lake: LakeArgument) -> Any:
     )
 
 
-_FIGURES = ("trajectories", "steps", "segments", "bytes")
+_FIGURES = ("trajectories", "steps", "overlays", "segments", "bytes")
 _SOURCES = """
 select env, source, policy_id, relabel_method, count(*) as trajectories, sum(length) as steps,
-       avg("return") as return_mean, avg(success) as success_mean
+       avg("return") as return_mean, avg(success::int) as success_mean
 from trajectories group by all order by all
 """

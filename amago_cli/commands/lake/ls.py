@@ -30,7 +30,7 @@ def ls(
             f"no directory '{path}'", hint="amago collect makes runs, each with a lake, in runs/"
         )
     lakes = [overview(lake) for lake in below(path)]
-    columns = ("lake", "trajectories", "steps", "segments", "bytes", "environments")
+    columns = ("lake", "trajectories", "steps", "overlays", "segments", "bytes", "environments")
     rows = [(*(lake[name] for name in columns[:-1]), ", ".join(lake["environments"])) for lake in lakes]
     return Result(
         command="lake ls",
