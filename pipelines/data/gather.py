@@ -13,10 +13,19 @@ import numpy as np
 
 from pipelines.data.batch import Batch
 from pipelines.data.view import View
+from pipelines.errors import IntegrityError
 from pipelines.lake.segment import SegmentFile
 
 OPEN_FILES = 256
 TAKE_FROM = 4  # windows in one file from which on a gather beats slices
+
+
+class SegmentLost(Exception):
+    """Segment `number` of the view's follower can no longer be read."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
 
 
 class Gatherer:
@@ -63,7 +72,13 @@ class Gatherer:
 
     def _copy(self, number: int, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
         """Rows [r, r + window) of a file for every r in `rows`; past the file's end anything is left."""
-        file = self._file(number)
+        try:
+            self._copy_from(self._file(number), rows, out)
+        except (IntegrityError, FileNotFoundError) as error:
+            self._files.pop(number, None)
+            raise SegmentLost(number, str(error)) from error
+
+    def _copy_from(self, file: SegmentFile, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
         gathered = len(rows) >= TAKE_FROM
         index = rows[:, None] + self._steps if gathered else np.zeros(0, dtype=np.int64)
         bounds = (
@@ -83,8 +98,8 @@ class Gatherer:
 
     def _file(self, number: int) -> SegmentFile:
         if number not in self._files:
-            segment = self._follower.segments[number]
-            self._files[number] = SegmentFile(segment.path, self._view.schema.columns)
+            path = self._follower.segments[number].path
+            self._files[number] = SegmentFile(path, self._view.schema.columns, scattered=True)
             while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
         self._files.move_to_end(number)

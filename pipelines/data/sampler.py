@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipelines.data.batch import Batch
-from pipelines.data.gather import Gatherer
+from pipelines.data.gather import Gatherer, SegmentLost
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
 
@@ -43,11 +43,15 @@ class WindowSampler:
         self._cumulative = np.zeros(0)
 
     def sample(self, batch_size: int) -> Batch:
-        """`batch_size` windows, independent draws, ordered by segment. InputMissing if there is nothing to
+        """`batch_size` windows: independent draws, ordered by segment. InputMissing if there is nothing to
         draw from.
         """
-        chosen, start = self.draw(batch_size)
-        return self._gatherer.gather(chosen, start)
+        while True:
+            chosen, start = self.draw(batch_size)
+            try:
+                return self._gatherer.gather(chosen, start)
+            except SegmentLost as lost:
+                self.view.drop(lost.number, str(lost))
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the view's table and starts of the windows, both (batch_size,) int64."""

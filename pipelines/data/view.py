@@ -46,6 +46,7 @@ class View:
         self._table = np.zeros(64, dtype=ROW)
         self._used = 0
         self._taken = 0
+        self._dropped: list[str] = []
         self.num_steps = 0
         self.version = 0
 
@@ -68,12 +69,22 @@ class View:
         self.table["weight"] = weights
         self.version += 1
 
+    def drop(self, number: int, reason: str) -> None:
+        """Draw no more from a segment of the follower (nor from overlays of it): it cannot be read."""
+        lost = (self.table["segment"] == number) | (self.table["base"] == number)
+        self.table["weight"][lost] = 0.0
+        self.version += 1
+        self._dropped.append(self.follower.segments[number].id)
+        text = f"{reason}; its {int(lost.sum())} trajectories are passed over"
+        self._listener(Notice(text=text, level="warning"))
+
     def snapshot(self) -> dict[str, Any]:
         """What `restore` needs, as JSON carries it: the segments in the order in which they were seen."""
         return {
             "lake": self.lake.id,
             "schema": self.schema.id,
             "segments": [segment.id for segment in self.follower.segments],
+            "dropped": list(self._dropped),
             "trajectories": self._used,
         }
 
@@ -86,6 +97,9 @@ class View:
         self._clear()
         self.follower.restore(snapshot["segments"])
         self._take()
+        for segment in self.follower.segments:
+            if segment.id in snapshot["dropped"]:
+                self.drop(segment.number, f"segment '{segment.path}' could not be read before")
         if self._used != snapshot["trajectories"]:
             text = (
                 f"lake '{self.lake.path}' has {self._used} of the {snapshot['trajectories']} trajectories "

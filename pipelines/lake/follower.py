@@ -204,11 +204,11 @@ def all_segments(lake: Path) -> list[str]:
     return [f"{h}/{n}" for h in hours for n in list_segments(lake / "segments" / h) if n not in marked]
 
 
-def marked_segments(lake: Path) -> set[str]:
+def marked_segments(lake: Path, folders: Sequence[str] = ("tombstones", "quarantine")) -> set[str]:
     """Names of segments taken out of sight by a tombstone or by quarantine."""
     return {
         entry.name.removesuffix(".json")
-        for folder in ("tombstones", "quarantine")
+        for folder in folders
         for entry in _scan(lake / folder)
         if entry.name.endswith(".json")
     }

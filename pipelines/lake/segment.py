@@ -146,29 +146,32 @@ def _write_blob(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, 
             writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path, scattered: bool) -> mmap.mmap:
     with open(path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    mapped.madvise(mmap.MADV_RANDOM)  # windows are short and anywhere: reading ahead would read in vain
+    if scattered:
+        mapped.madvise(mmap.MADV_RANDOM)  # windows are short and anywhere: reading ahead would read in vain
     return mapped
 
 
 @dataclass
 class SegmentFile:
     """A mapped segment. `columns` are read-only views of the file (rows, *shape); `blobs` names the others.
+    `scattered` tells the system that short ranges anywhere will be read.
 
     FileNotFoundError if it is gone, IntegrityError if it does not hold what its footer says.
     """
 
     path: Path
     schema_columns: Sequence[Column]
+    scattered: bool = False
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     rows: int = 0
     blobs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         try:
-            mapped = _map(self.path)
+            mapped = _map(self.path, self.scattered)
             reader = pa.ipc.open_file(pa.py_buffer(mapped))
             self.footer = footer.decode(dict(reader.metadata), self.path)
             stored = [c for c in self.schema_columns if c.name in self.footer.header["columns"]]
@@ -188,7 +191,7 @@ class SegmentFile:
 
     def _open_blobs(self, columns: Sequence[Column]) -> None:
         self._blob_columns = columns
-        self._blob_reader = pa.ipc.open_file(pa.py_buffer(_map(blob_path(self.path))))
+        self._blob_reader = pa.ipc.open_file(pa.py_buffer(_map(blob_path(self.path), self.scattered)))
         self._decoded: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._decoded_limit = max(2, BLOB_CACHE_BYTES // (BLOB_ROWS * sum(c.step_bytes for c in columns)))
         expected = -(-self.rows // BLOB_ROWS)

@@ -1,0 +1,108 @@
+"""What a run directory knows beside its lake, as tables: the run itself, its checkpoints, its metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+
+def runs(run: Path) -> pa.Table:
+    """One row from `run.json`: `name`, `path` and its fields (nested ones as JSON text); none if there is no
+    run.
+    """
+    data = _load(run / "run.json")
+    rows = [] if data is None else [{"name": run.resolve().name, "path": str(run), **data}]
+    return table(rows, {"name": pa.string(), "path": pa.string()})
+
+
+def checkpoints(run: Path) -> pa.Table:
+    """A row for every `checkpoints/NAME/checkpoint.json`: `name`, `update`, `time` and what else it holds."""
+    rows = []
+    for path in sorted((run / "checkpoints").glob("*/checkpoint.json")):
+        data = _load(path)
+        if data is not None and not path.parent.is_symlink():
+            rows.append({"name": path.parent.name, **data})
+    return table(rows, {"name": pa.string(), "update": pa.int64(), "time": pa.float64()})
+
+
+def metrics(run: Path) -> pa.Table:
+    """A row for every line of `metrics.jsonl`, a column for every metric; a torn last line is left out."""
+    rows = []
+    try:
+        with open(run / "metrics.jsonl") as file:
+            for line in file:
+                data = _parse(line)
+                if data is not None:
+                    rows.append(data)
+    except OSError:
+        pass
+    return table(rows, {"update": pa.int64()})
+
+
+TABLES: Mapping[str, Callable[[Path], pa.Table]] = {
+    "runs": runs,
+    "checkpoints": checkpoints,
+    "metrics": metrics,
+}
+
+
+def table(rows: Sequence[Mapping[str, Any]], required: Mapping[str, pa.DataType]) -> pa.Table:
+    """Rows of JSON objects as a table: `required` columns always, others as they come, types as wide as
+    needed.
+    """
+    names = dict.fromkeys([*required, *(name for row in rows for name in row)])
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        columns[name] = _column(values, required.get(name))
+    return pa.table(columns)
+
+
+def _column(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
+    kinds = {type(value) for value in values if value is not None}
+    natural = _natural(kinds)
+    if wanted is not None and (not kinds or natural == wanted or {natural, wanted} <= _NUMBERS):
+        try:
+            return pa.array(values, type=wanted)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            pass
+    if natural == pa.string():
+        return pa.array(
+            [v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string()
+        )
+    if natural == pa.float64():
+        return pa.array([None if v is None else float(v) for v in values], natural)
+    return pa.array(values, natural)
+
+
+_NUMBERS = {pa.int64(), pa.float64()}
+
+
+def _natural(kinds: Iterable[type]) -> pa.DataType:
+    kinds = set(kinds)
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    if kinds and kinds <= {int, float, bool}:
+        return pa.float64()
+    return pa.string()
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        return _parse(path.read_text())
+    except OSError:
+        return None
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None

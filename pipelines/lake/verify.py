@@ -1,0 +1,184 @@
+"""Reading everything once: every column against its CRC, every file against what a lake may hold.
+
+A damaged segment gets a marker `quarantine/NAME.json` with the reason and its trajectories, and is out of
+every reader's sight from then on; the file itself is not touched. A marker goes when its segment is whole
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.errors import AmagoError, IntegrityError, StageFailed
+from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.lake import catalog
+from pipelines.lake.atomic import explained, write_atomically
+from pipelines.lake.follower import list_segments, marked_segments
+from pipelines.lake.footer import Footer, read_footer
+from pipelines.lake.segment import BLOB_ROWS, SegmentFile, as_stored, blob_path, checksum, segment_path
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrupt:
+    """A damaged segment: its id, why, and the uids it holds (`damaged`: those whose own bytes are wrong,
+    where known).
+    """
+
+    segment: str
+    reason: str
+    trajectories: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `verify` found. `foreign`: paths in `segments/` that no lake wrote."""
+
+    segments_checked: int
+    trajectories: int
+    bytes: int
+    corrupt: tuple[Corrupt, ...] = ()
+    foreign: tuple[str, ...] = field(default=())
+
+
+def verify(lake: Lake, listener: Listener = silent) -> Report:
+    """Read every segment and compare checksums; mark the damaged ones. Never raises for what it finds."""
+    root = lake.path / "segments"
+    hours = sorted(entry.name for entry in os.scandir(root) if entry.is_dir()) if root.is_dir() else []
+    expired = marked_segments(lake.path, ("tombstones",))
+    ids = [f"{h}/{name}" for h in hours for name in list_segments(root / h) if name not in expired]
+    corrupt, trajectories, size = [], 0, 0
+    for done, id in enumerate(ids, 1):
+        try:
+            footer = check(lake, id)
+            trajectories += footer.trajectories.num_rows
+            size += sum(p.stat().st_size for p in (footer.path, blob_path(footer.path)) if p.exists())
+            _unmark(lake, id)
+        except FileNotFoundError:
+            pass  # expired meanwhile
+        except _Damage as damage:
+            corrupt.append(damage.found)
+            _mark(lake, damage.found, listener)
+        listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
+    return Report(
+        segments_checked=len(ids),
+        trajectories=trajectories,
+        bytes=size,
+        corrupt=tuple(corrupt),
+        foreign=tuple(_foreign(lake.path, hours)),
+    )
+
+
+class _Damage(Exception):
+    def __init__(self, found: Corrupt) -> None:
+        super().__init__(found.reason)
+        self.found = found
+
+
+def check(lake: Lake, id: str) -> Footer:
+    """Read a segment whole. _Damage if anything in it is not what its footer says."""
+    path = segment_path(lake.path, id)
+    uids: tuple[str, ...] = ()
+    try:
+        footer = read_footer(path)
+        table = footer.trajectories
+        uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
+        file = SegmentFile(path, lake.schema(footer.header["schema"]).columns)
+        rows = table["length"].to_numpy() + 1
+        if rows.sum() != file.rows or np.any(table["row0"].to_numpy() != np.cumsum(rows) - rows):
+            raise IntegrityError(f"segment '{path}' is damaged: its trajectories do not cover its rows")
+    except AmagoError as error:
+        known = uids or tuple(catalog.remembered(lake, id))
+        raise _Damage(Corrupt(segment=id, reason=str(error), trajectories=known)) from error
+    _check_columns(id, footer, file, uids)
+    return footer
+
+
+def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> None:
+    wrong = []
+    for name, expected in footer.header["columns"].items():
+        try:
+            crc = 0
+            for values in _pieces(file, name, 0, file.rows):
+                crc = checksum(values, crc)
+            if crc != expected:
+                wrong.append(name)
+        except IntegrityError:
+            wrong.append(name)
+    if wrong:
+        reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
+        damaged = tuple(_damaged(footer, file, uids))
+        raise _Damage(Corrupt(segment=id, reason=reason, trajectories=uids, damaged=damaged))
+
+
+def _damaged(footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> Iterator[str]:
+    """The trajectories whose own checksum is wrong."""
+    table = footer.trajectories
+    spans = zip(table["row0"].to_pylist(), table["length"].to_pylist(), table["crc"].to_pylist(), strict=True)
+    for uid, (row0, length, expected) in zip(uids, spans, strict=True):
+        try:
+            crc = 0
+            for name in footer.columns:
+                for values in _pieces(file, name, row0, row0 + length + 1):
+                    crc = checksum(values, crc)
+        except IntegrityError:
+            crc = None
+        if crc != expected:
+            yield uid
+
+
+def _pieces(file: SegmentFile, name: str, start: int, stop: int) -> Iterator[np.ndarray]:
+    """Rows [start, stop) of a column in storage form; a blob a few batches at a time."""
+    column = next(c for c in file.schema_columns if c.name == name)
+    if name in file.columns:
+        yield as_stored(column, file.columns[name][start:stop])
+        return
+    while start < stop:
+        end = min(stop, (start // BLOB_ROWS + 1) * BLOB_ROWS)
+        yield as_stored(column, file.read_rows(name, start, end))
+        start = end
+
+
+def _mark(lake: Lake, found: Corrupt, listener: Listener) -> None:
+    text = f"{found.reason}; it is set aside with its {len(found.trajectories)} trajectories"
+    try:
+        write_atomically(_marker(lake, found.segment), json.dumps(asdict(found), indent=1) + "\n")
+    except StageFailed as error:
+        text = f"{found.reason}; it cannot be set aside: {error}"
+    listener(Notice(text=text, level="warning"))
+
+
+def _unmark(lake: Lake, id: str) -> None:
+    marker = _marker(lake, id)
+    if marker.exists():
+        with explained(f"remove '{marker}'"), contextlib.suppress(FileNotFoundError):
+            marker.unlink()
+
+
+def _marker(lake: Lake, id: str) -> Path:
+    return lake.path / "quarantine" / f"{Path(id).name}.json"
+
+
+def _foreign(lake: Path, hours: list[str]) -> Iterator[str]:
+    root = lake / "segments"
+    if root.is_dir():
+        yield from (entry.path for entry in os.scandir(root) if not entry.is_dir())
+    for hour in hours:
+        names = {entry.name for entry in os.scandir(root / hour)}
+        for name in sorted(names):
+            belongs = name.endswith(".arrow") and (
+                not name.endswith(".blob.arrow") or name.removesuffix(".blob.arrow") + ".arrow" in names
+            )
+            if not belongs and not name.endswith(".ovl.blob.arrow"):
+                yield str(root / hour / name)
