@@ -27,7 +27,6 @@ class SigmaLinear(nn.Module):
         self.register_buffer("right", torch.zeros(inputs))
         self.left: Tensor
         self.right: Tensor
-        self._folded: tuple[tuple[int, ...], Tensor] | None = None
         for _ in range(8):
             self.iterate()
 
@@ -39,21 +38,14 @@ class SigmaLinear(nn.Module):
         left = torch.mv(self.weight, self.right)
         self.left.copy_(left / left.norm().clamp_min(1e-12))
 
-    def effective_weight(self) -> Tensor:
-        """(O, I), differentiable in the weight and the gain."""
-        sigma = torch.dot(self.left, torch.mv(self.weight, self.right))
-        return self.weight * (self.gain / sigma)
+    def scale(self) -> Tensor:
+        """gain / sigma, 0-d, differentiable in the weight and the gain."""
+        return self.gain / torch.dot(self.left, torch.mv(self.weight, self.right))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.effective_weight(), self.bias)
-
-    def step(self, x: Tensor) -> Tensor:
-        """As `forward`, without gradient, the effective weight kept until one of its parts changes."""
-        parts = (self.weight, self.gain, self.left, self.right)
-        version = tuple(part._version for part in parts) + (self.weight.data_ptr(),)
-        if self._folded is None or self._folded[0] != version:
-            self._folded = version, self.effective_weight().detach()
-        return F.linear(x, self._folded[1], self.bias)
+        if x.numel() < self.weight.numel() * x.shape[-1] / len(self.weight):  # fewer rows than outputs: cheaper
+            return torch.addcmul(self.bias, F.linear(x, self.weight), self.scale())
+        return F.linear(x, self.weight * self.scale(), self.bias)
 
 
 class MLP(nn.Module):

@@ -37,26 +37,20 @@ class Block(nn.Module):
         self.expand, self.contract = SigmaLinear(width, settings.d_ff), SigmaLinear(settings.d_ff, width)
         self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1))
 
-    def forward(self, x_BTD: Tensor, attention: Attention) -> Tensor:
+    def forward(self, x_BTD: Tensor, attention: Attention, *, dropout: bool = False) -> Tensor:
         """`attention` takes q, k, v (B, H, T, Dh) and returns (B, H, T, Dh)."""
-        x_BTD = x_BTD + self._mix(x_BTD, attention, SigmaLinear.forward)
-        return x_BTD + F.dropout(self._feed(x_BTD, SigmaLinear.forward), self.dropout, self.training)
+        x_BTD = x_BTD + self._mix(x_BTD, attention)
+        return x_BTD + F.dropout(self._feed(x_BTD), self.dropout, dropout)
 
-    def step(self, x_B1D: Tensor, attention: Attention) -> Tensor:
-        """As `forward`, without dropout, by the linears' kept effective weights."""
-        x_B1D = x_B1D + self._mix(x_B1D, attention, SigmaLinear.step)
-        return x_B1D + self._feed(x_B1D, SigmaLinear.step)
-
-    def _mix(self, x_BTD: Tensor, attention: Attention, apply: Callable[[SigmaLinear, Tensor], Tensor]) -> Tensor:
+    def _mix(self, x_BTD: Tensor, attention: Attention) -> Tensor:
         batch, length, width = x_BTD.shape
-        qkv = apply(self.qkv, self.before_attention(x_BTD)).view(batch, length, 3, self.num_heads, -1)
+        qkv = self.qkv(self.before_attention(x_BTD)).view(batch, length, 3, self.num_heads, -1)
         q_BHTD, k_BHTD, v_BHTD = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         mixed_BHTD = attention(q_BHTD, k_BHTD, v_BHTD) * self.head_scale
-        return self.after_attention(apply(self.merge, mixed_BHTD.transpose(1, 2).reshape(batch, length, width)))
+        return self.after_attention(self.merge(mixed_BHTD.transpose(1, 2).reshape(batch, length, width)))
 
-    def _feed(self, x_BTD: Tensor, apply: Callable[[SigmaLinear, Tensor], Tensor]) -> Tensor:
-        wide = F.leaky_relu(apply(self.expand, self.before_ff(x_BTD)), inplace=True)
-        return apply(self.contract, self.inside_ff(wide))
+    def _feed(self, x_BTD: Tensor) -> Tensor:
+        return self.contract(self.inside_ff(F.leaky_relu(self.expand(self.before_ff(x_BTD)), inplace=True)))
 
 
 class Transformer(SequenceEncoder):
@@ -82,7 +76,7 @@ class Transformer(SequenceEncoder):
             return attend(q_BHTD, k_BHTD, v_BHTD, window=window, backend=backend)
 
         for block in self.blocks:
-            x_BTD = block(x_BTD, attention)
+            x_BTD = block(x_BTD, attention, dropout=self.training)
         return self.norm(x_BTD)
 
     def memory(self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu") -> KVCache:
@@ -107,7 +101,7 @@ class Transformer(SequenceEncoder):
                 keys, values = memory.append(layer, k_NH1D[:, :, 0], v_NH1D[:, :, 0])
                 return attend_cached(q_NH1D[:, :, 0], keys, values, memory.visible_NS)[:, :, None]
 
-            x_N1D = block.step(x_N1D, attention)
+            x_N1D = block(x_N1D, attention)
         return self.norm(x_N1D)[:, 0]
 
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: KVCache) -> None:
@@ -119,7 +113,7 @@ class Transformer(SequenceEncoder):
                 memory.fill(layer, k_NHTD, v_NHTD, lengths_N)
                 return attend(q_NHTD, k_NHTD, v_NHTD, window=memory.capacity, backend=self.settings.attention)
 
-            x_NTD = block.step(x_NTD, attention)
+            x_NTD = block(x_NTD, attention)
 
     @torch.no_grad()
     def update_statistics(self) -> None:

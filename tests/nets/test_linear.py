@@ -1,0 +1,43 @@
+import pytest
+import torch
+
+from pipelines.nets.linear import MLP, SigmaLinear
+
+
+def settled(inputs=6, outputs=5):
+    layer = SigmaLinear(inputs, outputs)
+    for _ in range(200):
+        layer.iterate()
+    return layer
+
+
+def test_effective_weight_has_the_gain_as_spectral_norm():
+    torch.manual_seed(0)
+    layer = settled()
+    layer.gain.data.fill_(1.7)
+    effective = layer(torch.eye(6)).T - layer.bias[:, None]
+    assert torch.linalg.matrix_norm(effective, 2).item() == pytest.approx(1.7, rel=1e-4)
+
+
+def test_forward_changes_nothing_and_iterate_does():
+    layer = SigmaLinear(6, 5)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    layer(torch.randn(3, 6))
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    layer.weight.data += torch.randn(5, 6)
+    layer.iterate()
+    assert not torch.equal(layer.left, before["left"])
+
+
+def test_few_rows_and_many_give_the_same_values_and_gradients():
+    layer, x = SigmaLinear(6, 5), torch.randn(8, 6)
+    layer.gain.data.fill_(0.3)
+    torch.testing.assert_close(torch.cat([layer(row[None]) for row in x]), layer(x))
+    many = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
+    few = torch.autograd.grad(sum(layer(row[None]).square().sum() for row in x), layer.parameters())
+    torch.testing.assert_close(few, many)
+
+
+def test_mlp_without_hidden_layers_is_linear():
+    layer = MLP(3, (), 2)
+    torch.testing.assert_close(layer(torch.ones(1, 3)) * 2, layer(2 * torch.ones(1, 3)))

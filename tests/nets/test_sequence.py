@@ -1,0 +1,153 @@
+"""The contract of every sequence encoder: whole windows and cached steps are the same function."""
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from pipelines.config.model import SEQUENCE_ENCODERS, SequenceSettings
+from pipelines.nets.sequence import sequence_encoder
+
+TRANSFORMER = {"kind": "transformer", "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 32}
+CASES = {
+    "transformer": TRANSFORMER,
+    "transformer-dense": TRANSFORMER | {"attention": "dense"},
+    "transformer-learned": TRANSFORMER | {"position": "learned", "max_time": 9},
+    "transformer-rope": TRANSFORMER | {"position": "rope"},
+    "transformer-window": TRANSFORMER | {"window": 5},
+    "gru": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10},
+    "feedforward": {"kind": "feedforward", "hidden": [12], "output": 10},
+    "identity": {"kind": "identity"},
+}
+INPUT, ACTORS, STEPS = 6, 5, 24
+
+
+def build(case):
+    torch.manual_seed(0)
+    encoder = sequence_encoder(INPUT, TypeAdapter(SequenceSettings).validate_python(CASES[case]))
+    for parameter in encoder.parameters():  # away from the start, where norms and gains are one
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return encoder
+
+
+def test_every_built_in_is_under_this_contract():
+    assert {case["kind"] for case in CASES.values()} == set(SEQUENCE_ENCODERS.names())
+
+
+def episodes(seed=0):
+    """For each actor the start steps of its episodes: staggered, some reset together, some alone."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.rand(STEPS, ACTORS, generator=generator) < 0.12
+    starts[0] = True
+    starts[7, 1:3] = True
+    starts[:, 0] = False
+    starts[0, 0] = True  # one actor never resets, so windows slide
+    return starts
+
+
+def stepped(encoder, x_STD, starts, capacity):
+    memory = encoder.memory(num_actors=ACTORS, capacity=capacity)
+    time = torch.zeros(ACTORS, dtype=torch.int64)
+    out = []
+    for x_ND, start in zip(x_STD, starts, strict=True):
+        time = torch.where(start, 0, time)
+        if start.any():
+            memory.reset(start)
+        out.append(encoder.step(x_ND, time, memory))
+        time = time + 1
+    return torch.stack(out)
+
+
+def whole(encoder, x_STD, starts):
+    """Each episode by itself through one full forward."""
+    out = torch.empty(STEPS, ACTORS, encoder.output_size)
+    for actor in range(ACTORS):
+        bounds = [*starts[:, actor].nonzero()[:, 0].tolist(), STEPS]
+        for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+            x = x_STD[first:last, actor][None]
+            out[first:last, actor] = encoder(x, torch.arange(last - first)[None])[0]
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("training", [False, True])
+@torch.no_grad()
+def test_cached_steps_equal_the_full_forward_with_staggered_actors(case, training):
+    encoder, starts = build(case), episodes()
+    x = torch.randn(STEPS, ACTORS, INPUT)
+    expected = whole(encoder.eval(), x, starts)
+    actual = stepped(encoder.train(training), x, starts, capacity=STEPS)  # dropout never acts in a step
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("transformer")])
+@torch.no_grad()
+def test_a_full_cache_equals_windowed_attention(case):
+    encoder, starts, capacity = build(case).eval(), episodes(), 4
+    x = torch.randn(STEPS, ACTORS, INPUT)
+    actual = stepped(encoder, x, starts, capacity)
+    encoder.settings = encoder.settings.model_copy(update={"window": capacity})
+    torch.testing.assert_close(actual, whole(encoder, x, starts), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("capacity", [4, STEPS])
+@torch.no_grad()
+def test_prefill_leaves_what_steps_would(case, capacity):
+    encoder = build(case).eval()
+    lengths = torch.tensor([0, 1, 3, 9, 12])
+    x = torch.randn(ACTORS, 14, INPUT)
+    time = torch.arange(14).expand(ACTORS, -1)
+    filled = encoder.memory(num_actors=ACTORS, capacity=capacity)
+    encoder.prefill(x[:, :12], time[:, :12], lengths, filled)
+    for actor, length in enumerate(lengths.tolist()):
+        alone = encoder.memory(num_actors=1, capacity=capacity)
+        for t in range(length):
+            encoder.step(x[actor : actor + 1, t], time[:1, t], alone)
+        expected = encoder.step(x[actor : actor + 1, 13], lengths[actor : actor + 1], alone)
+        copy = encoder.memory(num_actors=ACTORS, capacity=capacity)
+        encoder.prefill(x[:, :12], time[:, :12], lengths, copy)
+        actual = encoder.step(x[:, 13], lengths, copy)
+        torch.testing.assert_close(actual[actor], expected[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_padding_on_the_right_is_never_seen(case):
+    encoder = build(case).eval()
+    x = torch.randn(2, 9, INPUT)
+    time = torch.arange(9).expand(2, -1)
+    padded = torch.cat((x, torch.full((2, 4, INPUT), 1e3)), 1)
+    out = encoder(padded, torch.arange(13).expand(2, -1))
+    torch.testing.assert_close(out[:, :9], encoder(x, time), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["transformer", "transformer-learned", "transformer-rope"])
+@torch.no_grad()
+def test_positions_matter(case):
+    encoder = build(case).eval()
+    x = torch.randn(1, 6, INPUT)
+    time = torch.arange(6)[None]
+    swapped = torch.cat((x[:, [1, 0]], x[:, 2:]), 1)
+    assert (encoder(x, time)[:, -1] - encoder(swapped, time)[:, -1]).abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_sinusoid_reaches_beyond_its_first_table():
+    encoder = build("transformer").eval()
+    x = torch.randn(1, 3, INPUT)
+    far = encoder(x, torch.tensor([[5000, 5001, 5002]]))
+    assert torch.isfinite(far).all()
+    again = encoder(x, torch.tensor([[0, 1, 2]]))
+    torch.testing.assert_close(again, build("transformer").eval()(x, torch.tensor([[0, 1, 2]])))
+
+
+def test_identity_and_plug_ins_are_named_in_settings():
+    settings = TypeAdapter(SequenceSettings).validate_python(
+        {"kind": "tests.nets.test_sequence:Doubled", "options": {"factor": 2}}
+    )
+    assert sequence_encoder(3, settings).factor == 2
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self, input_size, settings):
+        super().__init__()
+        self.factor, self.output_size = settings.options["factor"], input_size
