@@ -26,7 +26,7 @@ EnvModel = Callable[[str], type[BaseModel]]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The document in `path`. InputMissing if it cannot be read, UsageError with line and column if malformed."""
+    """The document in `path`. InputMissing if it cannot be read, UsageError with line and column if wrong."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -53,7 +53,7 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
 def merge(
     base: Mapping[str, Any], over: Mapping[str, Any], *, where: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """`over` laid on `base`, table by table; neither is changed. A new tag (`TAGS`) drops the old parameters."""
+    """`over` laid on `base`, table by table; neither is changed. A new tag (`TAGS`) drops old parameters."""
     merged = copy.deepcopy(dict(base))
     for key, value in over.items():
         old = merged.get(key)
@@ -78,7 +78,7 @@ def assign(document: dict[str, Any], path: Sequence[str], value: Any) -> None:
         key: Any = part
         if isinstance(where, list):
             if not part.isdigit() or int(part) >= len(where):
-                raise UsageError(f"'{'.'.join(path)}': '{part}' is not one of the {len(where)} places of the list")
+                raise UsageError(f"'{'.'.join(path)}': '{part}' is not one of the list's {len(where)} places")
             key = int(part)
         elif not isinstance(where, dict):
             raise UsageError(f"'{'.'.join(path)}': '{part}' is not inside a table")

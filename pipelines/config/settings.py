@@ -17,13 +17,11 @@ from pipelines.config.model import AgentSettings
 
 StageName = Literal["collect", "relabel", "train", "evaluate", "export"]
 
-# Which tables fix what a stage produces: a change in one of them makes it another experiment.
+# Which tables fix what a stage adds to a run: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect"),
-    "relabel": ("relabel",),
     "train": ("agent", "train"),
-    "evaluate": ("evaluate",),
-    "export": ("export",),
+    "run": ("env", "exploration", "agent", "collect", "relabel", "train", "stages"),
 }
 # Targets and pacing may change between two invocations of one experiment.
 EXTENSIBLE = frozenset(
@@ -36,6 +34,7 @@ EXTENSIBLE = frozenset(
         "train.keep_checkpoints",
         "train.log_every",
         "train.threads",
+        "epochs",
     }
 )
 
@@ -61,8 +60,8 @@ class CollectSettings(SettingsModel):
     """Environment steps in all (over all actors); in a chain, per epoch."""
     actors: int = Field(16, ge=1, le=65_536)
     """Environments stepped as one batch."""
-    policy: str = "random"
-    """`random`, `RUN[@CHECKPOINT]`, or `module:attr`; in a chain, the policy being trained acts."""
+    policy: str = "auto"
+    """`random`, `expert`, `RUN[@CHECKPOINT]`, or `module:attr`; `auto`: the agent of a chain, else `random`."""
     greedy: bool = False
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     seal_seconds: float = Field(10.0, gt=0)
@@ -134,6 +133,10 @@ class EvaluateSettings(SettingsModel):
     """Seed of the evaluation tasks, apart from the run's own."""
     mark_best: bool = False
     """Point `checkpoints/best` at the judged checkpoint when it beats the best so far."""
+    best_by: str = "return_mean"
+    """Figure by which checkpoints are compared, e.g. `per_attempt[-1]`."""
+    label: str = ""
+    """Name of this evaluation in a chain's closing table; empty: not shown there."""
     require: str = ""
     """Gate such as `return_mean >= 0.9`; not met: exit 5."""
 

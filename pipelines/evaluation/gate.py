@@ -52,9 +52,9 @@ def check(requirement: str, metrics: Mapping[str, Any]) -> None:
     """RequirementNotMet, naming every clause that fails and its value; UsageError for an unknown metric."""
     failed = []
     for clause in parse(requirement):
-        value = _value(clause.metric, metrics)
-        if math.isnan(value) or not _OPERATORS[clause.relation](value, clause.bound):
-            failed.append(f"{clause} (it is {value:.6g})")
+        found = value(clause.metric, metrics)
+        if math.isnan(found) or not _OPERATORS[clause.relation](found, clause.bound):
+            failed.append(f"{clause} (it is {found:.6g})")
     if failed:
         raise RequirementNotMet(f"requirement not met: {' and '.join(failed)}")
 
@@ -72,21 +72,22 @@ def _clause(text: str, requirement: str) -> Clause:
     )
 
 
-def _value(metric: str, metrics: Mapping[str, Any]) -> float:
+def value(metric: str, metrics: Mapping[str, Any]) -> float:
+    """The number that `metric` names, e.g. `return_ci95[0]` or `per_attempt[-1]` (its success). UsageError if there is none."""
     name, *_ = metric.split("[")
     if name not in metrics:
         close = difflib.get_close_matches(name, list(metrics), n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(metrics))}"
         raise UsageError(f"no metric '{name}' to require", hint=hint)
-    value = metrics[name]
+    found = metrics[name]
     for index in _INDEX.findall(metric):
-        if not isinstance(value, list | tuple) or not -len(value) <= int(index) < len(value):
+        if not isinstance(found, list | tuple) or not -len(found) <= int(index) < len(found):
             raise UsageError(f"metric '{name}' has no entry [{index}]")
-        value = value[int(index)]
-    if isinstance(value, Mapping) and "success_mean" in value:
-        value = value["success_mean"]
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        found = found[int(index)]
+    if isinstance(found, Mapping) and "success_mean" in found:
+        found = found["success_mean"]
+    if isinstance(found, bool) or not isinstance(found, int | float):
         raise UsageError(
             f"metric '{metric}' is not a number", hint="give an entry of it, such as return_ci95[0]"
         )
-    return float(value)
+    return float(found)

@@ -71,9 +71,7 @@ class Lake:
         path = Path(path)
         found = next((p for p in (path, path / "lake") if (p / "lake.json").is_file()), None)
         if found is None:
-            raise InputMissing(
-                f"no lake at '{path}'", hint="make one with: amago collect --env ENV --lake DIR"
-            )
+            raise InputMissing(f"no lake at '{path}'", hint="make one with: amago collect --env ENV --lake DIR")
         try:
             header = json.loads((found / "lake.json").read_text())
             name, version, features = header["format"], int(header["version"]), header["required_features"]
@@ -180,9 +178,7 @@ class Lake:
         from pipelines.lake.overlay import OverlayWriter
 
         self.salvage()
-        return OverlayWriter(
-            self, schema, columns, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds
-        )
+        return OverlayWriter(self, schema, columns, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
 
     def salvage(self, *, listener: Listener = silent) -> int:
         """Seal the logs of dead writers; returns the number of trajectories saved."""
@@ -191,16 +187,17 @@ class Lake:
         return salvage(self.path, self.schema, listener=listener)
 
 
-def difference(ours: Spaces, theirs: Spaces) -> list[str]:
-    """What differs between two space signatures, one phrase each."""
+def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")) -> list[str]:
+    """What differs between two space signatures, one phrase each; `sides` says whose they are."""
     a, b = dict(ours.observation), dict(theirs.observation)
+    here, there = sides
     phrases = [
-        f"{name}: {_shown(a.get(name))} in the lake, {_shown(b.get(name))} asked for"
+        f"{name}: {_shown(a.get(name))} {here}, {_shown(b.get(name))} {there}"
         for name in dict.fromkeys([*a, *b])
         if a.get(name) != b.get(name)
     ]
     if ours.action != theirs.action:
-        phrases.append(f"action: {_shown(ours.action)} in the lake, {_shown(theirs.action)} asked for")
+        phrases.append(f"action: {_shown(ours.action)} {here}, {_shown(theirs.action)} {there}")
     if not phrases:
         phrases.append("the order of the observation's columns")
     return phrases

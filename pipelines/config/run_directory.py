@@ -1,0 +1,165 @@
+"""A run: one directory that says what was done, with what, and can be run again.
+
+    runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  lake/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from pipelines.config.atomic import storage_errors, write_text
+from pipelines.config.load import read_toml
+from pipelines.config.settings import EXTENSIBLE, STAGE_TABLES, Settings
+from pipelines.errors import InputMissing, Locked, UsageError
+
+_VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
+
+
+class RunDirectory:
+    """Paths and records of the run at `path`; nothing is created before something is recorded."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_path = self.path / "config.toml"
+        self.record_path = self.path / "run.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.evaluations = self.path / "evaluations"
+        self.lake = self.path / "lake"
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """The run at `path`; InputMissing if there is none."""
+        run = cls(path)
+        if not run.exists():
+            raise InputMissing(f"no run at '{path}'", hint="a run is a directory with config.toml, e.g. runs/cartpole")
+        return run
+
+    def exists(self) -> bool:
+        return self.config_path.is_file()
+
+    def load_document(self) -> dict[str, Any]:
+        """The stored configuration; empty when nothing is recorded yet."""
+        return read_toml(self.config_path) if self.exists() else {}
+
+    def load_record(self) -> dict[str, Any]:
+        """run.json; empty when nothing is recorded yet."""
+        return json.loads(self.record_path.read_text()) if self.record_path.is_file() else {}
+
+    def record(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
+        """Write the resolved configuration and who did what.
+
+        `stage` owns some tables (`STAGE_TABLES`). A run that already has this stage with other values there is
+        refused with a diff (UsageError) unless `fresh`; the tables of other stages stay as they are.
+        """
+        stored, record, document = self.load_document(), self.load_record(), dump(settings)
+        stages = dict(record.get("stages", {}))
+        owned = (*STAGE_TABLES[stage], "seed")
+        if stage in stages and not fresh:
+            self._refuse_changes(stage, stored, document, owned)
+        kept = {} if stage == "run" else stored
+        merged = {**document, **kept, **{key: document[key] for key in owned if key in document}}
+        write_text(self.config_path, tomli_w.dumps(merged))
+        stages[stage] = {"argv": sys.argv, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
+        write_text(self.record_path, json.dumps({**record, **_circumstances(), "stages": stages}, indent=1))
+
+    def update_record(self, **fields: Any) -> None:
+        """Set top-level fields of run.json."""
+        write_text(self.record_path, json.dumps({**self.load_record(), **fields}, indent=1))
+
+    @contextmanager
+    def lock(self, stage: str) -> Iterator[None]:
+        """Hold the run for `stage`; Locked (exit 75) says who else holds it and since when."""
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / f".{stage}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+                message = f"run '{self.path}' is in use by {stage}, {holder}"
+                raise Locked(message, hint="wait for it, or choose another --run") from error
+            who = f"pid {os.getpid()} on {socket.gethostname()} since {time.strftime('%H:%M:%S')}\n"
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, who.encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def _refuse_changes(
+        self, stage: str, stored: Mapping[str, Any], wanted: Mapping[str, Any], owned: Sequence[str]
+    ) -> None:
+        before, after = _flat(stored, owned), _flat(wanted, owned)
+        changed = [
+            f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
+            for key in sorted(before.keys() | after.keys())
+            if before.get(key) != after.get(key) and key not in EXTENSIBLE
+        ]
+        if changed:
+            raise UsageError(
+                f"run '{self.path}' already has a {stage} with another configuration",
+                hint="repeat it unchanged, start anew with --fresh, or choose another --run",
+                problems=tuple(changed),
+            )
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """`settings` as a TOML document that resolves to the same settings."""
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+def _flat(document: Any, keys: Sequence[str] | None = None, prefix: str = "") -> dict[str, Any]:
+    if isinstance(document, Mapping):
+        items = [(str(k), v) for k, v in document.items() if keys is None or k in keys]
+    elif isinstance(document, list):
+        items = [(str(place), value) for place, value in enumerate(document)]
+    else:
+        return {prefix: document}
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        flat |= _flat(value, None, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "(unset)" if value is None else repr(value)
+
+
+def _circumstances() -> dict[str, Any]:
+    versions = {}
+    for name in _VERSIONED:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "versions": versions | {"python": platform.python_version()},
+        "git_commit": _git_commit(),
+        "hardware": {"host": socket.gethostname(), "machine": platform.machine(), "cores": os.cpu_count()},
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the working directory, when it is a checkout and git is there."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

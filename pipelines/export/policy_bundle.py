@@ -1,0 +1,139 @@
+"""A policy bundle: a directory that acts, without the run or the lake it came from.
+
+    policy.json           spaces, network settings, context length, where it came from
+    weights.safetensors   the weights that acting needs
+    policy.py             a loader, and how to use it
+
+>>> from pipelines.export.policy_bundle import load_policy  # doctest: +SKIP
+>>> policy = load_policy("runs/cartpole/export")  # doctest: +SKIP
+>>> action = policy.act(observation)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from pipelines.config.atomic import write_bytes, write_text
+from pipelines.config.model import AgentSettings
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces, zeros
+from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.agent import Agent
+
+FORMAT, VERSION = "amago-policy", 1
+_NOT_ACTING = "target_heads."
+
+_LOADER = '''"""Acts with the policy in this directory; needs the package `amago`.
+
+    policy = load()
+    observation, _ = env.reset()
+    policy.reset()
+    while not done:
+        action = policy.act(observation, reward)     # reward: what the last action brought; 0 at first
+"""
+
+from pathlib import Path
+
+from pipelines.export.policy_bundle import DeployedPolicy, load_policy
+
+
+def load(*, greedy: bool = True, seed: int = 0) -> DeployedPolicy:
+    return load_policy(Path(__file__).parent, greedy=greedy, seed=seed)
+'''
+
+
+def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any], directory: Path) -> int:
+    """Write a bundle from a checkpoint's weights and record; returns its size in bytes.
+
+    `policy.json` comes last: a directory without it is no bundle.
+    """
+    spec = {
+        "format": FORMAT,
+        "version": VERSION,
+        **{key: record[key] for key in ("spaces", "agent", "window", "update", "env")},
+    }
+    kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(_NOT_ACTING)}
+    (directory / "policy.json").unlink(missing_ok=True)
+    write_bytes(directory / "weights.safetensors", save(kept))
+    write_text(directory / "policy.py", _LOADER)
+    write_text(directory / "policy.json", json.dumps(spec, indent=1))
+    return sum((directory / name).stat().st_size for name in ("weights.safetensors", "policy.py", "policy.json"))
+
+
+def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0) -> DeployedPolicy:
+    """The policy of a bundle. InputMissing where there is none or it needs a newer version, IntegrityError if damaged."""
+    directory = Path(directory)
+    try:
+        spec = json.loads((directory / "policy.json").read_text())
+        if (spec["format"], spec["version"]) != (FORMAT, VERSION):
+            raise InputMissing(f"'{directory}' has format {spec['format']} {spec['version']}", hint="upgrade amago")
+        spaces = Spaces.from_json(spec["spaces"])
+        agent = Agent(spaces, AgentSettings.model_validate(spec["agent"]))
+        missing, unexpected = agent.load_state_dict(load_file(directory / "weights.safetensors"), strict=False)
+    except FileNotFoundError as error:
+        raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
+    except (ValueError, KeyError, SafetensorError, RuntimeError) as error:
+        raise IntegrityError(f"policy bundle '{directory}' is damaged: {error}") from error
+    if unexpected or any(not key.startswith(_NOT_ACTING) for key in missing):
+        raise IntegrityError(f"policy bundle '{directory}' is damaged: its weights do not fit its settings")
+    return DeployedPolicy(agent.eval(), capacity=int(spec["window"]), greedy=greedy, seed=seed)
+
+
+class DeployedPolicy:
+    """One actor, in the environment's own terms: observations as gymnasium gives them, actions as it takes them."""
+
+    def __init__(self, agent: Agent, *, capacity: int, greedy: bool, seed: int) -> None:
+        self.spaces = agent.spaces
+        self._policy = AgentPolicy(agent, num_actors=1, capacity=capacity, greedy=greedy, seed=seed)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin an episode: memory is empty, no action was taken yet."""
+        self._time = 0
+        self._action = zeros(self.spaces.action, (1,))
+
+    def act(self, observation: Any, reward: float = 0.0) -> Any:
+        """The action for `observation`; `reward` is what the last action brought (0 at an episode's first step)."""
+        columns: dict[str, np.ndarray] = {}
+        _flatten(observation, OBSERVATION, columns)
+        stored = {name: _stored(columns[name], space)[None] for name, space in self.spaces.observation.items()}
+        self._action = self._policy.act(
+            stored, self._action, np.array([reward], dtype=np.float32), np.array([self._time], dtype=np.int64)
+        )
+        self._time += 1
+        return executed(self._action[0], self.spaces.action)
+
+
+def executed(action: np.ndarray, space: Space) -> Any:
+    """The environment's own form of an action in the system's form."""
+    if isinstance(space, Discrete):
+        return int(action) + space.start
+    if isinstance(space, Box) and space.low is not None and space.high is not None:
+        low, high = (np.asarray(bound, dtype=np.float64).reshape(space.shape) for bound in (space.low, space.high))
+        return (low + (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) * (high - low) / 2).astype(space.dtype)
+    return action
+
+
+def _flatten(value: Any, name: str, columns: dict[str, np.ndarray]) -> None:
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            _flatten(member, f"{name}.{key}", columns)
+    elif isinstance(value, tuple):
+        for place, member in enumerate(value):
+            _flatten(member, f"{name}.{place}", columns)
+    else:
+        columns[name] = np.asarray(value)
+
+
+def _stored(value: np.ndarray, space: Space) -> np.ndarray:
+    if isinstance(space, Discrete):
+        value = value - space.start
+    return value.reshape(space.shape).astype(space.dtype)

@@ -1,0 +1,167 @@
+"""collect: roll out a policy and write what happened into a lake.
+
+Steps are counted from the lake itself, so the same command repeated goes on where it stopped, after a kill too.
+Rollouts unfinished when the stage ends are stored as truncated, tagged `unfinished`: nothing paid for is lost, and
+learning bootstraps through the cut. A kill -9 loses only what was not yet a whole trajectory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.envs.exploration import Exploration
+from pipelines.events import Event, Listener, Progress, silent
+from pipelines.lake.catalog import query
+from pipelines.lake.schema import Schema
+from pipelines.lake.store import Lake
+from pipelines.learning.acting import AgentPolicy
+from pipelines.rollout.actor import Rollout
+from pipelines.stages.environment import make_env
+from pipelines.stages.policies import Acting, load_policy
+from pipelines.stages.result import Result
+
+
+def run(
+    settings: Settings,
+    *,
+    run: Path | None = None,
+    lake: Path | None = None,
+    listener: Listener = silent,
+    fresh: bool = False,
+) -> Result:
+    """Collect until this run (without one: this environment and seed) has `collect.steps` steps in the lake."""
+    directory = RunDirectory(run) if run is not None else None
+    where = lake if lake is not None else (directory or RunDirectory(".")).lake
+    name = directory.path.resolve().name if directory else f"{settings.env.name}-{settings.seed}"
+    with contextlib.ExitStack() as stack:
+        if directory is not None:
+            stack.enter_context(directory.lock("collect"))
+            directory.record("collect", settings, fresh=fresh)
+        if fresh and directory is not None and lake is None:
+            shutil.rmtree(directory.lake, ignore_errors=True)
+        elif fresh:
+            name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
+        collector = stack.enter_context(Collector(settings, where, name=name))
+        collector.act_by(load_policy(settings.collect.policy, collector.env, seed=collector.policy_seed,
+                                     greedy=settings.collect.greedy))
+        metrics = collector.collect(settings.collect.steps, listener)
+    return Result(
+        command="collect",
+        status="done" if metrics["steps"] else "skipped",
+        run=run,
+        lake=where,
+        metrics=metrics,
+        outputs=[where],
+        seconds=metrics["seconds"],
+    )
+
+
+class Collector:
+    """A rollout that pours into a lake; environments and unfinished episodes live from one `collect` to the next.
+
+    `name` is written into every trajectory: what it has stored counts towards the target of a later process.
+    """
+
+    def __init__(self, settings: Settings, lake: Path, *, name: str) -> None:
+        actors = settings.collect.actors
+        exists = (lake / "lake.json").is_file()
+        before = stored_steps(Lake.open(lake), name) if exists else 0
+        env_seed, self.policy_seed, exploration_seed = seeds(settings.seed, before, count=3)
+        self.env = make_env(settings, actors=actors, seed=env_seed)
+        spec = self.env.spec
+        self.exploration = Exploration(
+            settings.exploration, spec.spaces.action, actors, horizon=spec.horizon, seed=exploration_seed
+        )
+        self.exploration.steps = before // actors
+        self.lake = Lake.open_or_create(lake)
+        schema = Schema(spec.spaces)
+        self.lake.require_schema(schema)
+        self.writer = self.lake.writer(schema, name=name, seal_seconds=settings.collect.seal_seconds)
+        self.before, self._settings, self._name = before, settings, name
+        self.rollout: Rollout | None = None
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self.rollout is not None and (kind is None or getattr(error, "exit_code", 1) >= 128):
+                self.rollout.finish()
+        finally:
+            self.env.close()
+            self.writer.__exit__(kind, error, trace)
+
+    def act_by(self, acting: Acting) -> None:
+        """Let `acting` act from now on; its memory is rebuilt from the episodes in progress."""
+        if self.rollout is None:
+            self.rollout = Rollout(
+                self.env,
+                acting.policy,
+                exploration=self.exploration,
+                sink=self.writer.append,
+                seed=self._settings.seed,
+                collector=self._name,
+                keep_unfinished=True,
+            )
+        elif isinstance(acting.policy, AgentPolicy):
+            acting.policy.rebuild(self.rollout.prefixes())
+        self.rollout.policy = acting.policy
+        self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far, those of earlier processes included."""
+        return self.before + (self.rollout.total_steps if self.rollout else 0)
+
+    def collect(self, target: int, listener: Listener = silent) -> dict[str, Any]:
+        """Go on until `steps` reaches `target`; returns what this call did."""
+        assert self.rollout is not None, "act_by comes first"
+        already = self.steps
+
+        def tell(event: Event) -> None:
+            if isinstance(event, Progress):
+                event = replace(event, done=min(already + event.done, target), total=target)
+            listener(event)
+
+        stats = self.rollout.run(steps=max(target - already, 0), listener=tell)
+        self.writer.poll()
+        metrics = {
+            "steps": stats.steps,
+            "steps_total": self.steps,
+            "trajectories": stats.trajectories,
+            "return_mean": stats.return_mean,
+            "success_mean": stats.success_mean,
+            "steps_per_second": stats.steps_per_second,
+            "policy_share": stats.policy_seconds / stats.seconds if stats.steps else math.nan,
+            "env_share": stats.env_seconds / stats.seconds if stats.steps else math.nan,
+            "epsilon_progress": self.exploration.progress,
+            "seconds": stats.seconds,
+        }
+        return {key: value for key, value in metrics.items() if not math.isnan(value)}
+
+
+def stored_steps(lake: Lake, collector: str) -> int:
+    """Steps that `collector` has in the lake, logs of dead writers included."""
+    lake.salvage()
+    quoted = collector.replace("'", "''")
+    where = f"collector = '{quoted}' and base_uid is null"
+    _, rows = query(lake, f"select coalesce(sum(length), 0) from trajectories where {where}")
+    return int(rows[0][0])
+
+
+def seeds(seed: int, position: int, *, count: int) -> list[int]:
+    """Independent seeds for what a process draws; `position` keeps a resumed one from repeating itself."""
+    return [int(s) for s in np.random.SeedSequence([seed, position]).generate_state(count) >> 1]

@@ -1,0 +1,155 @@
+"""evaluate: whole episodes on held-out tasks, every one counted, with 95% confidence intervals.
+
+Each evaluation is a file in `RUN/evaluations`, named after what was judged and how; asking for the same one again
+reads it. `require` is checked either way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.atomic import write_text
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.envs.env import Env
+from pipelines.errors import RequirementNotMet
+from pipelines.evaluation import gate
+from pipelines.evaluation.adaptation import metrics as describe
+from pipelines.evaluation.runner import evaluate
+from pipelines.events import Listener, Notice, silent
+from pipelines.stages.environment import make_env
+from pipelines.stages.policies import trained
+from pipelines.stages.result import Result, Table
+from pipelines.training import checkpoint as checkpoints
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.metrics_log import MetricsLog
+
+_NOT_IDENTITY = {"checkpoint", "mark_best", "best_by", "require", "label"}
+
+
+def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
+    """Judge a checkpoint of the run. RequirementNotMet carries the result."""
+    directory = RunDirectory.open(run)
+    wanted, started = settings.evaluate, time.monotonic()
+    gate.parse(wanted.require)
+    checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
+    path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings)}.json"
+    known = path.is_file()
+    if known:
+        report = json.loads(path.read_text())
+    else:
+        report = judge(settings, checkpoint, listener)
+        write_text(path, json.dumps(report, indent=1))
+        figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
+        MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
+    if wanted.mark_best:
+        _mark_best(directory, checkpoint.update, report["metrics"], wanted.best_by, listener)
+    result = Result(
+        command="evaluate",
+        status="skipped" if known else "done",
+        run=run,
+        metrics={"update": checkpoint.update, **report["metrics"]},
+        outputs=[path],
+        tables=tables(report),
+        seconds=time.monotonic() - started,
+    )
+    try:
+        gate.check(wanted.require, result.metrics)
+    except RequirementNotMet as error:
+        error.result = result
+        raise
+    return result
+
+
+def judge(settings: Settings, checkpoint: Checkpoint, listener: Listener = silent) -> dict[str, Any]:
+    """Play the episodes; the report as plain data."""
+    wanted = settings.evaluate
+    actors = min(wanted.actors, wanted.episodes)
+    env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split)
+    try:
+        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy)
+        results = evaluate(env, acting.policy, episodes=wanted.episodes, listener=listener)
+    finally:
+        env.close()
+    return {
+        "update": checkpoint.update,
+        "env": settings.env.model_dump(mode="json"),
+        "settings": wanted.model_dump(mode="json"),
+        "metrics": describe(results),
+        "known": baselines(env),
+        "time": time.time(),
+        "seconds": results.seconds,
+    }
+
+
+def baselines(env: Env) -> dict[str, dict[str, Any]]:
+    """What is known exactly of the environment: success by attempt and return of random and optimal play."""
+    spec = env.spec
+    return {
+        "random": {"return": spec.random_return, "success": _listed(spec.random_success)},
+        "optimal": {"return": spec.optimal_return, "success": _listed(spec.optimal_success)},
+    }
+
+
+def tables(report: Mapping[str, Any]) -> list[Table]:
+    """The report for people: return and success, and the adaptation curve where there are attempts."""
+    figures = report["metrics"]
+    low, high = figures["return_ci95"]
+    rows = [["return", figures["return_mean"], low, high]]
+    if "success_mean" in figures:
+        rows.append(["success", figures["success_mean"], *figures["success_ci95"]])
+    split = report["settings"]["split"]
+    title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {split} tasks"
+    found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
+    if "per_attempt" in figures:
+        found.append(adaptation_table({f"checkpoint {report['update']}": report}, title="success by attempt"))
+    return found
+
+
+def adaptation_table(reports: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
+    """Success by attempt: a row for each named report, between random and optimal play where those are known."""
+    any_report = next(iter(reports.values()))
+    attempts = len(any_report["metrics"]["per_attempt"])
+    rows: list[list[Any]] = []
+    known = any_report["known"]
+    if known["random"]["success"]:
+        rows.append(["random", *known["random"]["success"][:attempts]])
+    for name, report in reports.items():
+        rows.append([name, *(_with_interval(entry) for entry in report["metrics"]["per_attempt"])])
+    if known["optimal"]["success"]:
+        rows.append(["optimal", *known["optimal"]["success"][:attempts]])
+    return Table(title=title, columns=["", *(f"attempt {i + 1}" for i in range(attempts))], rows=rows)
+
+
+def _with_interval(entry: Mapping[str, Any]) -> str:
+    low, high = entry["success_ci95"]
+    return f"{entry['success_mean']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _listed(values: tuple[float, ...] | None) -> list[float] | None:
+    return None if values is None else list(values)
+
+
+def _identity(settings: Settings) -> str:
+    """Hash of everything that decides the outcome besides the checkpoint."""
+    content = {
+        "env": settings.env.model_dump(mode="json"),
+        "evaluate": settings.evaluate.model_dump(mode="json", exclude=_NOT_IDENTITY),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _mark_best(
+    directory: RunDirectory, update: int, figures: Mapping[str, Any], best_by: str, listener: Listener
+) -> None:
+    score = gate.value(best_by, figures)
+    best = directory.load_record().get("best")
+    if best is None or best["by"] != best_by or score > best["score"]:
+        checkpoints.mark_best(directory.checkpoints, update)
+        directory.update_record(best={"update": update, "score": score, "by": best_by})
+        listener(Notice(text=f"checkpoint {update} is the best so far: {best_by} {score:.4g}", level="debug"))

@@ -1,0 +1,66 @@
+"""Who acts: a policy from its name, with what a trajectory records of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.envs.env import Env
+from pipelines.errors import InputMissing
+from pipelines.lake.spaces import Spaces
+from pipelines.lake.store import difference
+from pipelines.learning.acting import AgentPolicy
+from pipelines.rollout.policy_client import ExpertPolicy, Policy, RandomPolicy, scripted_policy
+from pipelines.training import checkpoint as checkpoints
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.learner import load_agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acting:
+    """A policy, the run or name it came from, and the gradient updates behind it (-1: none, it is not trained)."""
+
+    policy: Policy
+    policy_id: str
+    version: int = -1
+
+
+def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acting:
+    """The policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr.
+
+    InputMissing where there is none, or where it was trained for other spaces.
+    """
+    spaces = env.spec.spaces
+    if name in ("auto", "random"):
+        return Acting(policy=RandomPolicy(spaces.action, seed=seed), policy_id="random")
+    if name == "expert":
+        return Acting(policy=ExpertPolicy(env), policy_id="expert")
+    path, _, which = name.partition("@")
+    if RunDirectory(path).exists():
+        checkpoint = checkpoints.load(RunDirectory(path).checkpoints, which or "latest")
+        return trained(checkpoint, env, policy_id=Path(path).name, seed=seed, greedy=greedy)
+    if ":" not in name:
+        raise InputMissing(f"no run at '{path}' whose policy could act", hint="give random, RUN[@CHECKPOINT] or module:attr")
+    policy = scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
+    return Acting(policy=policy, policy_id=name)
+
+
+def trained(checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool) -> Acting:
+    """The policy of a checkpoint, acting for all actors of `env`."""
+    require_spaces(checkpoint, env)
+    agent = load_agent(checkpoint)
+    policy = AgentPolicy(
+        agent, num_actors=env.num_envs, capacity=int(checkpoint.record["window"]), greedy=greedy, seed=seed
+    )
+    return Acting(policy=policy, policy_id=policy_id, version=checkpoint.update)
+
+
+def require_spaces(checkpoint: Checkpoint, env: Env) -> None:
+    """InputMissing, with what differs, unless the checkpoint was trained for the spaces of `env`."""
+    ours = Spaces.from_json(checkpoint.record["spaces"])
+    if ours != env.spec.spaces:
+        raise InputMissing(
+            f"checkpoint '{checkpoint.path}' was trained for other spaces than those of '{env.spec.name}': "
+            + "; ".join(difference(ours, env.spec.spaces, ("trained for", "given"))),
+        )

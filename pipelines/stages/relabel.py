@@ -1,0 +1,94 @@
+"""relabel: derive new goals and rewards from what a lake holds, as overlays that leave the originals alone.
+
+Which trajectories, which goals: all follows from the seed and a trajectory's uid, and what was already derived by
+the same method, strategy and seed is not derived again; so the command can be repeated, after a kill too, and after
+more has been collected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.settings import Settings
+from pipelines.events import Listener, Progress, silent
+from pipelines.lake.catalog import query
+from pipelines.lake.reading import Reader
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import Trajectory
+from pipelines.relabelers.base import Relabeler, generator_for, make_relabeler
+from pipelines.stages.result import Result
+
+
+def run(settings: Settings, *, lake: Path, listener: Listener = silent) -> Result:
+    """Relabel the chosen share of the lake's original trajectories, `relabel.copies` times each."""
+    wanted, started = settings.relabel, time.monotonic()
+    store = Lake.open(lake)
+    store.salvage(listener=listener)
+    relabeler = make_relabeler(wanted.relabeler, **({"strategy": wanted.strategy} if wanted.strategy else {}))
+    method = f"{relabeler.method}/{settings.seed}"
+    schema = store.only_schema()
+    done = _done(store, method)
+    chosen = _chosen(store, wanted.where, wanted.fraction, settings.seed, done, wanted.copies)
+    written = steps = overlay_bytes = read = 0
+    reader = Reader(store, listener=listener)
+    with store.overlay_writer(schema, relabeler.columns, name="relabel") as writer:
+        for trajectory in map(reader.read, chosen):
+            for copy in range(done[trajectory.uid], wanted.copies):
+                uid_steps = _relabel(writer, relabeler, trajectory, settings.seed, copy, method)
+                written += uid_steps > 0
+                steps += uid_steps
+            read += 1
+            figures = {"written": float(written)}
+            listener(Progress(stage="relabel", done=read, total=len(chosen), unit="trajectories", metrics=figures))
+        overlay_bytes = writer.bytes
+    seconds = time.monotonic() - started
+    return Result(
+        command="relabel",
+        status="done" if chosen else "skipped",
+        lake=store.path,
+        metrics={
+            "trajectories": written,
+            "steps": steps,
+            "overlay_bytes": overlay_bytes,
+            "base_bytes": steps * schema.step_bytes,
+            "considered": len(chosen),
+            "trajectories_per_second": read / seconds if read else 0.0,
+        },
+        outputs=[store.path],
+        seconds=seconds,
+    )
+
+
+def _relabel(writer: Any, relabeler: Relabeler, base: Trajectory, seed: int, copy: int, method: str) -> int:
+    """Write one relabelled copy; returns its length in steps (0: the relabeler found nothing to choose)."""
+    found = relabeler.relabel(base, generator_for(seed, base.uid, copy))
+    if found is None:
+        return 0
+    info = replace(base.info, success=found.success, source="relabel")
+    writer.append(base.uid, found.columns, base_offset=found.offset, method=method, info=info)
+    return found.length
+
+
+def _done(lake: Lake, method: str) -> Counter[str]:
+    """How many copies by `method` each original already has."""
+    quoted = method.replace("'", "''")
+    _, rows = query(lake, f"select base_uid from trajectories where relabel_method = '{quoted}'")
+    return Counter(uid for (uid,) in rows)
+
+
+def _chosen(lake: Lake, where: str, fraction: float, seed: int, done: Counter[str], copies: int) -> list[str]:
+    """Originals that match, belong to the share, and lack copies."""
+    predicate = f"base_uid is null and (\n{where}\n)" if where else "base_uid is null"
+    _, rows = query(lake, f"select uid from trajectories where {predicate} order by segment, row0")
+    return [uid for (uid,) in rows if _share(seed, uid) < fraction and done[uid] < copies]
+
+
+def _share(seed: int, uid: str) -> float:
+    """A number in [0, 1) that the seed and the uid decide."""
+    digest = hashlib.sha256(f"{seed}/{uid}/share".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

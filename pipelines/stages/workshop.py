@@ -1,0 +1,164 @@
+"""What the stages of a chain share while one process runs them: environments, model, optimiser, data view."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.events import Listener, silent
+from pipelines.lake.store import Lake
+from pipelines.learning.acting import AgentPolicy
+from pipelines.report.plots import Series, adaptation_curve
+from pipelines.stages import evaluate, export, relabel
+from pipelines.stages.collect import Collector
+from pipelines.stages.environment import make_env
+from pipelines.stages.policies import Acting, load_policy
+from pipelines.stages.result import Result, Table
+from pipelines.stages.train import Trainer
+
+
+class Workshop:
+    """Stages by name, on live objects that are made when first needed."""
+
+    def __init__(self, settings: Settings, directory: RunDirectory) -> None:
+        self.settings, self.directory = settings, directory
+        self.metrics: dict[str, Any] = {}
+        self._stack = contextlib.ExitStack()
+        self._collector: Collector | None = None
+        self._trainer: Trainer | None = None
+        self._agent_policy: AgentPolicy | None = None
+        self._perform: Mapping[str, Callable[[Settings, int, Listener], None]] = {
+            "collect": self._collect,
+            "relabel": self._relabel,
+            "train": self._train,
+            "evaluate": self._evaluate,
+            "export": self._export,
+        }
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def perform(self, stage: str, settings: Settings, *, target: int, listener: Listener = silent) -> None:
+        """Run one stage; `target` is the cumulative count at which a collect or a train is done."""
+        self._perform[stage](settings, target, listener)
+
+    def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
+        if self._collector is None:
+            collector = Collector(settings, self.directory.lake, name=self.directory.path.resolve().name)
+            self._collector = self._stack.enter_context(collector)
+        if self._collector.steps >= target:
+            return
+        self._collector.act_by(self._acting(settings, self._collector, listener))
+        self.metrics |= self._collector.collect(target, listener)
+
+    def _acting(self, settings: Settings, collector: Collector, listener: Listener) -> Acting:
+        if settings.collect.policy != "auto":
+            return load_policy(
+                settings.collect.policy, collector.env, seed=collector.policy_seed, greedy=settings.collect.greedy
+            )
+        learner = self._training(listener).learner
+        if self._agent_policy is None:
+            self._agent_policy = AgentPolicy(
+                learner.agent,
+                num_actors=collector.env.num_envs,
+                capacity=settings.train.window,
+                seed=collector.policy_seed,
+                device=learner.device,
+            )
+        learner.agent.eval()
+        self._agent_policy.greedy = settings.collect.greedy
+        return Acting(policy=self._agent_policy, policy_id=self.directory.path.resolve().name, version=learner.update)
+
+    def _training(self, listener: Listener) -> Trainer:
+        if self._trainer is None:
+            if self._collector is not None:
+                spaces = self._collector.env.spec.spaces
+            elif self.settings.env.name:
+                env = make_env(self.settings, actors=1, seed=0)
+                env.close()
+                spaces = env.spec.spaces
+            else:
+                spaces = Lake.open(self.directory.lake).only_schema().spaces
+            self._trainer = Trainer(self.settings, self.directory, spaces, listener=listener)
+        return self._trainer
+
+    def _train(self, settings: Settings, target: int, listener: Listener) -> None:
+        trainer = self._training(listener)
+        if trainer.learner.update >= target:
+            return
+        if self._collector is not None:
+            self._collector.writer.seal()
+        trainer.draw_from(Lake.open(self.directory.lake))
+        self.metrics |= trainer.train(target, listener)
+
+    def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:
+        if self._collector is not None:
+            self._collector.writer.seal()
+        self.metrics["relabeled"] = relabel.run(settings, lake=self.directory.lake, listener=listener).metrics
+
+    def _evaluate(self, settings: Settings, target: int, listener: Listener) -> None:
+        self._training(listener).save()
+        result = evaluate.run(settings, run=self.directory.path, listener=listener)
+        self.metrics |= result.metrics
+        label = settings.evaluate.label
+        if label:
+            labelled = self.directory.load_record().get("labelled", {})
+            self.directory.update_record(labelled={**labelled, label: result.outputs[0].name})
+
+    def _export(self, settings: Settings, target: int, listener: Listener) -> None:
+        self._training(listener).save()
+        export.run(settings, run=self.directory.path, listener=listener)
+
+    def summary(self, *, seconds: float, status: str) -> Result:
+        """The chain's result: last figures, and the labelled evaluations as a table and a picture."""
+        labelled = self.directory.load_record().get("labelled", {})
+        reports = {
+            label: json.loads((self.directory.evaluations / name).read_text())
+            for label, name in labelled.items()
+            if (self.directory.evaluations / name).is_file()
+        }
+        tables: list[Table] = [table for report in reports.values() for table in evaluate.tables(report)[:1]]
+        outputs = [self.directory.path]
+        adapting = {label: report for label, report in reports.items() if "per_attempt" in report["metrics"]}
+        if adapting:
+            tables.append(evaluate.adaptation_table(adapting, title="success by attempt, fresh tasks"))
+            outputs.append(self._draw(adapting))
+        return Result(
+            command="run",
+            status=status,
+            run=self.directory.path,
+            lake=self.directory.lake,
+            metrics=self.metrics,
+            outputs=outputs,
+            tables=tables,
+            seconds=seconds,
+        )
+
+    def _draw(self, reports: Mapping[str, Mapping[str, Any]]) -> Any:
+        curves = [
+            Series(
+                name=label,
+                values=[entry["success_mean"] for entry in report["metrics"]["per_attempt"]],
+                low=[entry["success_ci95"][0] for entry in report["metrics"]["per_attempt"]],
+                high=[entry["success_ci95"][1] for entry in report["metrics"]["per_attempt"]],
+            )
+            for label, report in reports.items()
+        ]
+        first = next(iter(reports.values()))
+        known = [
+            Series(name=name, values=first["known"][name]["success"], reference=True)
+            for name in ("random", "optimal")
+            if first["known"][name]["success"]
+        ]
+        name = first["env"]["name"]
+        return adaptation_curve(self.directory.path / "adaptation.png", [*curves, *known], title=f"Adaptation: {name}")

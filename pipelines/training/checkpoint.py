@@ -1,0 +1,161 @@
+"""A checkpoint: everything needed to act, and to go on training as if nothing had happened.
+
+    checkpoints/000200/  checkpoint.json      counters, spaces, the settings of agent and training, lake snapshot
+                         weights.safetensors  agent: networks, target heads, PopArt, input statistics
+                         training.pt          optimiser, random states, sampler (torch, weights_only)
+    checkpoints/latest, checkpoints/best      symbolic links
+
+A checkpoint is written under a temporary name, synced and renamed: a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from pipelines.config.atomic import point, storage_errors
+from pipelines.errors import InputMissing, IntegrityError, UsageError
+
+_NAME = re.compile(r"\d{6,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint directory holds, loaded."""
+
+    path: Path
+    record: Mapping[str, Any]
+    weights: Mapping[str, torch.Tensor]
+
+    @property
+    def update(self) -> int:
+        """Gradient updates done."""
+        return int(self.record["update"])
+
+    def training_state(self) -> dict[str, Any]:
+        """Optimiser, random states and sampler. IntegrityError if unreadable."""
+        try:
+            return torch.load(self.path / "training.pt", weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, EOFError, ValueError) as error:
+            raise IntegrityError(f"checkpoint '{self.path}' is damaged: {error}") from error
+
+
+def save(
+    directory: Path,
+    *,
+    record: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    training_state: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Publish a checkpoint under `directory`, point `latest` at it and drop all but the newest `keep` (and `best`)."""
+    name = f"{record['update']:06d}"
+    temporary, final = directory / f".tmp-{name}-{os.getpid()}", directory / name
+    with storage_errors(directory):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            save_file({key: value.detach().contiguous().cpu() for key, value in weights.items()}, temporary / "weights.safetensors")
+            torch.save(dict(training_state), temporary / "training.pt")
+            (temporary / "checkpoint.json").write_text(json.dumps(dict(record), indent=1))
+            for file in temporary.iterdir():
+                _sync(file)
+            _sync(temporary)
+            if final.exists():
+                shutil.rmtree(final)  # same update reached again after a resume: the same content
+            os.rename(temporary, final)
+            _sync(directory)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    point(directory / "latest", name)
+    _prune(directory, keep)
+    return final
+
+
+def numbers(directory: Path) -> list[int]:
+    """Update numbers of the complete checkpoints under `directory`, ascending."""
+    if not directory.is_dir():
+        return []
+    found = (entry for entry in directory.iterdir() if _NAME.fullmatch(entry.name))
+    return sorted(int(entry.name) for entry in found if (entry / "checkpoint.json").is_file())
+
+
+def load(directory: Path, which: str = "latest") -> Checkpoint:
+    """The checkpoint `which` ("latest", "best" or an update number) under `directory`.
+
+    InputMissing if there is none, IntegrityError if its files are damaged.
+    """
+    path = _locate(directory, which)
+    try:
+        record = json.loads((path / "checkpoint.json").read_text())
+        weights = load_file(path / "weights.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        hint = "choose another with --checkpoint, or train on from an older one after removing it"
+        raise IntegrityError(f"checkpoint '{path}' is damaged: {error}", hint=hint) from error
+    return Checkpoint(path=path, record=record, weights=weights)
+
+
+def mark_best(directory: Path, update: int) -> None:
+    """Point `best` at the checkpoint of `update`; pruning will leave it alone."""
+    point(directory / "best", f"{update:06d}")
+
+
+def _locate(directory: Path, which: str) -> Path:
+    known = numbers(directory)
+    if not known:
+        raise InputMissing(f"no checkpoint in '{directory}'", hint="train the run first: amago train --run ...")
+    if which == "latest":
+        return directory / f"{known[-1]:06d}"  # not the link: a kill between rename and link loses nothing
+    if which == "best":
+        best = directory / "best"
+        if not (best / "checkpoint.json").is_file():
+            hint = "evaluate with evaluate.mark_best = true, or use 'latest'"
+            raise InputMissing(f"no best checkpoint in '{directory}'", hint=hint)
+        return directory / os.readlink(best)
+    if not which.isdigit():
+        raise UsageError(f"'{which}' is not a checkpoint", hint="give latest, best or an update number")
+    if int(which) not in known:
+        raise InputMissing(f"no checkpoint {which} in '{directory}'", hint=f"there are: {', '.join(map(str, known))}")
+    return directory / f"{int(which):06d}"
+
+
+def _prune(directory: Path, keep: int) -> None:
+    best = directory / "best"
+    protected = os.readlink(best) if best.is_symlink() else ""
+    for number in numbers(directory)[:-keep]:
+        name = f"{number:06d}"
+        if name != protected:
+            shutil.rmtree(directory / name, ignore_errors=True)
+    for leftover in directory.glob(".tmp-*"):
+        pid = leftover.name.rpartition("-")[2]
+        if not (pid.isdigit() and _alive(int(pid))):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,137 @@
+"""The learner: an agent, its optimiser and counters; one `step` is one gradient update.
+
+Everything random is a stream of its own, seeded once and saved with the checkpoint: `generator` (action samples,
+ensemble draws) and torch's global generator (dropout), so that resuming continues the very same sequence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines.config.model import AgentSettings
+from pipelines.config.settings import TrainSettings
+from pipelines.data.batch import Batch
+from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.lake.spaces import Spaces
+from pipelines.learning.agent import Agent
+from pipelines.learning.tensors import TensorBatch
+from pipelines.training import checkpoint as checkpoints
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.optimizer import learning_rate, make_optimizer
+
+
+class Learner:
+    """Trains an `Agent` for `spaces`.
+
+    `draw` given to `step` returns a batch of so many windows; with `accumulate` > 1 it is called once per
+    micro-batch and the sum of all gradients makes the update.
+    """
+
+    def __init__(self, spaces: Spaces, agent: AgentSettings, train: TrainSettings, *, seed: int) -> None:
+        if train.batch_size % train.accumulate:
+            raise UsageError(
+                f"train.batch_size {train.batch_size} is not a multiple of train.accumulate {train.accumulate}"
+            )
+        torch.set_num_threads(train.threads or os.cpu_count() or 1)
+        self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
+        self.device = resolve_device(train.device)
+        torch.manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(seed + 1)
+        self.agent = Agent(spaces, agent, seed=seed).to(self.device)
+        self.parameters = list(self.agent.trainable_parameters())
+        self.optimizer = make_optimizer(self.parameters, train)
+        self.update = 0
+        self.steps_seen = 0
+
+    def step(self, draw: Callable[[int], Batch]) -> dict[str, torch.Tensor]:
+        """One update. Returns detached scalar metrics. StageFailed if the loss is not finite."""
+        size, parts = self.settings.batch_size, self.settings.accumulate
+        batches = [draw(size // parts) for _ in range(parts)]
+        tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device) for batch in batches]
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.update, self.settings)
+        self.agent.train()
+        metrics = self._backward(tensors)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.grad_clip, foreach=True)
+        if not torch.isfinite(norm):
+            raise StageFailed(
+                f"the gradient is not finite at update {self.update}",
+                hint="lower train.learning_rate, or check the data with 'amago lake verify'",
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.agent.update_targets()
+        self.update += 1
+        self.steps_seen += sum(int((batch.lengths - 1).sum()) for batch in batches)
+        return {**metrics, "grad_norm": norm.detach()}
+
+    def _backward(self, tensors: list[TensorBatch]) -> dict[str, torch.Tensor]:
+        total: dict[str, torch.Tensor] = {}
+        for loss, metrics in self.agent.losses(tensors, self.generator):
+            loss.backward()
+            total = {name: value + total[name] if name in total else value for name, value in metrics.items()}
+        return total
+
+    def save(self, directory: Path, record: Mapping[str, Any]) -> Path:
+        """Write a checkpoint under `directory`; `record` joins what checkpoint.json says."""
+        return checkpoints.save(
+            directory,
+            record={
+                **record,
+                "update": self.update,
+                "steps_seen": self.steps_seen,
+                "spaces": self.spaces.to_json(),
+                "agent": self.agent_settings.model_dump(mode="json"),
+                "window": self.settings.window,
+                "seed": self.seed,
+            },
+            weights=self.agent.state_dict(),
+            training_state={
+                "optimizer": self.optimizer.state_dict(),
+                "generator": self.generator.get_state(),
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+            },
+            keep=self.settings.keep_checkpoints,
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from `checkpoint`."""
+        state = checkpoint.training_state()
+        self.agent.load_state_dict(dict(checkpoint.weights))
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["torch"])
+        if self.device.type == "cuda" and state["cuda"]:
+            torch.cuda.set_rng_state_all(state["cuda"])
+        self.update = checkpoint.update
+        self.steps_seen = int(checkpoint.record["steps_seen"])
+
+
+def load_agent(checkpoint: Checkpoint, device: str = "cpu") -> Agent:
+    """The agent of a checkpoint, ready to act."""
+    agent = Agent(
+        Spaces.from_json(checkpoint.record["spaces"]),
+        AgentSettings.model_validate(checkpoint.record["agent"]),
+        seed=int(checkpoint.record["seed"]),
+    )
+    agent.load_state_dict(dict(checkpoint.weights))
+    return agent.to(resolve_device(device)).eval()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. InputMissing for a CUDA device that is not there, UsageError for nonsense."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"train.device '{name}' is no device", hint="use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputMissing("train.device 'cuda': no CUDA device is available", hint="use auto or cpu; see amago doctor")
+    return device
