@@ -70,9 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             errors.refuse_shadowed_engine()
-            outcome = typer.main.get_command(app).main(
-                words, prog_name="amago", standalone_mode=False, obj=invocation
-            )
+            outcome = typer.main.get_command(app).main(words, prog_name="amago", standalone_mode=False, obj=invocation)
             if isinstance(outcome, int):  # --help and --version have printed already
                 return outcome
             invocation.output().show(outcome)

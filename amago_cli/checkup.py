@@ -84,9 +84,7 @@ def _extras() -> Finding:
     wanted: dict[str, list[str]] = {}
     for requirement in _requirements():
         name, _, marker = requirement.partition(";")
-        if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", marker)) and (
-            package := re.match(r"[\w.-]+", name)
-        ):
+        if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", marker)) and (package := re.match(r"[\w.-]+", name)):
             wanted.setdefault(extra[1], []).append(package[0])
     present = [extra for extra, packages in wanted.items() if all(map(_installed, packages))]
     absent = [extra for extra in wanted if extra not in present]

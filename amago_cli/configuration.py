@@ -27,9 +27,7 @@ class Request:
     `named` maps dotted settings keys to the values of named options; None means the option was not given.
     """
 
-    def __init__(
-        self, common: Common, named: Mapping[str, Any], *, recipe: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, common: Common, named: Mapping[str, Any], *, recipe: Mapping[str, Any] | None = None) -> None:
         self.file: dict[str, Any] = dict(recipe or {})
         self.source = "command line"
         if common.config is not None:
@@ -85,9 +83,7 @@ def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path]) -
 def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
     """Named options and `--set` together; the same key twice with different values is refused."""
     problems: list[str] = []
-    chosen: dict[tuple[str, ...], Any] = {
-        tuple(key.split(".")): v for key, v in named.items() if v is not None
-    }
+    chosen: dict[tuple[str, ...], Any] = {tuple(key.split(".")): v for key, v in named.items() if v is not None}
     for text in texts:
         try:
             path, value = parse_assignment(text)

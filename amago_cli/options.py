@@ -41,25 +41,15 @@ FromLake = Annotated[
 LakeArgument = Annotated[Path, typer.Argument(metavar="LAKE", help="A lake, or a run: its lake.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.")]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.")]
-Seed = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")
-]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")
-]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")]
 Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
 ]
 
-_OUTPUT = Annotated[
-    Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)
-]
-_QUIET = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress, no notices.", rich_help_panel=_COMMON)
-]
-_VERBOSE = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_COMMON)
-]
+_OUTPUT = Annotated[Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)]
+_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notices.", rich_help_panel=_COMMON)]
+_VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_COMMON)]
 _CONFIG = Annotated[
     str | None,
     typer.Option(

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amago_cli.invocation import Invocation
+from amago_cli.table import cell, plain, raw, render
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from amago_cli.errors import Failure
     from pipelines.stages.result import Result
 
 SCHEMA = "amago/1"
-_WIDE = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class TextOutput:
         if isinstance(outcome, Document):
             print(outcome.text, end="" if outcome.text.endswith("\n") else "\n")
         elif isinstance(outcome, Rows):
-            _print_table(_console(), outcome.columns, outcome.rows)
+            _print_table(outcome.columns, outcome.rows, show=raw)
         else:
             self._result(outcome)
 
@@ -64,10 +62,7 @@ class TextOutput:
             self._result(failure.result)
 
     def _result(self, result: Result) -> None:
-        console = _console()
-        figures = {
-            name: text for name, value in result.metrics.items() if (text := figure(value)) is not None
-        }
+        figures = {name: text for name, value in result.metrics.items() if (text := figure(value)) is not None}
         if result.seconds or result.status == "skipped":
             place = result.run or result.lake
             done = "nothing to do" if result.status == "skipped" else f"done in {seconds(result.seconds)}"
@@ -75,9 +70,10 @@ class TextOutput:
         width = max(map(len, figures), default=0)
         for name, text in figures.items():
             print(f"  {name:<{width}}  {text}")
-        for table in result.tables:
-            print()
-            _print_table(console, table.columns, table.rows, title=table.title)
+        for number, table in enumerate(result.tables):
+            if figures or number:
+                print()
+            _print_table(table.columns, table.rows, show=cell, title=table.title)
         for path in result.outputs:
             print(f"  wrote {path}")
 
@@ -123,31 +119,20 @@ class JsonOutput:
 
 def dumps(value: Any) -> str:
     """Strict JSON on one line: NaN and infinities become null, numpy values plain, anything else its text."""
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
 
 def figure(value: Any) -> str | None:
     """A metric as one short text; None for what only a table or JSON can show."""
-    value = _plain(value)
+    value = plain(value)
     if value is None or isinstance(value, Mapping):
         return None
     if isinstance(value, list):
-        short = 0 < len(value) <= 2 and all(isinstance(part, int | float) for part in value)
+        if not value:
+            return "none"
+        short = len(value) <= 2 and all(isinstance(part, int | float) for part in value)
         return f"[{', '.join(cell(part) for part in value)}]" if short else None
     return cell(value)
-
-
-def cell(value: Any) -> str:
-    """A value in a table."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
-    return str(value)
 
 
 def seconds(value: float) -> str:
@@ -157,39 +142,13 @@ def seconds(value: float) -> str:
     return duration(value) if value >= 60 else f"{value:.1f} s"
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # numpy scalars and arrays
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    return str(value)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # A file or a pipe gets whole rows: cutting cells to 80 columns would lose data.
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
-
-
 def _print_table(
-    console: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    show: Callable[[Any], str],
+    title: str | None = None,
 ) -> None:
-    from rich import box
-    from rich.table import Table as RichTable
-
-    if title:
-        console.print(title, style="bold", soft_wrap=True)
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for place, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(_plain(row[place]), int | float | None) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell(_plain(value)) for value in row))
-    console.print(table)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in render(columns, rows, show=show, title=title, width=width):
+        print(line)

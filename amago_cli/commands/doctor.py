@@ -21,9 +21,7 @@ def doctor(common: Common) -> Any:
     rows = [(finding.subject, finding.verdict, finding.detail) for finding in findings]
     result = Result(
         command="doctor",
-        metrics={
-            finding.subject: {"verdict": finding.verdict, "detail": finding.detail} for finding in findings
-        },
+        metrics={finding.subject: {"verdict": finding.verdict, "detail": finding.detail} for finding in findings},
         tables=(Table(title="this installation", columns=("subject", "verdict", "detail"), rows=rows),),
     )
     broken = [finding.subject for finding in findings if finding.verdict == checkup.BROKEN]

@@ -26,9 +26,7 @@ def evaluate(
         str | None,
         typer.Option("--require", metavar="GATE", help="Exit 5 unless it holds, e.g. 'return_mean >= 0.9'."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks.")] = None,
 ) -> Any:
     """Judge a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
 

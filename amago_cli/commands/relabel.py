@@ -18,9 +18,7 @@ def relabel(
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(
-            "--strategy", metavar="NAME", help="How goals are chosen; hindsight: final, future, random."
-        ),
+        typer.Option("--strategy", metavar="NAME", help="How goals are chosen; hindsight: final, future, random."),
     ] = None,
     where: Annotated[
         str | None,

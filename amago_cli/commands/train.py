@@ -15,9 +15,7 @@ def train(
     common: Common,
     from_lake: FromLake = None,
     run: RunOption = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all.")] = None,
     encoder: Annotated[
         str | None,
         typer.Option(

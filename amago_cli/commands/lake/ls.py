@@ -13,9 +13,7 @@ from amago_cli.options import Common, reader
 @reader
 def ls(
     common: Common,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A directory with lakes in it.")] = Path(
-        "runs"
-    ),
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A directory with lakes in it.")] = Path("runs"),
 ) -> Any:
     """List the lakes in a directory and below it.
 
@@ -26,9 +24,7 @@ def ls(
     from pipelines.stages.result import Result, Table
 
     if not path.is_dir():
-        raise InputMissing(
-            f"no directory '{path}'", hint="amago collect makes runs, each with a lake, in runs/"
-        )
+        raise InputMissing(f"no directory '{path}'", hint="amago collect makes runs, each with a lake, in runs/")
     lakes = [overview(lake) for lake in below(path)]
     columns = ("lake", "trajectories", "steps", "overlays", "segments", "bytes", "environments")
     rows = [(*(lake[name] for name in columns[:-1]), ", ".join(lake["environments"])) for lake in lakes]
