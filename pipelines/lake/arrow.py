@@ -46,9 +46,7 @@ def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
     """The values of an array without nulls as a read-only view (rows, *shape)."""
     flat = array if column.shape == () else array.values
     rows, size = len(array), math.prod(column.shape)
-    values = np.frombuffer(
-        flat.buffers()[1], storage_dtype(column), rows * size, flat.offset * column_item(column)
-    )
+    values = np.frombuffer(flat.buffers()[1], storage_dtype(column), rows * size, flat.offset * column_item(column))
     return values.view(column.dtype).reshape(rows, *column.shape)
 
 

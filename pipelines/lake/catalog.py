@@ -51,8 +51,8 @@ create table trajectories (
     uid varchar, segment varchar, row0 bigint, length bigint, schema varchar, env varchar, task varchar,
     source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
     success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
-    goal_text varchar, t_start double, t_end double, t_commit double, base_uid varchar, base_segment varchar, base_offset bigint,
-    relabel_method varchar, crc uinteger, tags map(varchar, varchar));
+    goal_text varchar, t_start double, t_end double, t_commit double, base_uid varchar, base_segment varchar,
+    base_offset bigint, relabel_method varchar, crc uinteger, tags map(varchar, varchar));
 create view overlays as
     select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
     from trajectories t join segments s using (segment) where s.kind = 'overlay';
@@ -81,10 +81,21 @@ def query(lake: Lake, sql: str, *, listener: Listener = silent) -> tuple[list[st
 
 def select(lake: Lake, where: str, *, listener: Listener = silent) -> list[str]:
     """The uids of the trajectories for which the SQL predicate `where` holds. UsageError as `query`."""
-    return [
-        row[0]
-        for row in query(lake, f"select uid from trajectories where (\n{where}\n)", listener=listener)[1]
-    ]
+    _, rows = query(lake, f"select uid from trajectories where (\n{where}\n)", listener=listener)
+    return [row[0] for row in rows]
+
+
+def remembered(lake: Lake, segment: str) -> list[str]:
+    """The uids that the index, as it stands, has for a segment; none if the index cannot be read."""
+    try:
+        with (
+            locked(lake.path / "locks" / "index.lock", shared=True),
+            contextlib.closing(_connect_locked_down(lake.path / "index.duckdb")) as connection,
+        ):
+            rows = connection.execute("select uid from trajectories where segment = ?", [segment]).fetchall()
+            return [row[0] for row in rows]
+    except (OSError, duckdb.Error):
+        return []
 
 
 def refresh(lake: Lake, *, listener: Listener = silent) -> None:
@@ -155,9 +166,7 @@ def _offer(connection: duckdb.DuckDBPyConnection, lake: Lake, sql: str, listener
     if "steps" in words or listing:
         text = sql.lower()
         every = "*" in text or "select" not in words  # also "from steps", "describe steps"
-        connection.register(
-            "steps", steps(lake, lambda name: every or name.lower() in text, listener=listener)
-        )
+        connection.register("steps", steps(lake, lambda name: every or name.lower() in text, listener=listener))
 
 
 @contextlib.contextmanager
@@ -262,9 +271,7 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, listener: Listene
     connection.commit()
 
 
-def _read_footers(
-    lake: Lake, ids: Sequence[str], listener: Listener
-) -> tuple[list[dict[str, Any]], list[pa.Table]]:
+def _read_footers(lake: Lake, ids: Sequence[str], listener: Listener) -> tuple[list[dict[str, Any]], list[pa.Table]]:
     segments, tables = [], []
     for id in ids:
         path = segment_path(lake.path, id)

@@ -105,9 +105,7 @@ class Follower:
                 self._waiting[id] = footer
                 continue
             if missing:
-                self._tell(
-                    f"overlay '{id}' derives from segments that are not here: {', '.join(sorted(missing))}"
-                )
+                self._tell(f"overlay '{id}' derives from segments that are not here: {', '.join(sorted(missing))}")
             count += self._add(id, footer)
         return count
 
@@ -192,9 +190,7 @@ class Follower:
 def list_segments(hour: Path) -> list[str]:
     """Names (without ending) of the segments of an hour, overlays included, blobs not, sorted."""
     names = (entry.name for entry in _scan(hour))
-    return sorted(
-        n.removesuffix(".arrow") for n in names if n.endswith(".arrow") and not n.endswith(".blob.arrow")
-    )
+    return sorted(n.removesuffix(".arrow") for n in names if n.endswith(".arrow") and not n.endswith(".blob.arrow"))
 
 
 def all_segments(lake: Path) -> list[str]:

@@ -45,9 +45,7 @@ class OverlayWriter(Writer):
                 hint=f"it has {', '.join(c.name for c in schema.columns)}",
             )
         stored = [c for c in schema.columns if c.name in columns]
-        super().__init__(
-            lake.path, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds, columns=stored
-        )
+        super().__init__(lake.path, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds, columns=stored)
         self._reader = Reader(lake)
 
     def append(  # type: ignore[override]

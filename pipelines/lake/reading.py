@@ -91,9 +91,7 @@ def read(lake: Lake, uid: str) -> Trajectory:
     return Reader(lake).read(uid)
 
 
-def trajectories(
-    lake: Lake, where: str | None = None, *, listener: Listener = silent
-) -> Iterator[Trajectory]:
+def trajectories(lake: Lake, where: str | None = None, *, listener: Listener = silent) -> Iterator[Trajectory]:
     """The trajectories that are live now, one at a time; `where` is a SQL predicate over the `trajectories`
     table.
     """

@@ -71,9 +71,7 @@ def _column(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             pass
     if natural == pa.string():
-        return pa.array(
-            [v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string()
-        )
+        return pa.array([v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string())
     if natural == pa.float64():
         return pa.array([None if v is None else float(v) for v in values], natural)
     return pa.array(values, natural)

@@ -104,9 +104,7 @@ def stage(
     wide = [c for c in columns if c.is_blob]
     blob = atomic.stage(tmp, writer, lambda file: _write_blob(file, wide, values)) if wide else None
     try:
-        main = atomic.stage(
-            tmp, writer, lambda file: _write_main(file, plain, values, footer.metadata(header, rows))
-        )
+        main = atomic.stage(tmp, writer, lambda file: _write_main(file, plain, values, footer.metadata(header, rows)))
     except BaseException:
         if blob is not None:
             blob.unlink(missing_ok=True)

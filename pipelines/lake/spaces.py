@@ -136,11 +136,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 
 def space_from_json(data: Mapping[str, Any]) -> Space:
     """Inverse of `space_to_json`."""
-    fields = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in data.items()
-        if key != "kind"
-    }
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "kind"}
     return _KINDS[data["kind"]](**fields)
 
 

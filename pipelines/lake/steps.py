@@ -50,9 +50,7 @@ def steps(lake: Lake, wanted: Callable[[str], bool], *, listener: Listener = sil
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _table(
-    lake: Lake, follower: Follower, segment: Segment, names: list[str], derived: list[str]
-) -> pa.Table:
+def _table(lake: Lake, follower: Follower, segment: Segment, names: list[str], derived: list[str]) -> pa.Table:
     schema = {c.name: c for c in lake.schema(segment.schema_id).columns}
     rows = segment.length + 1
     arrays: dict[str, Any] = _derived(segment, rows, derived)
@@ -64,9 +62,7 @@ def _table(
     return pa.table(arrays)
 
 
-def _stored(
-    segment: Segment, rows: np.ndarray, schema: list[Column], present: list[Column]
-) -> Mapping[str, pa.Array]:
+def _stored(segment: Segment, rows: np.ndarray, schema: list[Column], present: list[Column]) -> Mapping[str, pa.Array]:
     if not present:
         return {}
     file = SegmentFile(segment.path, schema)
@@ -93,9 +89,7 @@ def _overlaid(
     arrays = {}
     for column in present:
         own = column.name in segment.columns
-        first, base = (
-            (segment.row0, np.full(len(rows), segment.number)) if own else (segment.base_row0, segment.base)
-        )
+        first, base = (segment.row0, np.full(len(rows), segment.number)) if own else (segment.base_row0, segment.base)
         parts = [
             files[number].columns[column.name][row : row + count]
             for number, row, count in zip(base.tolist(), first.tolist(), rows.tolist(), strict=True)

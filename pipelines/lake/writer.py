@@ -96,9 +96,7 @@ class Writer:
         if self._log is None:
             return
         with explained(f"write a segment into '{self._lake}'"):
-            publish_log(
-                self._lake, self._log, self.schema.id, self.columns, self._unsealed, overlay=self._overlay
-            )
+            publish_log(self._lake, self._log, self.schema.id, self.columns, self._unsealed, overlay=self._overlay)
         self._log, self._unsealed, self._unsealed_bytes = None, [], 0
 
     def close(self) -> None:
@@ -154,14 +152,10 @@ def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> dict
         raise ValueError(f"columns {sorted(values)} given, {sorted(c.name for c in columns)} expected")
     rows = {len(v) for v in values.values()}
     if len(rows) != 1 or min(rows) < 2:
-        raise ValueError(
-            f"a trajectory of T actions needs T + 1 >= 2 rows in every column, got {sorted(rows)}"
-        )
+        raise ValueError(f"a trajectory of T actions needs T + 1 >= 2 rows in every column, got {sorted(rows)}")
     for column in columns:
         array = values[column.name]
-        if array.shape[1:] != column.shape or not np.can_cast(
-            array.dtype, storage_dtype(column), "same_kind"
-        ):
+        if array.shape[1:] != column.shape or not np.can_cast(array.dtype, storage_dtype(column), "same_kind"):
             raise ValueError(
                 f"column '{column.name}' has {array.dtype} {array.shape[1:]} a step, "
                 f"{column.dtype} {column.shape} expected"
