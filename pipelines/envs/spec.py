@@ -43,9 +43,7 @@ class ObservationCodec:
 
     def empty(self, num_envs: int) -> dict[str, np.ndarray]:
         """Columns of `num_envs` rows, to be filled by `write`."""
-        return {
-            name: np.empty((num_envs, *space.shape), dtype=space.dtype) for name, space in self.spaces.items()
-        }
+        return {name: np.empty((num_envs, *space.shape), dtype=space.dtype) for name, space in self.spaces.items()}
 
     def write(self, observation: Any, columns: Mapping[str, np.ndarray], row: int) -> None:
         """Put `observation` into `row`. ValueError where it breaks the declared space."""
@@ -55,16 +53,15 @@ class ObservationCodec:
                 value = value[key]
             value = np.asarray(value)
             if value.shape != leaf.shape:
-                raise ValueError(
-                    f"observation '{leaf.column}' has shape {value.shape}, its space says {leaf.shape}"
-                )
+                raise ValueError(f"observation '{leaf.column}' has shape {value.shape}, its space says {leaf.shape}")
             if leaf.start is not None:
                 value = (value - leaf.start).reshape(columns[leaf.column].shape[1:])
                 if (value < 0).any() or (value >= leaf.values).any():
                     raise ValueError(f"observation '{leaf.column}' is outside its space: {_shown(value)}")
-            elif not np.isfinite(value).all():
+            target = columns[leaf.column]
+            target[row] = value
+            if target.dtype.kind == "f" and not np.isfinite(target[row]).all():
                 raise ValueError(f"observation '{leaf.column}' is not finite: {_shown(value)}")
-            columns[leaf.column][row] = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +83,14 @@ class ActionCodec:
     def __init__(self, space: gymnasium.Space, *, name: str) -> None:
         where = f"environment '{name}': action"
         if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-            raise UsageError(
-                f"{where} space {type(space).__name__} is not supported", hint="flatten it to one space"
-            )
+            raise UsageError(f"{where} space {type(space).__name__} is not supported", hint="flatten it to one space")
         self.space, start = _convert(space, where, action=True)
         self._start = 0 if start is None else start
         self._shape, self._dtype = tuple(space.shape or ()), space.dtype
         self._scale: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(space, gymnasium.spaces.Box):
-            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            bounded = np.isfinite(low) & np.isfinite(high)
-            self._scale = np.where(bounded, low, -1.0), np.where(bounded, (high - low) / 2, 1.0)
+            low, high = _bounds(space)
+            self._scale = low, (high - low) / 2
 
     def decode(self, actions: np.ndarray) -> list[Any]:
         """(N, ...) actions of the system -> one action for each environment."""
@@ -117,9 +111,7 @@ def convert_spaces(observation: gymnasium.Space, action: gymnasium.Space, *, nam
     )
 
 
-def _convert(
-    space: gymnasium.Space, where: str, *, action: bool = False
-) -> tuple[Space, np.ndarray | int | None]:
+def _convert(space: gymnasium.Space, where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
     """Our space, and the value that the environment counts from (None for a Box)."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return Discrete(n=int(space.n), start=int(space.start)), int(space.start)
@@ -129,12 +121,21 @@ def _convert(
         return MultiBinary(n=int(np.prod(space.shape))), 0
     if isinstance(space, gymnasium.spaces.Box):
         if action:
-            low, high = (tuple(float(v) for v in bound.ravel()) for bound in (space.low, space.high))
+            low, high = (tuple(bound.ravel().tolist()) for bound in _bounds(space))
             return Box(shape=tuple(space.shape), low=low, high=high), None
         return Box(shape=tuple(space.shape), dtype=_stored_dtype(space.dtype)), None
     raise UsageError(
         f"{where} space {type(space).__name__} is not supported",
-        hint="supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these in observations",
+        hint="supported: Box, Discrete, MultiDiscrete, MultiBinary; for observations also Dict and Tuple",
+    )
+
+
+def _bounds(space: gymnasium.spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """float64 bounds between which [-1, 1] is stretched; -1 and 1 themselves where the space has none."""
+    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    return (
+        np.where(bounded, space.low, -1.0).astype(np.float64),
+        np.where(bounded, space.high, 1.0).astype(np.float64),
     )
 
 

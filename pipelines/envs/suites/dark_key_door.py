@@ -42,16 +42,12 @@ class DarkKeyDoorSettings(SettingsModel):
 class DarkKeyDoor(NativeEnv):
     """N rooms. State: `cell` (x * size + y), `has_key`, `clock` (steps in the attempt), `over`, `time`."""
 
-    def __init__(
-        self, name: str, settings: DarkKeyDoorSettings, *, num_envs: int, seed: int, split: str
-    ) -> None:
+    def __init__(self, name: str, settings: DarkKeyDoorSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings = settings
         self._moves = transitions(settings.size, MOVES)
         self._coordinates = coordinates(settings.size)
-        self.start, self.key, self.door, self.cell, self.clock, self.time = np.zeros(
-            (6, num_envs), dtype=np.int64
-        )
+        self.start, self.key, self.door, self.cell, self.clock, self.time = np.zeros((6, num_envs), dtype=np.int64)
         self.has_key, self.over = np.zeros((2, num_envs), dtype=bool)
         self.meaning = np.tile(np.arange(len(MOVES)), (num_envs, 1))
         self._row = np.arange(num_envs)
@@ -104,9 +100,7 @@ class DarkKeyDoor(NativeEnv):
         size, names = self.settings.size, []
         for i in indices:
             cells = (divmod(int(cell[i]), size) for cell in (self.start, self.key, self.door))
-            name = " ".join(
-                f"{what}={x},{y}" for what, (x, y) in zip(("start", "key", "door"), cells, strict=True)
-            )
+            name = " ".join(f"{what}={x},{y}" for what, (x, y) in zip(("start", "key", "door"), cells, strict=True))
             order = "".join(map(str, self.meaning[i])) if self.settings.shuffle_actions else ""
             names.append(f"{name} moves={order}" if order else name)
         return names
@@ -134,6 +128,6 @@ def _spec(name: str, s: DarkKeyDoorSettings) -> EnvSpec:
         horizon=s.horizon,
         num_attempts=None,
         has_success=True,
-        about=f"{'light' if s.light else 'dark'} {s.size}x{s.size} room, as many doors as {s.horizon} steps allow",
-        split="tasks drawn from separate streams",
+        about=f"{'light' if s.light else 'dark'} {s.size}x{s.size} room, doors opened in {s.horizon} steps",
+        split="separate random tasks, of one distribution",
     )

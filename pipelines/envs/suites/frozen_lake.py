@@ -92,9 +92,7 @@ class FrozenLake(NativeEnv):
     episode).
     """
 
-    def __init__(
-        self, name: str, settings: FrozenLakeSettings, *, num_envs: int, seed: int, split: str
-    ) -> None:
+    def __init__(self, name: str, settings: FrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings, split), num_envs=num_envs, seed=seed, split=split)
         s = self.settings = settings
         self.limit = s.attempt_steps
@@ -110,9 +108,7 @@ class FrozenLake(NativeEnv):
         self.task_holes = np.zeros((num_envs, cells), dtype=bool)
         self.holes = self.task_holes.copy() if s.hard else self.task_holes
         self.swapped = np.zeros(num_envs, dtype=bool)
-        self.cell, self.clock, self.attempt, self.time, self._lagging = np.zeros(
-            (5, num_envs), dtype=np.int64
-        )
+        self.cell, self.clock, self.attempt, self.time, self._lagging = np.zeros((5, num_envs), dtype=np.int64)
         self._fresh = np.ones(num_envs, dtype=bool)
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:

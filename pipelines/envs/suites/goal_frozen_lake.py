@@ -50,9 +50,7 @@ class GoalFrozenLakeSettings(SettingsModel):
 class GoalFrozenLake(NativeEnv):
     """N lakes. State: `holes` (N, cells), `goal`, `cell`, `time`."""
 
-    def __init__(
-        self, name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str
-    ) -> None:
+    def __init__(self, name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings = settings
         self._moves = transitions(settings.size, MOVES)
@@ -116,9 +114,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return GoalFrozenLakeSettings
 
 
-def make(
-    name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str
-) -> GoalFrozenLake:
+def make(name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> GoalFrozenLake:
     return GoalFrozenLake(name, settings, num_envs=num_envs, seed=seed, split=split)
 
 

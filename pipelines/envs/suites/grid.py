@@ -13,10 +13,7 @@ def transitions(size: int, moves: Sequence[tuple[int, int]]) -> np.ndarray:
     """(len(moves), size * size) int64: the cell that `moves[a]` = (row change, column change) leads to."""
     row, column = np.divmod(np.arange(size * size), size)
     return np.stack(
-        [
-            np.clip(row + rows, 0, size - 1) * size + np.clip(column + columns, 0, size - 1)
-            for rows, columns in moves
-        ]
+        [np.clip(row + rows, 0, size - 1) * size + np.clip(column + columns, 0, size - 1) for rows, columns in moves]
     )
 
 

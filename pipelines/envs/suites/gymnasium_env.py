@@ -145,9 +145,7 @@ class GymnasiumEnv(Env):
         except ModuleNotFoundError as error:
             raise InputMissing(f"environment '{self._name}' needs the module '{error.name}'") from error
         except Exception as error:
-            raise StageFailed(
-                f"environment '{self._name}' cannot {what}: {type(error).__name__}: {error}"
-            ) from error
+            raise StageFailed(f"environment '{self._name}' cannot {what}: {type(error).__name__}: {error}") from error
 
     def _fail(self, where: str, actor: int, error: Exception) -> NoReturn:
         raise StageFailed(
@@ -164,9 +162,7 @@ def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, sp
     """`gym:ID`, or `module:attr`; an attr that is a subclass of our own `Env` is made as a batch."""
     if name.startswith(PREFIX):
         limit = settings.max_episode_steps
-        kwargs: dict[str, Any] = (
-            settings.kwargs if limit is None else settings.kwargs | {"max_episode_steps": limit}
-        )
+        kwargs: dict[str, Any] = settings.kwargs if limit is None else settings.kwargs | {"max_episode_steps": limit}
 
         def registered() -> gymnasium.Env:
             return gymnasium.make(name.removeprefix(PREFIX), **kwargs)

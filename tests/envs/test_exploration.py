@@ -1,0 +1,119 @@
+"""Exploration schedules, by hand-computed rates and by counting."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pipelines.config.exploration import ExplorationSettings
+from pipelines.envs.exploration import Exploration, perturb, rate
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+SPACE = Discrete(n=4)
+
+
+def make_exploration(num_actors=3, horizon=None, seed=0, **settings):
+    return Exploration(ExplorationSettings(**settings), SPACE, num_actors, horizon=horizon, seed=seed)
+
+
+@pytest.mark.parametrize(("progress", "expected"), [(0.0, 1.0), (0.5, 0.525), (1.0, 0.05)])
+def test_plain_is_linear_in_the_steps_of_an_actor(progress, expected):
+    assert rate(ExplorationSettings(), progress, np.zeros(2), None) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("progress", "time", "expected"),
+    [(0, 0, 1.0), (0, 10, 0.8), (0, 5, 0.9), (1, 0, 0.05), (1, 10, 0.01), (0.5, 5, (0.525 + 0.405) / 2)],
+)
+def test_bilevel_also_falls_within_a_rollout(progress, time, expected):
+    settings = ExplorationSettings(kind="bilevel")
+    assert rate(settings, progress, np.array([time]), 11) == pytest.approx(expected)
+
+
+def test_windowed_applies_the_full_rate_at_the_edges_only():
+    exploration = make_exploration(horizon=21, kind="windowed", randomize=False, steps=10**9)
+    rates = [exploration(np.zeros(3, int), np.full(3, t))[1][0] for t in range(21)]
+    assert rates == pytest.approx([1.0] * 3 + [0.5 / 20] * 15 + [1.0] * 3)
+
+
+def test_the_position_advances_once_a_step_and_stays_at_the_end():
+    exploration = make_exploration(start=1.0, end=0.0, steps=4, randomize=False)
+    rates = [exploration(np.zeros(3, int), np.full(3, t))[1][0] for t in range(6)]
+    assert rates == pytest.approx([1, 0.75, 0.5, 0.25, 0, 0])
+
+
+def test_a_multiplier_is_drawn_for_each_rollout():
+    exploration = make_exploration(num_actors=2000, start=1.0, end=1.0)
+    first = exploration(np.zeros(2000, int), np.zeros(2000, int))[1]
+    same = exploration(np.zeros(2000, int), np.ones(2000, int))[1]
+    time = np.where(np.arange(2000) < 1000, 0, 2)
+    changed = exploration(np.zeros(2000, int), time)[1]
+    assert first.mean() == pytest.approx(0.5, abs=0.03)
+    assert first.max() < 1
+    np.testing.assert_array_equal(first, same)
+    np.testing.assert_array_equal(first[1000:], changed[1000:])
+    assert (first[:1000] != changed[:1000]).all()
+
+
+def test_none_leaves_actions_alone():
+    actions = np.arange(3)
+    executed, epsilon = make_exploration(kind="none")(actions, np.zeros(3, int))
+    np.testing.assert_array_equal(executed, actions)
+    assert (epsilon == 0).all()
+
+
+def test_discrete_actions_are_replaced_with_chance_epsilon():
+    rng = np.random.default_rng(0)
+    executed = perturb(np.zeros(40_000, np.int32), np.full(40_000, 0.4), SPACE, rng)
+    assert (executed != 0).mean() == pytest.approx(0.4 * 3 / 4, abs=0.01)
+    assert set(executed.tolist()) == {0, 1, 2, 3}
+
+
+def test_box_actions_get_noise_and_stay_inside():
+    rng = np.random.default_rng(0)
+    epsilon = np.repeat([0.1, 0.0, 5.0], 3000)
+    executed = perturb(np.zeros((9000, 2), np.float32), epsilon, Box(shape=(2,)), rng)
+    assert executed.dtype == np.float32
+    assert executed[:3000].std() == pytest.approx(0.1, abs=0.005)
+    assert (executed[3000:6000] == 0).all()
+    assert np.abs(executed).max() == 1.0
+
+
+@pytest.mark.parametrize("space", [MultiDiscrete(nvec=(2, 5)), MultiBinary(n=2)])
+def test_each_entry_is_drawn_anew(space):
+    rng = np.random.default_rng(0)
+    executed = perturb(np.zeros((20_000, 2), space.dtype), np.full(20_000, 0.5), space, rng)
+    high = np.array(space.nvec) if isinstance(space, MultiDiscrete) else np.array([2, 2])
+    np.testing.assert_allclose((executed != 0).mean(axis=0), 0.5 * (1 - 1 / high), atol=0.02)
+    assert (executed < high).all()
+
+
+def test_state_goes_on_exactly():
+    def run(exploration, first, count):
+        return [exploration(np.zeros(3, int), np.full(3, t % 5))[0].tolist() for t in range(first, first + count)]
+
+    whole = make_exploration(steps=40)
+    expected = run(whole, 0, 20)[8:]
+    half, resumed = make_exploration(steps=40), make_exploration(steps=40, seed=9)
+    run(half, 0, 8)
+    resumed.load_state_dict(json.loads(json.dumps(half.state_dict())))
+    assert run(resumed, 8, 12) == expected
+    assert resumed.progress == 0.5
+
+
+@pytest.mark.parametrize("kind", ["bilevel", "windowed"])
+def test_a_schedule_within_rollouts_needs_a_horizon(kind):
+    with pytest.raises(UsageError, match="fixed horizon"):
+        make_exploration(kind=kind)
+
+
+def test_a_key_of_another_schedule_is_refused():
+    with pytest.raises(ValidationError, match="'edge' applies to kind = \"windowed\" only"):
+        ExplorationSettings(kind="plain", edge=5)
+    settings = ExplorationSettings(kind="windowed", edge=5)
+    assert ExplorationSettings.model_validate(settings.model_dump()) == settings
+    assert ExplorationSettings.model_validate(ExplorationSettings().model_dump()) == ExplorationSettings()

@@ -1,0 +1,197 @@
+"""gymnasium environments: spaces of every kind, true final observations, seeds, and clear words for what breaks."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from pipelines.envs.env import Env
+from pipelines.envs.make import make
+from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+EVERYTHING = "tests.envs.own:Everything"
+LINE = "tests.envs.own:Line"
+
+
+def test_observations_of_every_kind_become_flat_columns():
+    env = make(EVERYTHING, num_envs=2, seed=0)
+    assert dict(env.spec.spaces.observation) == {
+        "obs.image": Box(shape=(5, 4, 3), dtype="uint8"),
+        "obs.inner.place": Box(shape=(2,)),
+        "obs.kind": Discrete(n=3, start=10),
+        "obs.pair.0": MultiDiscrete(nvec=(2, 5)),
+        "obs.pair.1": MultiBinary(n=3),
+    }
+    assert env.spec.spaces.observation["obs.image"].is_image
+    env.reset()
+    result = env.step(np.array([0, 2], np.int32))
+    assert (result.observation["obs.image"] == 1).all()
+    assert result.observation["obs.inner.place"].dtype == np.float32
+    assert result.observation["obs.kind"].tolist() == [1, 1]
+    assert result.observation["obs.pair.0"].tolist() == [[1, 1], [1, 1]]
+    assert result.observation["obs.pair.1"].tolist() == [[1, 0, 1], [1, 0, 1]]
+    assert [e.unwrapped.received for e in env.envs] == [[-1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("space", "ours", "given", "received"),
+    [
+        (spaces.Discrete(3, start=5), Discrete(n=3, start=5), 2, 7),
+        (
+            spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32)),
+            Box(shape=(2,), low=(-2, 0), high=(2, 10)),
+            [0.5, -1],
+            [1, 0],
+        ),
+        (spaces.Box(-np.inf, np.inf, (1,)), Box(shape=(1,), low=(-1,), high=(1,)), [0.25], [0.25]),
+        (spaces.MultiDiscrete([3, 4], start=[1, 0]), MultiDiscrete(nvec=(3, 4)), [2, 3], [3, 3]),
+        (spaces.MultiBinary(2), MultiBinary(n=2), [1, 0], [1, 0]),
+    ],
+    ids=["discrete", "box", "unbounded", "multi-discrete", "multi-binary"],
+)
+def test_actions_cross_the_edge(space, ours, given, received):
+    env = make(EVERYTHING, num_envs=1, seed=0, params={"action_space": space})
+    assert env.spec.spaces.action == ours
+    env.reset()
+    env.step(np.array([given], dtype=ours.dtype))
+    action = env.envs[0].unwrapped.received[0]
+    assert space.contains(action)
+    np.testing.assert_allclose(action, received)
+
+
+def test_final_observation_is_the_episodes_own():
+    env = make("gym:CartPole-v1", num_envs=3, seed=0, params={"max_episode_steps": 5})
+    twin = gymnasium.make("CartPole-v1")
+    env.reset()
+    expected, _ = twin.reset(seed=int(env._seeds[1]))
+    for step in range(5):
+        result = env.step(np.full(3, step % 2))
+        expected, *_ = twin.step(step % 2)
+        np.testing.assert_array_equal(result.observation["obs"][1], expected)
+    assert result.truncated.all()
+    assert not result.terminated.any()
+    before = result.observation["obs"].copy()
+    after = env.reset(np.array([False, True, False]))["obs"]
+    np.testing.assert_array_equal(result.observation["obs"], before)
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert np.abs(after[1]).max() <= 0.05
+
+
+def test_an_episode_begins_alike_however_many_actors_there_are():
+    four, two = (make("gym:CartPole-v1", num_envs=n, seed=7) for n in (4, 2))
+    first, later = two.reset()["obs"], two.reset()["obs"]
+    np.testing.assert_array_equal(four.reset()["obs"], np.concatenate([first, later]))
+
+
+def test_training_and_test_seeds_are_apart():
+    train, test = (make("gym:CartPole-v1", num_envs=2, seed=7, split=split) for split in ("train", "test"))
+    train.reset(), test.reset()
+    assert (train._seeds % 2 == 0).all()
+    assert (test._seeds % 2 == 1).all()
+
+
+def test_success_is_read_where_the_user_says():
+    env = make(EVERYTHING, num_envs=8, seed=0, params={"success_key": "is_success", "length": 1})
+    origin = env.reset()["obs.inner.place"][:, 1]
+    assert env.spec.has_success
+    np.testing.assert_array_equal(env.step(np.zeros(8, np.int32)).success, origin > 0.5)
+
+
+def test_a_wrong_success_key_is_named():
+    env = make(EVERYTHING, num_envs=1, seed=0, params={"success_key": "won", "length": 1})
+    env.reset()
+    with pytest.raises(UsageError, match=r"no key 'won'.*is_success"):
+        env.step(np.zeros(1, np.int32))
+
+
+def test_horizon_comes_from_the_registration_or_the_user():
+    assert make("gym:CartPole-v1", num_envs=1, seed=0).spec.horizon == 500
+    assert make("gym:CartPole-v1", num_envs=1, seed=0, params={"max_episode_steps": 9}).spec.horizon == 9
+    own = make(LINE, num_envs=1, seed=0, params={"max_episode_steps": 2})
+    own.reset()
+    own.step(np.zeros(1, np.int32))
+    assert own.step(np.zeros(1, np.int32)).truncated.all()
+    assert own.spec.horizon == 2
+
+
+def test_keyword_arguments_reach_the_environment():
+    assert make("gym:Pendulum-v1", num_envs=1, seed=0, params={"g": 3.0}).envs[0].unwrapped.g == 3.0
+    assert make("tests.envs.own:factory", num_envs=1, seed=0, params={"fault": "x"}).envs[0].fault == "x"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", "ZeroDivisionError: it broke"),
+        ("nan-observation", "observation 'obs' is not finite"),
+        ("shape", r"observation 'obs' has shape \(2,\), its space says \(1,\)"),
+    ],
+)
+def test_a_broken_environment_is_named_with_its_cause(fault, words):
+    env = make(LINE, num_envs=2, seed=0, params={"fault": fault})
+    env.reset()
+    env.step(np.zeros(2, np.int32))
+    env.step(np.zeros(2, np.int32))
+    with pytest.raises(StageFailed, match=f"environment '{LINE}' failed in step .*{words}") as caught:
+        env.step(np.zeros(2, np.int32))
+    assert caught.value.__cause__ is not None
+
+
+def test_a_failing_reset_is_named():
+    with pytest.raises(StageFailed, match="failed in reset .*cannot begin"):
+        make(LINE, num_envs=1, seed=0, params={"fault": "reset"}).reset()
+
+
+def test_unsupported_spaces_are_refused():
+    with pytest.raises(UsageError, match="action space Dict is not supported"):
+        make(EVERYTHING, num_envs=1, seed=0, params={"action_space": spaces.Dict(a=spaces.Discrete(2))})
+    with pytest.raises(UsageError, match="action space Text is not supported"):
+        make(EVERYTHING, num_envs=1, seed=0, params={"action_space": spaces.Text(3)})
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("gym:CartPol-v1", UsageError, "CartPole"),
+        ("gym:CartPole-v99", UsageError, "CartPole"),
+        ("gym:CarRacing-v3", InputMissing, "needs a package"),
+        ("no_such_module:Env", InputMissing, "no module 'no_such_module'"),
+        ("tests.envs.own:Nothing", InputMissing, "has no 'Nothing'"),
+        ("tests.envs.own:not_an_environment", UsageError, "gives int, not a gymnasium.Env"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(name, error, words):
+    if name == "gym:CarRacing-v3":
+        pytest.importorskip("gymnasium")
+        try:
+            import Box2D  # noqa: F401
+        except ModuleNotFoundError:
+            pass
+        else:
+            pytest.skip("Box2D is installed")
+    with pytest.raises(error, match=words):
+        make(name, num_envs=1, seed=0)
+
+
+def test_a_subclass_of_our_own_env_is_made_as_a_batch():
+    env = make("tests.envs.test_gymnasium_env:Batch", num_envs=5, seed=0, params={"value": 2})
+    assert isinstance(env, Batch)
+    assert (env.num_envs, env.value) == (5, 2)
+
+
+class Batch(Env):
+    def __init__(self, *, num_envs, seed, split, value):
+        super().__init__(num_envs=num_envs)
+        self.value = value
+
+    def reset(self, mask=None):
+        raise NotImplementedError
+
+    def step(self, actions):
+        raise NotImplementedError
+
+    def tasks(self, indices):
+        raise NotImplementedError
