@@ -87,7 +87,5 @@ def value(metric: str, metrics: Mapping[str, Any]) -> float:
     if isinstance(found, Mapping) and "success_mean" in found:
         found = found["success_mean"]
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise UsageError(
-            f"metric '{metric}' is not a number", hint="give an entry of it, such as return_ci95[0]"
-        )
+        raise UsageError(f"metric '{metric}' is not a number", hint="give an entry of it, such as return_ci95[0]")
     return float(found)

@@ -18,9 +18,7 @@ def bootstrap_ci(
     >>> bootstrap_ci(np.ones(10))
     (1.0, 1.0)
     """
-    lower, upper = bootstrap_ci_columns(
-        np.asarray(values)[:, None], level=level, resamples=resamples, seed=seed
-    )
+    lower, upper = bootstrap_ci_columns(np.asarray(values)[:, None], level=level, resamples=resamples, seed=seed)
     return float(lower[0]), float(upper[0])
 
 

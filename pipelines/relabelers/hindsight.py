@@ -45,9 +45,7 @@ class Hindsight:
         base = trajectory.columns
         for name in (rule.achieved, rule.desired):
             if name not in base:
-                raise InputMissing(
-                    f"trajectory {trajectory.uid}: no column '{name}'; hindsight needs shown goals"
-                )
+                raise InputMissing(f"trajectory {trajectory.uid}: no column '{name}'; hindsight needs shown goals")
         begins = rng.permutation(trajectory.length) if self.strategy == "future" else [0]
         for offset in map(int, begins):
             candidates = _candidates(rule, base, offset)
@@ -56,9 +54,7 @@ class Hindsight:
                 return self._with_goal(rule, base, offset, base[rule.achieved][chosen])
         return None
 
-    def _with_goal(
-        self, rule: GoalRule, base: Mapping[str, np.ndarray], offset: int, goal: np.ndarray
-    ) -> Relabeled:
+    def _with_goal(self, rule: GoalRule, base: Mapping[str, np.ndarray], offset: int, goal: np.ndarray) -> Relabeled:
         path = {name: base[name][offset:] for name in (rule.achieved, rule.desired, ACTION, RESET)}
         path[rule.desired] = np.broadcast_to(goal, path[rule.desired].shape)
         reward, success = rule.outcome(path)
@@ -79,9 +75,7 @@ class Hindsight:
 def make(strategy: str = "future") -> Hindsight:
     """Hindsight by the name of its strategy. UsageError for another name."""
     if strategy not in get_args(Strategy):
-        raise UsageError(
-            f"unknown hindsight strategy '{strategy}'", hint=f"known: {', '.join(get_args(Strategy))}"
-        )
+        raise UsageError(f"unknown hindsight strategy '{strategy}'", hint=f"known: {', '.join(get_args(Strategy))}")
     return Hindsight(strategy)  # type: ignore[arg-type]
 
 

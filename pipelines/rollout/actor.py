@@ -290,9 +290,7 @@ class Rollout:
         except AmagoError:
             raise
         except Exception as error:
-            raise StageFailed(
-                f"environment '{self.env.spec.name}' failed: {type(error).__name__}: {error}"
-            ) from error
+            raise StageFailed(f"environment '{self.env.spec.name}' failed: {type(error).__name__}: {error}") from error
 
     def _progress(self, stage: str, done: int, steps: int) -> Progress:
         means = {"return_mean": _mean(self._returns), "success_mean": _mean(self._successes)}

@@ -141,7 +141,7 @@ def test_a_broken_environment_is_named_with_its_cause(fault, words):
 
 
 def test_a_failing_reset_is_named():
-    with pytest.raises(StageFailed, match="failed in reset .*cannot begin"):
+    with pytest.raises(StageFailed, match=r"failed in reset .*cannot begin"):
         make(LINE, num_envs=1, seed=0, params={"fault": "reset"}).reset()
 
 

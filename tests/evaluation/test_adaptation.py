@@ -1,0 +1,68 @@
+"""The adaptation table, on attempts written by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pipelines.envs.make import make
+from pipelines.evaluation.adaptation import adaptation, metrics
+from pipelines.evaluation.runner import EpisodeResults
+
+
+def results(attempts, tasks=None, has_success=True):
+    attempts = np.array(attempts, dtype=bool)
+    count = len(attempts)
+    return EpisodeResults(
+        spec=make("tmaze", num_envs=1, seed=0).spec,
+        returns=attempts.sum(axis=1).astype(float),
+        lengths=np.full(count, 9),
+        success=attempts[:, -1] if has_success else None,
+        attempts=attempts if has_success else None,
+        tasks=tuple(tasks or ["a"] * count),
+        seconds=1.0,
+    )
+
+
+def test_means_gap_and_pairing():
+    curve = adaptation(np.array([[0, 1, 1], [0, 0, 1], [1, 0, 1], [0, 1, 1]], dtype=bool))
+    assert curve.success.tolist() == [0.25, 0.5, 1.0]
+    assert curve.gap == 0.75
+    assert curve.gap_ci95[0] <= 0.75 <= curve.gap_ci95[1]
+    assert (curve.low <= curve.success).all()
+    assert (curve.high >= curve.success).all()
+
+
+def test_intervals_apart():
+    rng = np.random.default_rng(0)
+    better = np.stack([rng.random(500) < 0.3, rng.random(500) < 0.8], axis=1)
+    assert adaptation(better).apart
+    assert not adaptation(better[:, ::-1]).apart
+    assert not adaptation(np.stack([better[:, 0], rng.random(500) < 0.32], axis=1)).apart
+
+
+def test_metrics_are_plain_data_with_the_fields_scripts_rely_on():
+    found = json.loads(json.dumps(metrics(results([[0, 1], [1, 1], [0, 0], [0, 1]], tasks=["a", "b", "a", "b"]))))
+    assert found["episodes"] == 4
+    assert found["return_mean"] == 1.0
+    assert len(found["return_ci95"]) == 2
+    assert found["success_mean"] == 0.75
+    assert [entry["success_mean"] for entry in found["per_attempt"]] == [0.25, 0.75]
+    assert found["adaptation_gap"] == 0.5
+    assert found["per_task"]["b"] == {"episodes": 2, "return_mean": 1.5, "success_mean": 1.0}
+
+
+def test_success_is_absent_where_the_task_has_none():
+    found = metrics(results([[0], [1]], has_success=False))
+    assert "success_mean" not in found
+    assert "per_attempt" not in found
+
+
+def test_tasks_that_never_repeat_are_not_listed():
+    assert metrics(results([[0], [1]], tasks=["a", "b"]))["per_task"] == {}
+
+
+def test_a_single_episode():
+    assert metrics(results([[1]]))["return_ci95"] == [pytest.approx(1.0)] * 2

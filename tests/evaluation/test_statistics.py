@@ -1,0 +1,43 @@
+"""Bootstrap intervals: against theory, reproducible, and joint over the columns of an episode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns
+
+
+def test_width_agrees_with_the_normal_approximation():
+    values = np.random.default_rng(0).normal(3, 2, 400)
+    low, high = bootstrap_ci(values)
+    half = 1.96 * values.std() / np.sqrt(400)
+    assert low == pytest.approx(values.mean() - half, abs=0.03)
+    assert high == pytest.approx(values.mean() + half, abs=0.03)
+
+
+def test_covers_the_true_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = [
+        low <= 0.3 <= high for low, high in (bootstrap_ci(rng.random(200) < 0.3, resamples=500) for _ in range(300))
+    ]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.04)
+
+
+def test_the_same_seed_gives_the_same_interval_in_one_chunk_or_many(monkeypatch):
+    values = np.random.default_rng(0).random((300, 2))
+    whole = bootstrap_ci_columns(values, resamples=200)
+    np.testing.assert_array_equal(whole, bootstrap_ci_columns(values, resamples=200))
+    monkeypatch.setattr("pipelines.evaluation.statistics._CHUNK", 1000)
+    np.testing.assert_allclose(bootstrap_ci_columns(values, resamples=200), whole)
+    assert not np.array_equal(bootstrap_ci_columns(values, resamples=200, seed=1), whole)
+
+
+def test_constant_and_single_values_have_no_width():
+    assert bootstrap_ci(np.ones(20)) == (1.0, 1.0)
+    assert bootstrap_ci(np.array([2.5])) == (2.5, 2.5)
+
+
+def test_no_value_is_an_error():
+    with pytest.raises(ValueError, match="at least one"):
+        bootstrap_ci(np.array([]))
