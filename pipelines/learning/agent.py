@@ -151,9 +151,7 @@ class Agent(nn.Module):
         return noise[..., :actions], noise[..., actions:].permute(2, 0, 1)
 
     @torch.no_grad()
-    def _metrics(
-        self, at: Evaluation, target_NG: Tensor, weight_NG: Tensor, steps: int, **losses: Tensor
-    ) -> Metrics:
+    def _metrics(self, at: Evaluation, target_NG: Tensor, weight_NG: Tensor, steps: int, **losses: Tensor) -> Metrics:
         """Sums over the micro-batch's steps divided by the update's; values of the acting discount in reward units."""
         share = len(target_NG) / steps
         acting_CN = at.data_CNG[..., -1] * self.popart.sigma_G[-1] + self.popart.mu_G[-1]

@@ -18,12 +18,9 @@ def n_step_targets(
     discount_BTG = gamma_G * (~terminated_BT)[..., None]
     if n == 1:
         return reward_BT1 + discount_BTG * next_value_BTG
-    batch, length = reward_BT.shape
-    pad = reward_BT.new_zeros(batch, 1, len(gamma_G))
-    goes_on_BT1 = torch.cat((mask_BT[:, 1:], mask_BT.new_zeros(batch, 1)), 1)[..., None]
-    target = reward_BT1 + discount_BTG * next_value_BTG
-    last_resort = target  # what stands where the window ends before n rewards are summed
+    goes_on_BT1 = torch.cat((mask_BT[:, 1:], torch.zeros_like(mask_BT[:, :1])), 1)[..., None]
+    one_step = target = reward_BT1 + discount_BTG * next_value_BTG
     for _ in range(n - 1):
-        following = torch.cat((target[:, 1:], pad), 1)
-        target = torch.where(goes_on_BT1, reward_BT1 + discount_BTG * following, last_resort)
+        following = torch.cat((target[:, 1:], torch.zeros_like(target[:, :1])), 1)
+        target = torch.where(goes_on_BT1, reward_BT1 + discount_BTG * following, one_step)
     return target

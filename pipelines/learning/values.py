@@ -57,6 +57,7 @@ class ExactHeads(Heads):
     """Discrete actions: V is the expectation of a table of values under the policy, no action is sampled."""
 
     noise_size = 0
+    policy: Categorical
 
     def __init__(self, state_size: int, space: Discrete, gammas: tuple[float, ...], settings: AgentSettings) -> None:
         super().__init__()

@@ -61,9 +61,7 @@ class ActionInput(Ensemble):
     normalisation can correct it.
     """
 
-    def __init__(
-        self, input_size: int, action_size: int, gammas: Sequence[float], settings: CriticSettings
-    ) -> None:
+    def __init__(self, input_size: int, action_size: int, gammas: Sequence[float], settings: CriticSettings) -> None:
         super().__init__(input_size + action_size + 1, len(gammas), 1, settings)
         self.split = (input_size, action_size, 1)
         self.register_buffer("horizon_G", symlog(1 / (1 - torch.tensor(gammas))), persistent=False)

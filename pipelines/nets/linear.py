@@ -43,7 +43,7 @@ class SigmaLinear(nn.Module):
         return self.gain / torch.dot(self.left, torch.mv(self.weight, self.right))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() < self.weight.numel() * x.shape[-1] / len(self.weight):  # fewer rows than outputs: cheaper
+        if x.numel() < self.weight.numel():  # fewer rows than outputs: scaling the product is cheaper
             return torch.addcmul(self.bias, F.linear(x, self.weight), self.scale())
         return F.linear(x, self.weight * self.scale(), self.bias)
 

@@ -24,11 +24,16 @@ from pipelines.nets.norms import RunningNorm, symlog
 class Tokens(Protocol):
     """Tokens with leading shape (B, T), and which of them are real (bool)."""
 
-    observation: Mapping[str, Tensor]
-    action: Tensor
-    reward: Tensor
-    time: Tensor
-    real_rows: Tensor
+    @property
+    def observation(self) -> Mapping[str, Tensor]: ...
+    @property
+    def action(self) -> Tensor: ...
+    @property
+    def reward(self) -> Tensor: ...
+    @property
+    def time(self) -> Tensor: ...
+    @property
+    def real_rows(self) -> Tensor: ...
 
 
 class TimestepEncoder(nn.Module):

@@ -1,5 +1,7 @@
 """The contract of every sequence encoder: whole windows and cached steps are the same function."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -62,7 +64,7 @@ def whole(encoder, x_STD, starts):
     out = torch.empty(STEPS, ACTORS, encoder.output_size)
     for actor in range(ACTORS):
         bounds = [*starts[:, actor].nonzero()[:, 0].tolist(), STEPS]
-        for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        for first, last in pairwise(bounds):
             x = x_STD[first:last, actor][None]
             out[first:last, actor] = encoder(x, torch.arange(last - first)[None])[0]
     return out
@@ -140,7 +142,7 @@ def test_sinusoid_reaches_beyond_its_first_table():
     torch.testing.assert_close(again, build("transformer").eval()(x, torch.tensor([[0, 1, 2]])))
 
 
-def test_identity_and_plug_ins_are_named_in_settings():
+def test_a_plug_in_is_named_in_the_settings():
     settings = TypeAdapter(SequenceSettings).validate_python(
         {"kind": "tests.nets.test_sequence:Doubled", "options": {"factor": 2}}
     )

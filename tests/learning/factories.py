@@ -1,0 +1,87 @@
+"""Small spaces, settings and batches for the tests of learning."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from pipelines.config.model import AgentSettings
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
+from pipelines.learning.agent import Agent
+from pipelines.learning.tensors import TensorBatch
+
+ACTIONS: dict[str, Space] = {
+    "discrete": Discrete(n=4),
+    "large_discrete": Discrete(n=300),
+    "multi_discrete": MultiDiscrete(nvec=(2, 3)),
+    "multi_binary": MultiBinary(n=3),
+    "box": Box(shape=(2,)),
+}
+OBSERVATION: dict[str, Space] = {"obs": Box(shape=(3,))}
+SEQUENCES = {
+    "transformer": {"kind": "transformer", "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 32, "dropout": 0},
+    "gru": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10},
+    "feedforward": {"kind": "feedforward", "hidden": [12], "output": 10},
+    "identity": {"kind": "identity"},
+}
+
+
+def settings(sequence="transformer", **changes):
+    small = {
+        "timestep": {"hidden": [16], "output": 12},
+        "sequence": SEQUENCES[sequence],
+        "actor": {"hidden": [16]},
+        "critic": {"hidden": [16, 16]},
+        "gammas": [0.5, 0.9],
+        "acting_gamma": 0.99,
+    }
+    return AgentSettings.model_validate(small | changes)
+
+
+def agent(action="discrete", observation=None, *, seed=0, **changes):
+    return Agent(Spaces(observation=observation or OBSERVATION, action=ACTIONS[action]), settings(**changes), seed=seed)
+
+
+def values(space, leading, rng):
+    """Random values of `space` in stored form; the first of a choice's is its greatest."""
+    match space:
+        case Discrete(n=n):
+            out = rng.integers(0, n, leading)
+            out.flat[0] = n - 1
+        case MultiDiscrete(nvec=nvec):
+            out = rng.integers(0, nvec, (*leading, len(nvec)))
+        case MultiBinary(n=n):
+            out = rng.integers(0, 2, (*leading, n))
+        case Box(shape=shape, dtype="uint8"):
+            out = rng.integers(0, 256, (*leading, *shape))
+        case Box(shape=shape):
+            out = rng.uniform(-1, 1, (*leading, *shape))
+    return out.astype(space.dtype)
+
+
+def windows(spaces, *, lengths=(9, 4, 9, 2, 7, 9), rows=9, seed=0, reward=None, terminated=0.2):
+    """Right-padded windows as the sampler gives them: zeros beyond each length."""
+    rng = np.random.default_rng(seed)
+    batch = len(lengths)
+    columns = {name: values(space, (batch, rows), rng) for name, space in spaces.observation.items()}
+    columns["action"] = values(spaces.action, (batch, rows), rng)
+    rewards = rng.normal(size=(batch, rows)) if reward is None else np.full((batch, rows), reward)
+    columns["reward"] = rewards.astype("f4")
+    columns["terminated"] = np.zeros((batch, rows), np.uint8)
+    for i, length in enumerate(lengths):
+        columns["terminated"][i, length - 1] = rng.random() < terminated
+        for column in columns.values():
+            column[i, length:] = 0
+    return SimpleNamespace(columns=columns, lengths=np.asarray(lengths), start=rng.integers(0, 5, batch))
+
+
+def batch(owner, **options):
+    return TensorBatch.from_numpy(windows(owner.spaces, **options), owner.spaces)
+
+
+def padded(source, extra, value=7):
+    """The same windows with `extra` more rows of padding, filled with anything but zeros."""
+    columns = {}
+    for name, column in source.columns.items():
+        tail = np.full((len(column), extra, *column.shape[2:]), value).astype(column.dtype)
+        columns[name] = np.concatenate((column, tail), 1)
+    return SimpleNamespace(columns=columns, lengths=source.lengths, start=source.start)

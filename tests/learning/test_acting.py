@@ -1,0 +1,121 @@
+"""Acting equals the full forward, for actors at different places of their episodes."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.tensors import TensorBatch
+from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, windows
+
+STEPS, ACTORS = 9, 4
+
+
+def shaken(action, sequence):
+    owner = agent(action, sequence=sequence)
+    for parameter in owner.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    owner.timestep.update_statistics([batch(owner)])
+    return owner
+
+
+def stream(owner, *, seed=0):
+    """ACTORS trajectories of STEPS tokens from time 0."""
+    source = windows(owner.spaces, lengths=(STEPS,) * ACTORS, rows=STEPS, seed=seed, terminated=0.0)
+    source.start[:] = 0
+    for name in ("action", "reward"):
+        source.columns[name][:, 0] = 0
+    return source
+
+
+def act(policy, source, rows, actors=range(ACTORS)):
+    """One token of every actor: row `rows[i]` of trajectory i."""
+    pick = list(actors), list(rows)
+    obs = {name: source.columns[name][pick] for name in policy.agent.spaces.observation}
+    return policy.act(obs, source.columns["action"][pick], source.columns["reward"][pick], np.asarray(rows))
+
+
+@torch.no_grad()
+def greedy_by_forward(owner, source):
+    """(ACTORS, STEPS, ...) the acting discount's best actions by one full forward."""
+    owner.eval()
+    h = owner.encode(TensorBatch.from_numpy(source, owner.spaces))
+    policy = owner.heads.policy
+    return policy.stored(policy.mode(owner.heads.actor(h)[..., -1, :])).numpy()
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_staggered_actors_with_resets_act_as_the_full_forward(action, sequence):
+    owner = shaken(action, sequence)
+    first, second = stream(owner, seed=1), stream(owner, seed=2)
+    expected = greedy_by_forward(owner, first), greedy_by_forward(owner, second)
+    policy = AgentPolicy(owner, num_actors=ACTORS, capacity=STEPS, greedy=True)
+    owner.train()
+    rows, episode = np.zeros(ACTORS, int), np.zeros(ACTORS, int)
+    for step in range(14):
+        for actor in range(ACTORS):  # actor i leaves its first episode after i + 2 steps
+            if episode[actor] == 0 and rows[actor] == actor + 2:
+                rows[actor], episode[actor] = 0, 1
+        rows = np.where(rows == STEPS, 0, rows)
+        sources = [(first, second)[e] for e in episode]
+        mixed = {n: np.stack([s.columns[n][i, r] for i, (s, r) in enumerate(zip(sources, rows, strict=True))])
+                 for n in first.columns}  # fmt: skip
+        actions = policy.act({"obs": mixed["obs"]}, mixed["action"], mixed["reward"], rows)
+        for actor in range(ACTORS):
+            wanted = expected[episode[actor]][actor, rows[actor]]
+            np.testing.assert_allclose(actions[actor], wanted, atol=1e-5, err_msg=f"step {step} actor {actor}")
+        rows = rows + 1
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_rebuild_restores_memories_under_new_weights(sequence):
+    owner = shaken("box", sequence)
+    source = stream(owner)
+    policy = AgentPolicy(owner, num_actors=ACTORS, capacity=STEPS, greedy=True)
+    for step in range(3):
+        act(policy, source, [step] * ACTORS)
+    for parameter in owner.parameters():
+        parameter.data *= 1.3
+    lengths = [0, 2, 5, 8]
+    names = ("obs", "action", "reward")
+    policy.rebuild([{n: source.columns[n][i, :t] for n in names} for i, t in enumerate(lengths)])
+    expected = greedy_by_forward(owner, source)
+    actions = act(policy, source, lengths)
+    for actor, row in enumerate(lengths):
+        np.testing.assert_allclose(actions[actor], expected[actor, row], atol=1e-5)
+    policy.rebuild([{n: source.columns[n][i, :0] for n in names} for i in range(ACTORS)])
+    np.testing.assert_allclose(act(policy, source, [0] * ACTORS), expected[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_actions_have_the_stored_form(action):
+    owner = shaken(action, "feedforward")
+    space = owner.spaces.action
+    for greedy in (False, True):
+        policy = AgentPolicy(owner, num_actors=ACTORS, capacity=STEPS, greedy=greedy)
+        actions = act(policy, stream(owner), [0] * ACTORS)
+        assert actions.shape == (ACTORS, *space.shape)
+        assert actions.dtype == space.dtype
+
+
+def test_samples_follow_the_seed_and_the_restored_generator():
+    owner = shaken("box", "gru")
+    source = stream(owner)
+    one, two, other = (AgentPolicy(owner, num_actors=ACTORS, capacity=4, seed=s) for s in (1, 1, 2))
+    torch.manual_seed(0)
+    first = act(one, source, [0] * ACTORS)
+    torch.manual_seed(5)
+    assert np.array_equal(first, act(two, source, [0] * ACTORS))
+    assert not np.array_equal(first, act(other, source, [0] * ACTORS))
+    other.load_state_dict(one.state_dict())
+    assert np.array_equal(act(other, source, [0] * ACTORS), act(one, source, [0] * ACTORS))
+
+
+def test_acting_leaves_the_agent_and_the_global_generator_alone():
+    owner = shaken("discrete", "transformer").train()
+    before, state = {k: v.clone() for k, v in owner.state_dict().items()}, torch.get_rng_state()
+    act(AgentPolicy(owner, num_actors=ACTORS, capacity=4), stream(owner), [0] * ACTORS)
+    assert owner.training
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(dict(owner.state_dict()), before, rtol=0, atol=0)

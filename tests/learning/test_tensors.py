@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from pipelines.lake.spaces import Spaces
+from pipelines.learning.tensors import TensorBatch
+from tests.learning.factories import ACTIONS, OBSERVATION, windows
+
+SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
+
+
+def test_masks_follow_from_lengths_alone():
+    source = windows(SPACES, lengths=(2, 4), rows=9)
+    tensors = TensorBatch.from_numpy(source, SPACES)
+    assert tensors.mask.tolist() == [[True, False, False], [True, True, True]]
+    assert tensors.real_rows.sum(1).tolist() == [2, 4]
+    assert tensors.time[:, 0].tolist() == source.start.tolist()
+    assert tensors.observation["obs"].shape == (2, 4, 3)  # cut to the longest window
+    assert tensors.terminated.shape == (2, 3)
+
+
+def test_split_gives_back_all_windows():
+    tensors = TensorBatch.from_numpy(windows(SPACES), SPACES)
+    parts = tensors.split(4)
+    assert [len(part.mask) for part in parts] == [2, 2, 1, 1]
+    assert torch.equal(torch.cat([part.action for part in parts]), tensors.action)
+    assert torch.equal(torch.cat([part.observation["obs"] for part in parts]), tensors.observation["obs"])
+    with pytest.raises(ValueError, match="6 windows into 7 parts"):
+        tensors.split(7)
