@@ -73,7 +73,7 @@ def _clause(text: str, requirement: str) -> Clause:
 
 
 def value(metric: str, metrics: Mapping[str, Any]) -> float:
-    """The number that `metric` names, e.g. `return_ci95[0]` or `per_attempt[-1]` (its success). UsageError if there is none."""
+    """The number that `metric` names: `return_ci95[0]`, `per_attempt[-1]` (its success). UsageError: none there."""
     name, *_ = metric.split("[")
     if name not in metrics:
         close = difflib.get_close_matches(name, list(metrics), n=1)
@@ -87,5 +87,5 @@ def value(metric: str, metrics: Mapping[str, Any]) -> float:
     if isinstance(found, Mapping) and "success_mean" in found:
         found = found["success_mean"]
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise UsageError(f"metric '{metric}' is not a number", hint="give an entry of it, such as return_ci95[0]")
+        raise UsageError(f"metric '{metric}' is not a number", hint="take an entry, such as return_ci95[0]")
     return float(found)

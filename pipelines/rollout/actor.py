@@ -14,13 +14,14 @@ from pipelines.envs.env import Env, StepResult
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import AmagoError, StageFailed
 from pipelines.events import Listener, Progress, silent
-from pipelines.lake.schema import Schema
+from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, zeros
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.policy_client import Policy
 from pipelines.rollout.recorder import Recorder
 
 Sink = Callable[[dict[str, np.ndarray], TrajectoryInfo], object]
+UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
 _PROGRESS_SECONDS = 0.2
 _FIRST_ROWS = 1024
 
@@ -63,7 +64,7 @@ class Rollout:
     `sink(columns, info)` receives every episode that ends (columns of `lake.schema`, T + 1 rows);
     `on_episode` its summary. `policy_version` may be set between calls: an episode is recorded under the
     version that acted at its end. Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`,
-    stored as truncated.
+    stored as truncated, tagged `unfinished`, with no success (they did not fail), and left out of all means.
     """
 
     def __init__(
@@ -208,16 +209,17 @@ class Rollout:
             self._attempts[actor] = []
 
     def _hand_over(self, actors: np.ndarray, *, unfinished: bool = False) -> None:
+        """Give the episodes of `actors` to the sink, once each, even if the sink is interrupted."""
         spec, now = self.env.spec, time.time()
         for actor, task in zip(actors.tolist(), self.env.tasks(actors), strict=True):
+            length, self._time[actor] = int(self._time[actor]), 0
             outcomes = tuple(self._attempts[actor])
             success = (outcomes[-1] if outcomes else False) if spec.has_success else None
-            length, total = int(self._time[actor]), float(self._return[actor])
             attempts = outcomes if spec.has_success and spec.num_attempts != 1 else ()
             if self._recorder is not None and self._sink is not None:
                 columns = self._recorder.episode(actor)
-                if unfinished:
-                    columns["truncated"][-1] = 1
+                if unfinished and not columns[TERMINATED][-1]:
+                    columns[TRUNCATED][-1] = 1
                 info = TrajectoryInfo(
                     env=spec.name,
                     task=task,
@@ -225,30 +227,31 @@ class Rollout:
                     policy_version=self.policy_version,
                     collector=self._collector,
                     seed=self._seed,
-                    success=success,
+                    success=None if unfinished else success,
                     attempts=attempts,
                     epsilon=float(self._epsilon[actor]) / length,
                     t_start=float(self._began[actor]),
                     t_end=now,
+                    tags={UNFINISHED: "true"} if unfinished else {},
                 )
                 self._sink(columns, info)
             self.total_trajectories += 1
-            self._returns.append(total)
+            if unfinished:
+                continue
+            self._returns.append(float(self._return[actor]))
             if success is not None:
                 self._successes.append(success)
             if self._on_episode is not None:
-                number = int(self.env.episodes.current[actor])
-                self._on_episode(
-                    Episode(
-                        actor=actor,
-                        number=number,
-                        task=task,
-                        length=length,
-                        total_reward=total,
-                        success=success,
-                        attempts=attempts,
-                    )
+                episode = Episode(
+                    actor=actor,
+                    number=int(self.env.episodes.current[actor]),
+                    task=task,
+                    length=length,
+                    total_reward=float(self._return[actor]),
+                    success=success,
+                    attempts=attempts,
                 )
+                self._on_episode(episode)
 
     def finish(self) -> int:
         """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were

@@ -13,7 +13,7 @@ from pipelines.envs.exploration import Exploration
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed
 from pipelines.lake.schema import Schema
-from pipelines.rollout.actor import Rollout
+from pipelines.rollout.actor import UNFINISHED, Rollout
 from pipelines.rollout.policy_client import ExpertPolicy, RandomPolicy
 from tests.envs.own import Counting
 
@@ -164,11 +164,31 @@ def test_unfinished_episodes_are_dropped_or_stored_as_truncated(keep):
     rollout.run(steps=4 * 3)
     assert rollout.finish() == (4 if keep else 0)
     assert len(stored) == (4 if keep else 0)
-    for columns, _ in stored:
+    for columns, info in stored:
         assert len(columns["reward"]) == 4
+        assert info.success is None
+        assert info.tags == {UNFINISHED: "true"}
         assert columns["truncated"].tolist() == [0, 0, 0, 1]
         assert not columns["terminated"].any()
     assert rollout.finish() == 0
+
+
+def test_an_episode_is_handed_over_once_even_if_the_sink_is_interrupted():
+    rollout, stored = make_rollout("tmaze", {"corridor": 3}, keep_unfinished=True)
+    store = rollout._sink
+
+    def interrupted(columns, info):
+        store(columns, info)
+        if len(stored) == 2:
+            raise KeyboardInterrupt
+
+    rollout._sink = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        rollout.run(steps=100)
+    rollout._sink = store
+    rollout.finish()
+    assert len(stored) == 4
+    assert all(columns["terminated"][-1] for columns, _ in stored)
 
 
 def test_state_goes_on_with_new_tasks_and_the_same_schedule():
