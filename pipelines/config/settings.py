@@ -104,6 +104,8 @@ class TrainSettings(SettingsModel):
     """Micro-batches per update; each has batch_size / accumulate windows."""
     weighting: Literal["timestep", "trajectory"] = "timestep"
     """Draw trajectories in proportion to their windows, or all alike."""
+    placement: Literal["full", "any"] = "full"
+    """Where windows begin: `full`, wherever one has as many steps as the trajectory allows; `any`, at every step."""
     checkpoint_every: int = Field(500, ge=1)
     """Updates between checkpoints (one is always written at the end of the stage)."""
     keep_checkpoints: int = Field(3, ge=1)

@@ -104,6 +104,9 @@ class DeployedPolicy:
         """The action for `observation`; `reward` is what the last action brought (0 at an episode's first step)."""
         columns: dict[str, np.ndarray] = {}
         _flatten(observation, OBSERVATION, columns)
+        absent = [name for name in self.spaces.observation if name not in columns]
+        if absent:
+            raise InputMissing(f"the observation lacks {', '.join(absent)}: the policy was trained with it")
         stored = {name: _stored(columns[name], space)[None] for name, space in self.spaces.observation.items()}
         self._action = self._policy.act(
             stored, self._action, np.array([reward], dtype=np.float32), np.array([self._time], dtype=np.int64)

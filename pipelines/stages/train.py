@@ -104,6 +104,7 @@ class Trainer:
                 length=self.settings.train.window,
                 seed=self.settings.seed,
                 weighting=self.settings.train.weighting,
+                placement=self.settings.train.placement,
             )
             if self._resumed is not None:
                 if self._resumed["view"]["lake"] == lake.id:

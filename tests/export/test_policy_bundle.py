@@ -1,0 +1,83 @@
+"""A bundle acts step by step exactly as the trained policy does."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from pipelines.envs.make import make
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.export.policy_bundle import executed, load_policy
+from pipelines.lake.spaces import Box, Discrete
+from pipelines.stages import collect, export, train
+from pipelines.stages.policies import load_policy as run_policy
+from tests.stages.recipes import tiny
+
+
+def bundle(tmp_path: Path, **tables: object) -> Path:
+    settings = tiny(**tables)
+    collect.run(settings, run=tmp_path / "run")
+    train.run(settings, run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
+    return export.run(settings, run=tmp_path / "run").outputs[0]
+
+
+@pytest.mark.parametrize(
+    "env", [{"name": "tmaze", "corridor": 4}, {"name": "goal-frozen-lake"}, {"name": "gym:Pendulum-v1"}]
+)
+def test_a_bundle_equals_the_trained_policy_over_whole_episodes(tmp_path: Path, env: dict) -> None:
+    deployed = load_policy(bundle(tmp_path, env=env))
+    batch = make(env["name"], num_envs=1, seed=9, params={k: v for k, v in env.items() if k != "name"})
+    spaces = batch.spec.spaces
+    trained = run_policy(f"{tmp_path}/run@6", batch, seed=0, greedy=True).policy
+    observation = batch.reset()
+    action = np.zeros((1, *spaces.action.shape), dtype=spaces.action.dtype)
+    reward, time, episodes = np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.int64), 0
+    for _ in range(30):
+        action = trained.act(observation, action, reward, time)
+        single = {name.removeprefix("obs."): value[0] for name, value in observation.items()}
+        chosen = deployed.act(single.get("obs", single), float(reward[0]))
+        np.testing.assert_array_equal(chosen, executed(action[0], spaces.action))
+        result = batch.step(action)
+        observation, reward, time = result.observation, result.reward, time + 1
+        if (result.terminated | result.truncated)[0]:
+            observation, reward, time, episodes = batch.reset(), np.zeros(1, np.float32), np.zeros(1, np.int64), 1
+            action = np.zeros_like(action)
+            deployed.reset()
+    assert episodes or "Pendulum" in env["name"]
+
+
+def test_the_bundles_own_loader_drives_a_gymnasium_environment(tmp_path: Path) -> None:
+    path = bundle(tmp_path, env={"name": "gym:CartPole-v1"}) / "policy.py"
+    spec = importlib.util.spec_from_file_location("bundle_policy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    policy, env = module.load(), gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=0)
+    reward = 0.0
+    for _ in range(5):
+        action = policy.act(observation, float(reward))
+        assert env.action_space.contains(action)
+        observation, reward, terminated, _, _ = env.step(action)
+        if terminated:
+            break
+
+
+def test_actions_cross_into_the_environments_own_units() -> None:
+    assert executed(np.int32(2), Discrete(n=4, start=10)) == 12
+    space = Box(shape=(2,), low=(-2.0, 0.0), high=(2.0, 10.0))
+    np.testing.assert_allclose(executed(np.array([1.0, -0.5], np.float32), space), [2.0, 2.5])
+
+
+def test_damage_and_absence_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputMissing, match="no policy bundle"):
+        load_policy(tmp_path)
+    path = bundle(tmp_path) / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(IntegrityError, match="damaged"):
+        load_policy(path.parent)

@@ -1,0 +1,109 @@
+"""run: the plan, the whole chain, and going on after it stopped anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.recipes import find
+from pipelines.config.load import resolve
+from pipelines.errors import Interrupted, UsageError
+from pipelines.events import Event, Progress
+from pipelines.lake.catalog import query
+from pipelines.lake.store import Lake
+from pipelines.stages import chain
+from pipelines.stages.environment import env_model
+from pipelines.training import checkpoint as checkpoints
+from tests.stages.recipes import tiny
+
+STAGES = [
+    {"stage": "collect", "steps": 120},
+    {"stage": "evaluate", "stop_epoch": 1, "label": "before training"},
+    {"stage": "train", "steps": 2},
+    {"stage": "evaluate", "start_epoch": -1, "label": "after training", "mark_best": True},
+    {"stage": "export", "start_epoch": -1},
+]
+
+
+def lake_env() -> dict:
+    return {"name": "meta-frozen-lake", "size": 3, "attempts": 2}
+
+
+def test_the_plan_follows_every_start_and_stop() -> None:
+    settings = tiny(
+        epochs=5,
+        stages=[
+            {"stage": "collect", "steps": 10},
+            {"stage": "train", "steps": 3, "start_epoch": 1, "every": 2},
+            {"stage": "evaluate", "start_epoch": -1},
+            {"stage": "relabel", "stop_epoch": 1},
+        ],
+    )
+    plan = [(step.epoch, step.entry.stage, step.target) for step in chain.plan(settings)]
+    assert plan == [
+        (0, "collect", 10),
+        (0, "relabel", 0),
+        (1, "collect", 20),
+        (1, "train", 3),
+        (2, "collect", 30),
+        (3, "collect", 40),
+        (3, "train", 6),
+        (4, "collect", 50),
+        (4, "evaluate", 0),
+    ]
+
+
+def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = chain.run(tiny(env=lake_env(), epochs=3, stages=STAGES), run=run)
+    assert result.metrics["updates"] == 6
+    assert query(Lake.open(run / "lake"), "select sum(length) from trajectories")[1] == [(360,)]
+    versions = query(Lake.open(run / "lake"), "select distinct policy_version from trajectories order by 1")[1]
+    assert versions[-1] == (4,)
+    assert (run / "export/policy.json").is_file()
+    assert (run / "adaptation.png").read_bytes().startswith(b"\x89PNG")
+    table = result.tables[-1]
+    assert [row[0] for row in table.rows] == ["random", "before training", "after training"]
+    assert checkpoints.load(run / "checkpoints", "best").update == 6
+
+
+def test_a_finished_chain_is_skipped(tmp_path: Path) -> None:
+    settings = tiny(env=lake_env(), epochs=2, stages=STAGES)
+    chain.run(settings, run=tmp_path / "run")
+    again = chain.run(settings, run=tmp_path / "run")
+    assert again.status == "skipped"
+    assert again.tables
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 6, 9])
+def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> None:
+    heard = 0
+
+    def stop(event: Event) -> None:
+        nonlocal heard
+        heard += isinstance(event, Progress)
+        if isinstance(event, Progress) and heard == stop_after:
+            raise Interrupted("stopped")
+
+    settings = tiny(env=lake_env(), epochs=3, stages=STAGES)
+    with pytest.raises(Interrupted):
+        chain.run(settings, run=tmp_path / "run", listener=stop)
+    result = chain.run(settings, run=tmp_path / "run")
+    assert result.status == "done"
+    assert checkpoints.numbers(tmp_path / "run/checkpoints")[-1] == 6
+    assert query(Lake.open(tmp_path / "run/lake"), "select sum(length) from trajectories")[1][0][0] >= 360
+    assert json.loads((tmp_path / "run/chain.json").read_text())["passed"] == 9
+
+
+def test_a_resolved_configuration_runs_again(tmp_path: Path) -> None:
+    settings = tiny(env=lake_env(), epochs=1, stages=STAGES)
+    chain.run(settings, run=tmp_path / "run")
+    _, document = find(str(tmp_path / "run/config.toml"))
+    assert resolve(document, env_model=env_model) == settings
+
+
+def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no stages"):
+        chain.run(tiny(), run=tmp_path / "run")

@@ -1,0 +1,112 @@
+"""collect: targets counted from the lake, resume, policies by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.errors import InputMissing, Interrupted, UsageError
+from pipelines.events import Event, Progress
+from pipelines.lake.catalog import query
+from pipelines.lake.reading import trajectories
+from pipelines.lake.store import Lake
+from pipelines.stages import collect, train
+from tests.stages.recipes import tiny
+
+
+def rows(lake: Path, sql: str) -> list[tuple]:
+    return query(Lake.open(lake), sql)[1]
+
+
+def test_every_step_taken_is_in_the_lake(tmp_path: Path) -> None:
+    result = collect.run(tiny(), run=tmp_path / "run")
+    assert result.metrics["steps"] == 100
+    assert rows(tmp_path / "run/lake", "select sum(length) from trajectories") == [(100,)]
+
+
+def test_unfinished_episodes_are_truncated_and_tagged(tmp_path: Path) -> None:
+    collect.run(tiny(collect={"steps": 12}), run=tmp_path / "run")  # 4 actors, 3 of 5 steps
+    found = list(trajectories(Lake.open(tmp_path / "run/lake")))
+    assert len(found) == 4
+    for trajectory in found:
+        assert trajectory.info.tags == {"unfinished": "true"}
+        assert trajectory.columns["truncated"][-1] == 1
+        assert trajectory.columns["terminated"].sum() == 0
+
+
+def test_the_same_command_is_done_and_a_larger_target_goes_on_with_new_tasks(tmp_path: Path) -> None:
+    settings = tiny(env={"corridor": 4})
+    collect.run(settings, run=tmp_path / "run")
+    assert collect.run(settings, run=tmp_path / "run").status == "skipped"
+    more = collect.run(tiny(collect={"steps": 160}), run=tmp_path / "run")
+    assert more.metrics["steps"] == 60
+    actions = [t.columns["action"].tobytes() for t in trajectories(Lake.open(tmp_path / "run/lake"))]
+    assert len(set(actions)) > len(actions) / 2
+
+
+def test_an_interruption_keeps_all_steps(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress):
+            raise Interrupted("stopped")
+
+    with pytest.raises(Interrupted):
+        collect.run(tiny(collect={"steps": 10_000_000}), run=tmp_path / "run", listener=stop)
+    taken = rows(tmp_path / "run/lake", "select sum(length) from trajectories")[0][0]
+    assert taken > 0
+    done = collect.run(tiny(collect={"steps": taken + 8}), run=tmp_path / "run")
+    assert done.metrics["steps"] == 8
+
+
+def test_a_trained_policy_acts_and_is_recorded(tmp_path: Path) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
+    settings = tiny(collect={"steps": 200, "policy": f"{tmp_path}/run@6"})
+    collect.run(settings, run=tmp_path / "run")
+    versions = rows(
+        tmp_path / "run/lake",
+        "select policy_id, policy_version, sum(length) from trajectories group by all order by policy_version",
+    )
+    assert versions == [("random", -1, 100), ("run", 6, 100)]
+
+
+def test_the_expert_solves_the_maze(tmp_path: Path) -> None:
+    settings = tiny(collect={"policy": "expert"}, exploration={"kind": "none"})
+    assert collect.run(settings, lake=tmp_path / "lake").metrics["return_mean"] == pytest.approx(1.0)
+
+
+def scripted(observation, prev_action, prev_reward, time):  # type: ignore[no-untyped-def]
+    return np.zeros(len(time), dtype=np.int32)
+
+
+def test_a_scripted_policy_acts(tmp_path: Path) -> None:
+    policy = "tests.stages.test_collect:scripted"
+    collect.run(tiny(collect={"policy": policy}, exploration={"kind": "none"}), lake=tmp_path / "lake")
+    assert all(not t.columns["action"].any() for t in trajectories(Lake.open(tmp_path / "lake")))
+
+
+@pytest.mark.parametrize(
+    ("tables", "error", "message"),
+    [
+        ({"collect": {"policy": "runs/nowhere"}}, InputMissing, "no run"),
+        ({"collect": {"policy": "nowhere:policy"}}, InputMissing, "no module"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_named(tmp_path: Path, tables: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        collect.run(tiny(**tables), lake=tmp_path / "lake")
+
+
+def test_a_lake_of_other_spaces_is_refused(tmp_path: Path) -> None:
+    collect.run(tiny(), lake=tmp_path / "lake")
+    with pytest.raises(InputMissing, match="other spaces"):
+        collect.run(tiny(env={"name": "dark-key-door"}), lake=tmp_path / "lake")
+
+
+def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    with pytest.raises(UsageError) as refused:
+        collect.run(tiny(env={"corridor": 7}), run=tmp_path / "run")
+    assert refused.value.problems == ("env.corridor: 4 -> 7",)
+    assert collect.run(tiny(env={"corridor": 7}), run=tmp_path / "run", fresh=True).metrics["steps"] == 100

@@ -1,0 +1,54 @@
+"""evaluate: repeatable, counted, gated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import InputMissing, RequirementNotMet, UsageError
+from pipelines.stages import collect, evaluate, train
+from tests.stages.recipes import tiny
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    collect.run(tiny(), run=tmp_path / "run")
+    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
+    return tmp_path / "run"
+
+
+def test_the_same_evaluation_is_read_back_and_another_seed_is_another(run: Path) -> None:
+    first = evaluate.run(tiny(), run=run)
+    assert first.metrics["episodes"] == 6
+    assert evaluate.run(tiny(), run=run).status == "skipped"
+    assert evaluate.run(tiny(evaluate={"seed": 5}), run=run).status == "done"
+    report = json.loads(first.outputs[0].read_text())
+    assert report["metrics"]["return_mean"] == first.metrics["return_mean"]
+
+
+def test_the_same_seed_gives_the_same_figures_whatever_the_number_of_actors(run: Path) -> None:
+    few = evaluate.run(tiny(evaluate={"actors": 2}), run=run)
+    many = evaluate.run(tiny(evaluate={"actors": 6}), run=run)
+    assert few.metrics["return_mean"] == many.metrics["return_mean"]
+
+
+def test_a_requirement_that_is_not_met_carries_the_result(run: Path) -> None:
+    with pytest.raises(RequirementNotMet) as missed:
+        evaluate.run(tiny(evaluate={"require": "return_mean > 5"}), run=run)
+    assert missed.value.result.metrics["episodes"] == 6
+    with pytest.raises(UsageError):
+        evaluate.run(tiny(evaluate={"require": "return_mean"}), run=run)
+
+
+def test_a_missing_run_or_checkpoint_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputMissing, match="no run"):
+        evaluate.run(tiny(), run=tmp_path / "nowhere")
+    with pytest.raises(InputMissing, match="there are: 3, 6"):
+        evaluate.run(tiny(evaluate={"checkpoint": "4"}), run=run)
+
+
+def test_an_environment_of_other_spaces_is_refused(run: Path) -> None:
+    with pytest.raises(InputMissing, match="other spaces"):
+        evaluate.run(tiny(env={"name": "dark-key-door"}), run=run)

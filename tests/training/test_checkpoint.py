@@ -1,0 +1,85 @@
+"""Checkpoints: whole or absent, pruned but for the best, damage named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.training import checkpoint as checkpoints
+
+
+def save(directory: Path, update: int, keep: int = 10) -> Path:
+    return checkpoints.save(
+        directory,
+        record={"update": update},
+        weights={"w": torch.full((3,), float(update))},
+        training_state={"generator": torch.get_rng_state()},
+        keep=keep,
+    )
+
+
+def test_the_newest_is_the_latest_and_numbers_are_named(tmp_path: Path) -> None:
+    for update in (5, 20, 100):
+        save(tmp_path, update)
+    assert checkpoints.numbers(tmp_path) == [5, 20, 100]
+    assert checkpoints.load(tmp_path).update == 100
+    assert (tmp_path / "latest").resolve().name == "000100"
+    assert checkpoints.load(tmp_path, "20").weights["w"].tolist() == [20.0] * 3
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    checkpoints.mark_best(tmp_path, 1)
+    for update in (2, 3, 4):
+        save(tmp_path, update, keep=2)
+    assert checkpoints.numbers(tmp_path) == [1, 3, 4]
+    assert checkpoints.load(tmp_path, "best").update == 1
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(RuntimeError):
+        save(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "latest"]
+
+
+def test_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-000007-999999999").mkdir(parents=True)
+    save(tmp_path, 8)
+    assert not list(tmp_path.glob(".tmp-*"))
+    assert checkpoints.numbers(tmp_path) == [8]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "checkpoint.json"])
+def test_damage_is_named(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 1) / name
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(IntegrityError, match="000001"):
+        checkpoints.load(tmp_path)
+
+
+def test_damage_of_the_training_state_is_named(tmp_path: Path) -> None:
+    path = save(tmp_path, 1) / "training.pt"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(IntegrityError, match="000001"):
+        checkpoints.load(tmp_path).training_state()
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputMissing, match="no checkpoint in"):
+        checkpoints.load(tmp_path)
+    save(tmp_path, 1)
+    with pytest.raises(InputMissing, match="there are: 1"):
+        checkpoints.load(tmp_path, "2")
+    with pytest.raises(InputMissing, match="best"):
+        checkpoints.load(tmp_path, "best")
+    with pytest.raises(UsageError):
+        checkpoints.load(tmp_path, "newest")
