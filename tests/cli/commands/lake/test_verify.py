@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Amago
+
+
+def test_a_sound_lake(amago: Amago, small: Path) -> None:
+    done = amago("lake", "verify", small, "--output", "json")
+    assert done.code == 0
+    assert done.json["metrics"]["segments_checked"] >= 1
+    assert done.json["metrics"]["corrupt"] == []
+
+
+def test_a_flipped_byte_is_exit_4_and_names_the_segment(amago: Amago, small: Path) -> None:
+    segment = next((small / "lake" / "segments").rglob("*.arrow"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    segment.write_bytes(data)
+    failed = amago("lake", "verify", small, "--output", "json")
+    assert failed.code == 4
+    assert len(failed.json["metrics"]["corrupt"]) == 1
+    assert segment.stem in failed.json["metrics"]["corrupt"][0]
+    assert "Traceback" not in failed.err
+
+
+def test_a_truncated_segment_is_found(amago: Amago, small: Path) -> None:
+    segment = next((small / "lake" / "segments").rglob("*.arrow"))
+    segment.write_bytes(segment.read_bytes()[:-100])
+    failed = amago("lake", "verify", small)
+    assert failed.code == 4
+    assert "Traceback" not in failed.err

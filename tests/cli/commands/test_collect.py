@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Amago
+
+
+def test_steps_land_in_the_lake_of_a_run_named_after_the_environment(amago: Amago) -> None:
+    done = amago("collect", "--env", "gym:CartPole-v1", "--steps", 100, "--actors", 4, "--output", "json")
+    assert done.code == 0, done.err
+    assert done.json["run"] == "runs/gym-CartPole-v1"
+    assert done.json["lake"] == "runs/gym-CartPole-v1/lake"
+    assert done.json["metrics"].keys() >= {"steps", "trajectories", "return_mean", "steps_per_second"}
+    (row,) = amago(
+        "lake", "sql", "runs/gym-CartPole-v1", "select sum(length) n from trajectories", "--output", "json"
+    ).json
+    assert row["n"] >= 100
+
+
+def test_repeating_it_has_nothing_to_do_and_more_steps_extend_it(amago: Amago) -> None:
+    first = ("collect", "--env", "tmaze", "--set", "env.corridor=3", "--actors", 2, "--output", "json")
+    assert amago(*first, "--steps", 40).json["status"] == "done"
+    assert amago(*first, "--steps", 40).json["status"] == "skipped"
+    assert amago(*first, "--steps", 80).json["status"] == "done"
+
+
+def test_a_changed_configuration_is_refused_with_a_diff_unless_fresh(amago: Amago) -> None:
+    first = ("collect", "--env", "tmaze", "--steps", 20, "--actors", 2)
+    assert amago(*first, "--set", "env.corridor=3").code == 0
+    refused = amago(*first, "--set", "env.corridor=4")
+    assert refused.code == 2
+    assert "env.corridor: 3 -> 4" in refused.err
+    assert amago(*first, "--set", "env.corridor=4", "--fresh").code == 0
+
+
+def test_epsilon_is_a_constant_rate(amago: Amago) -> None:
+    shown = amago("collect", "--env", "tmaze", "--epsilon", 0.25, "--dry-run", "--output", "json")
+    exploration = shown.json["settings"]["exploration"]
+    assert (exploration["start"], exploration["end"], exploration["randomize"]) == (0.25, 0.25, False)
+
+
+def test_a_lake_of_its_own_needs_no_run(amago: Amago) -> None:
+    done = amago("collect", "--env", "tmaze", "--lake", "shared", "--steps", 20, "--actors", 2, "--output", "json")
+    assert done.code == 0, done.err
+    assert done.json["lake"] == "shared"
+    assert not Path("runs").exists()
+
+
+def test_a_lake_of_other_spaces_is_refused(amago: Amago, small: Path) -> None:
+    refused = amago("collect", "--env", "tmaze", "--lake", small, "--steps", 20)
+    assert refused.code == 3
+    assert "other spaces" in refused.err
+    assert "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "no environment is named"),
+        (["--env", "tmazee"], 2, "did you mean 'tmaze'"),
+        (["--env", "gym:NoSuch-v0"], 2, "unknown environment 'gym:NoSuch-v0'"),
+        (["--env", "nosuchmodule:Env"], 3, "nosuchmodule"),
+        (["--env", "tmaze", "--steps", "0"], 2, "collect.steps"),
+        (["--env", "tmaze", "--set", "env.coridor=3"], 2, "did you mean 'env.corridor'"),
+        (["--env", "tmaze", "--set", "collect.step=3"], 2, "did you mean 'collect.steps'"),
+        (["--env", "tmaze", "--set", "rubbish"], 2, "key=value"),
+        (["--env", "tmaze", "--config", "nowhere.toml"], 3, "no configuration file 'nowhere.toml'"),
+        (["--env", "tmaze", "--policy", "runs/nowhere"], 3, "runs/nowhere"),
+    ],
+)
+def test_mistakes_are_named_without_a_traceback(amago: Amago, arguments: list[str], code: int, words: str) -> None:
+    failed = amago("collect", *arguments)
+    assert failed.code == code, failed.err
+    assert words in failed.err
+    assert "Traceback" not in failed.err
+
+
+def test_every_mistake_is_listed_at_once(amago: Amago) -> None:
+    Path("bad.toml").write_text("[env]\nname = 'tmaze'\ncoridor = 3\n[collect]\nsteps = 'many'\n[trian]\nsteps = 1\n")
+    failed = amago("collect", "-c", "bad.toml", "--actors", "0")
+    assert failed.code == 2
+    problems = failed.err.splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in problems] == [
+        "collect.steps",
+        "collect.actors",
+        "trian",
+        "env.coridor",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_directory_is_named(amago: Amago, tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    failed = amago("collect", "--env", "tmaze", "--steps", 20)
+    tmp_path.chmod(0o755)
+    assert failed.code == 1
+    assert "Traceback" not in failed.err
+
+
+def test_a_file_in_the_way_is_named(amago: Amago) -> None:
+    Path("runs").write_text("")
+    failed = amago("collect", "--env", "tmaze", "--steps", 20)
+    assert failed.code == 1
+    assert "Traceback" not in failed.err
+    assert "runs" in failed.err
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(amago: Amago, tmp_path: Path) -> None:
+    arguments = ["collect", "--env", "gym:CartPole-v1", "--steps", "200000", "--actors", "4", "--output", "json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "amago_cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    while not list((tmp_path / "runs").glob("*/lake/wal/*")):
+        assert process.poll() is None, process.communicate()
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert '"status": "interrupted"' in out
+    assert "Traceback" not in err
+    assert amago(*arguments[:4], 100, *arguments[5:]).code == 0

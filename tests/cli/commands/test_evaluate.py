@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Amago
+
+
+def test_whole_episodes_with_an_interval(amago: Amago, small: Path) -> None:
+    done = amago("evaluate", small, "--episodes", 4, "--output", "json")
+    assert done.code == 0, done.err
+    metrics = done.json["metrics"]
+    assert metrics["episodes"] == 4
+    low, high = metrics["return_ci95"]
+    assert low <= metrics["return_mean"] <= high
+    assert metrics.keys() >= {"per_task", "return_std"}
+
+
+def test_a_gate_that_is_not_met_is_exit_5_and_shows_the_scores(amago: Amago, small: Path) -> None:
+    failed = amago("evaluate", small, "--episodes", 2, "--require", "return_mean >= 1e6", "--output", "json")
+    assert failed.code == 5
+    assert failed.json["status"] == "failed"
+    assert failed.json["metrics"]["episodes"] == 2
+    assert amago("evaluate", small, "--episodes", 2, "--require", "return_mean >= 0").code == 0
+
+
+def test_greedy_and_sampled_and_seed_reach_the_settings(amago: Amago, small: Path) -> None:
+    shown = amago("evaluate", small, "--sample", "--seed", 7, "--dry-run", "--output", "json").json["settings"]
+    assert (shown["evaluate"]["greedy"], shown["evaluate"]["seed"]) == (False, 7)
+    assert shown["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nowhere"], 3, "no run at 'nowhere'"),
+        (["small", "--episodes", "0"], 2, "evaluate.episodes"),
+        (["small", "--checkpoint", "99"], 3, "99"),
+        (["small", "--require", "rubbish"], 2, "rubbish"),
+        (["small", "--require", "no_such_metric > 1"], 2, "no_such_metric"),
+        (["small", "--env", "tmaze"], 3, "tmaze"),
+    ],
+)
+def test_mistakes_are_named_without_a_traceback(
+    amago: Amago, small: Path, arguments: list[str], code: int, words: str
+) -> None:
+    failed = amago("evaluate", *arguments)
+    assert failed.code == code, failed.err
+    assert words in failed.err
+    assert "Traceback" not in failed.err

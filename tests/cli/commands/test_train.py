@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Amago, tiny
+
+
+def test_updates_and_their_fields(amago: Amago, small: Path) -> None:
+    arguments = ["train", "--from-lake", small, "--run", "mine", "--steps", 2, "--output", "json"]
+    done = amago(*arguments, "--encoder", "feedforward", *tiny())
+    assert done.code == 0, done.err
+    assert done.json["run"] == "mine"
+    assert done.json["metrics"].keys() >= {"updates", "loss", "updates_per_second", "steps_seen"}
+    assert done.json["metrics"]["updates"] == 2
+
+
+def test_a_lake_of_a_run_trains_that_run_and_repeating_it_resumes(amago: Amago, small: Path) -> None:
+    assert amago("train", "--from-lake", small, "--steps", 3, "--output", "json").json["status"] == "skipped"
+    more = amago("train", "--from-lake", small, "--steps", 4, "--output", "json").json
+    assert (more["status"], more["run"], more["metrics"]["updates"]) == ("done", "small", 4)
+
+
+def test_a_bare_lake_trains_into_runs_train(amago: Amago, small: Path) -> None:
+    shown = amago("train", "--from-lake", small / "lake", "--dry-run", "--output", "json")
+    assert shown.json["run"] == "runs/train"
+    assert not Path("runs").exists()
+
+
+def test_another_encoder_drops_the_settings_of_the_old_one(amago: Amago, small: Path) -> None:
+    shown = amago("train", "--from-lake", small, "--run", "b", "--encoder", "gru", "--dry-run", "--output", "json")
+    assert shown.code == 0, shown.err
+    assert shown.json["settings"]["agent"]["sequence"]["kind"] == "gru"
+    assert shown.json["settings"]["agent"]["actor"]["hidden"] == [8]
+
+
+def test_a_changed_configuration_is_refused_with_a_diff(amago: Amago, small: Path) -> None:
+    refused = amago("train", "--from-lake", small, "--set", "train.batch_size=5")
+    assert refused.code == 2
+    assert "train.batch_size: 4 -> 5" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "no lake is named"),
+        (["--from-lake", "nowhere"], 3, "no lake at 'nowhere'"),
+        (["--from-lake", "small", "--steps", "0"], 2, "train.steps"),
+        (["--from-lake", "small", "--encoder", "grue"], 2, "agent.sequence"),
+        (["--from-lake", "small", "--set", "train.widow=4"], 2, "did you mean 'train.window'"),
+        (["--from-lake", "small", "--steps", "4", "--set", "train.steps=5"], 2, "given twice"),
+    ],
+)
+def test_mistakes_are_named_without_a_traceback(
+    amago: Amago, small: Path, arguments: list[str], code: int, words: str
+) -> None:
+    failed = amago("train", *arguments)
+    assert failed.code == code, failed.err
+    assert words in failed.err
+    assert "Traceback" not in failed.err
+
+
+def test_a_truncated_segment_is_no_traceback(amago: Amago, small: Path) -> None:
+    for segment in (small / "lake" / "segments").rglob("*.arrow"):
+        segment.write_bytes(segment.read_bytes()[: segment.stat().st_size // 2])
+    failed = amago("train", "--from-lake", small, "--run", "b", "--steps", 2, "--encoder", "feedforward", *tiny())
+    assert failed.code in (3, 4)
+    assert "Traceback" not in failed.err
