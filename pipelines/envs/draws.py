@@ -40,12 +40,13 @@ class Draws:
         digest = hashlib.sha256(f"{seed}/{split}/{scope}".encode()).digest()
         self._key = np.frombuffer(digest[:8], dtype="<u8")
 
-    def bits(self, episode: np.ndarray, stream: int, counter: np.ndarray | int = 0) -> np.ndarray:
-        """uint64, in the shape that `episode` and `counter` broadcast to."""
-        place = np.atleast_1d(np.asarray(counter, dtype=np.uint64)) + (np.uint64(stream + 1) << _SHIFT_STREAM)
+    def bits(self, episode: np.ndarray, stream: np.ndarray | int, counter: np.ndarray | int = 0) -> np.ndarray:
+        """uint64, in the shape that the arguments broadcast to."""
+        purpose = (np.atleast_1d(stream) + 1).astype(np.uint64) << _SHIFT_STREAM
+        place = np.asarray(counter, dtype=np.uint64) + purpose
         return mix(mix(self._key + np.asarray(episode).astype(np.uint64) * _GOLDEN) + place * _GOLDEN)
 
-    def uniform(self, episode: np.ndarray, stream: int, counter: np.ndarray | int = 0) -> np.ndarray:
+    def uniform(self, episode: np.ndarray, stream: np.ndarray | int, counter: np.ndarray | int = 0) -> np.ndarray:
         """float64 in [0, 1)."""
         return unit(self.bits(episode, stream, counter))
 

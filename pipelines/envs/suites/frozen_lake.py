@@ -25,7 +25,8 @@ SWAPPED = np.array([0, 3, 2, 1, 4])  # hard mode: actions 1 and 3 change places
 RECOVER_PENALTY = 0.1
 SWAP_CHANCE, JITTER_CHANCE, MELT_CHANCE = 0.5, 0.25, 0.33
 # Purposes of random draws; those of a step are counted by the episode's step number.
-MAP, SWAP, SLIP, JITTER, JITTER_ROW, JITTER_COLUMN, MELT = range(7)
+MAP, SWAP, SLIP, MELT, JITTER, JITTER_ROW, JITTER_COLUMN = range(7)
+_MOVING, _SEEING = np.array([[SLIP], [MELT]]), np.array([[JITTER], [JITTER_ROW], [JITTER_COLUMN]])
 # Success by attempt of the Bayes-optimal policy, by (size, steps an attempt, attempts): all maps enumerated.
 BAYES_OPTIMAL = {(3, 9, 5): (0.58, 0.92, 1.0, 1.0, 1.0), (4, 16, 5): (0.38, 0.76, 0.93, 1.0, 1.0)}
 
@@ -132,18 +133,19 @@ class FrozenLake(NativeEnv):
         if not self.settings.hard:
             return self.cell
         size, episode = self.settings.size, self.episodes.current
-        jitter = self.draws.uniform(episode, JITTER, self.time) < JITTER_CHANCE
+        chance, down, right = self.draws.uniform(episode, _SEEING, self.time)
         row, column = np.divmod(self.cell, size)
-        row = np.clip(row + self.draws.integers(episode, JITTER_ROW, 3, self.time) - 1, 0, size - 1)
-        column = np.clip(column + self.draws.integers(episode, JITTER_COLUMN, 3, self.time) - 1, 0, size - 1)
-        return np.where(jitter, row * size + column, self.cell)
+        row = np.clip(row + (down * 3).astype(np.int64) - 1, 0, size - 1)
+        column = np.clip(column + (right * 3).astype(np.int64) - 1, 0, size - 1)
+        return np.where(chance < JITTER_CHANCE, row * size + column, self.cell)
 
     def step(self, actions: np.ndarray) -> StepResult:
-        s, episode = self.settings, self.episodes.current
+        s = self.settings
         self.time += 1
         self.clock += 1
-        if s.slip:
-            actions = np.where(self.draws.uniform(episode, SLIP, self.time) < s.slip, 0, actions)
+        if s.slip or s.hard:
+            slips, melts = self.draws.uniform(self.episodes.current, _MOVING, self.time)
+            actions = np.where(slips < s.slip, 0, actions)
         if s.hard:
             actions = np.where(self.swapped, SWAPPED[actions], actions)
         reached = self._moves[actions, self.cell]
@@ -157,8 +159,8 @@ class FrozenLake(NativeEnv):
         else:
             over |= fell
         if s.hard:
-            melts = (self.draws.uniform(episode, MELT, self.time) < MELT_CHANCE) & (reached != self.cell)
-            self.holes[melts, self.cell[melts]] = True
+            broken = (melts < MELT_CHANCE) & (reached != self.cell)
+            self.holes[broken, self.cell[broken]] = True
             self.holes[over] = self.task_holes[over]
         self.cell = np.where(over, 0, reached)
         self.clock[over] = 0
@@ -208,7 +210,7 @@ def _spec(name: str, s: FrozenLakeSettings, split: str) -> EnvSpec:
     chance = None
     if plain and s.size <= 4:
         chance = (random_success(s.size, limit, s.held_out, split),) * s.attempts
-    best = BAYES_OPTIMAL.get((s.size, limit, s.attempts)) if plain else None
+    best = BAYES_OPTIMAL.get((s.size, limit, s.attempts)) if plain and not s.held_out else None
     return EnvSpec(
         name=name,
         spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Discrete(n=5)),

@@ -162,7 +162,9 @@ def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, sp
     """`gym:ID`, or `module:attr`; an attr that is a subclass of our own `Env` is made as a batch."""
     if name.startswith(PREFIX):
         limit = settings.max_episode_steps
-        kwargs: dict[str, Any] = settings.kwargs if limit is None else settings.kwargs | {"max_episode_steps": limit}
+        kwargs: dict[str, Any] = {"disable_env_checker": True} | settings.kwargs  # the codecs check every step
+        if limit is not None:
+            kwargs["max_episode_steps"] = limit
 
         def registered() -> gymnasium.Env:
             return gymnasium.make(name.removeprefix(PREFIX), **kwargs)
