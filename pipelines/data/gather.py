@@ -81,9 +81,7 @@ class Gatherer:
     def _copy_from(self, file: SegmentFile, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
         gathered = len(rows) >= TAKE_FROM
         index = rows[:, None] + self._steps if gathered else np.zeros(0, dtype=np.int64)
-        bounds = (
-            [] if gathered else [(i, r, min(r + self._rows, file.rows)) for i, r in enumerate(rows.tolist())]
-        )
+        bounds = [] if gathered else [(i, r, min(r + self._rows, file.rows)) for i, r in enumerate(rows.tolist())]
         for name, target in out.items():
             source = file.columns.get(name)
             if source is None:
@@ -111,9 +109,7 @@ class Gatherer:
             first = next(iter(buffers.values()))
             if len(first) == size and all(sys.getrefcount(b) <= _HELD for b in buffers.values()):
                 return buffers
-        buffers = {
-            c.name: np.empty((size, self._rows, *c.shape), dtype=c.dtype) for c in self._view.schema.columns
-        }
+        buffers = {c.name: np.empty((size, self._rows, *c.shape), dtype=c.dtype) for c in self._view.schema.columns}
         self._pool = [*self._pool[-3:], buffers]
         return buffers
 

@@ -1,9 +1,9 @@
 """A segment's footer: what is in the file, so that nobody needs to read it to know.
 
-Arrow's file footer carries two texts. `amago` is a JSON object: format, kind ("steps" or "overlay"), schema
-id, writer, commit time, rows, CRC32 of every column and of the second text. `trajectories` is the table of
-trajectories, an Arrow stream compressed by zstd and written in base64 (footer values are text for other
-readers of the format).
+Arrow's file footer carries three texts. `amago` is a JSON object: format, kind ("steps" or "overlay"),
+schema id, writer, commit time, rows, CRC32 of every column. `trajectories` is the table of trajectories, an
+Arrow stream compressed by zstd and written in base64 (footer values are text for other readers of the
+format). `crc` is the CRC32 of the two, in hex.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ class Footer:
     @cached_property
     def trajectories(self) -> pa.Table:
         try:
-            if zlib.crc32(self.packed) != self.header["trajectories_crc"]:
-                raise ValueError("its table of trajectories has a wrong checksum")
             stream = pa.decompress(base64.b64decode(self.packed), self.header["trajectories_bytes"], "zstd")
             table = pa.ipc.open_stream(stream).read_all()
         except UNREADABLE as error:
@@ -99,26 +97,38 @@ def uid_array(column: pa.ChunkedArray) -> np.ndarray:
     return np.array(column.to_pylist(), dtype="S16")
 
 
+def hex_uids(uids: np.ndarray) -> list[str]:
+    """Raw uids ("S16", which hides zeros at the end) as 32 hex digits each."""
+    return [uid.ljust(16, b"\0").hex() for uid in uids.tolist()]
+
+
 def metadata(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The footer's two texts for trajectories given as rows of `TRAJECTORIES`."""
+    """The footer's texts for trajectories given as rows of `TRAJECTORIES`."""
     table = pa.Table.from_pylist(list(rows), schema=TRAJECTORIES).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TRAJECTORIES) as stream:
         stream.write_table(table)
     raw = sink.getvalue()
     packed = base64.b64encode(pa.compress(raw, "zstd", asbytes=True))
-    header = {**header, "trajectories_crc": zlib.crc32(packed), "trajectories_bytes": raw.size}
-    return {"amago": json.dumps(header), "trajectories": packed.decode()}
+    text = json.dumps({**header, "trajectories_bytes": raw.size})
+    return {"amago": text, "trajectories": packed.decode(), "crc": _crc(text.encode(), packed)}
+
+
+def _crc(text: bytes, packed: bytes) -> str:
+    return f"{zlib.crc32(packed, zlib.crc32(text)):08x}"
 
 
 def decode(values: Mapping[bytes, bytes] | None, path: Path) -> Footer:
     """A footer from a file's metadata. IntegrityError for a foreign file, InputMissing for a newer format."""
+    texts = values or {}
     try:
-        header = json.loads((values or {})[b"amago"])
-        footer = Footer(header, (values or {})[b"trajectories"], path)
-        version = int(header["format"])
+        text, packed, crc = texts[b"amago"], texts[b"trajectories"], texts[b"crc"].decode()
     except UNREADABLE as error:
         raise IntegrityError(f"'{path}' is not a segment of a lake") from error
+    if _crc(text, packed) != crc:
+        raise IntegrityError(f"segment '{path}' is damaged: its footer has a wrong checksum")
+    footer = Footer(json.loads(text), packed, path)
+    version = int(footer.header["format"])
     if version > FORMAT:
         raise InputMissing(
             f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
 from pipelines.lake.follower import Follower, Segment
-from pipelines.lake.footer import info_of, read_footer
+from pipelines.lake.footer import hex_uids, info_of, read_footer
 from pipelines.lake.segment import SegmentFile
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
 
@@ -27,30 +27,29 @@ class Reader:
         self.follower = Follower(lake, listener)
         self._files: OrderedDict[int, SegmentFile] = OrderedDict()
         self._rows: tuple[int, dict[bytes, Mapping[str, Any]]] = (-1, {})
-        self._places: dict[bytes, tuple[int, int]] = {}
+        self._places: dict[str, tuple[int, int]] = {}
         self._indexed = 0
 
     def refresh(self) -> None:
         """Take in what is new in the lake."""
         self.follower.refresh()
         for segment in self.follower.segments[self._indexed :]:
-            for place, uid in enumerate(segment.uids.tolist()):
-                self._places[uid.ljust(16, b"\0")] = (segment.number, place)
+            for place, uid in enumerate(hex_uids(segment.uids)):
+                self._places[uid] = (segment.number, place)
         self._indexed = len(self.follower.segments)
 
     def uids(self) -> list[str]:
         """Every live trajectory, in the lake's order."""
         self.refresh()
-        return [uid.hex() for uid in self._places]
+        return list(self._places)
 
     def locate(self, uid: str) -> tuple[Segment, int]:
         """The segment of a trajectory and its place in it."""
-        key = bytes.fromhex(uid)
-        if key not in self._places:
+        if uid not in self._places:
             self.refresh()
-        if key not in self._places:
+        if uid not in self._places:
             raise InputMissing(f"lake '{self.lake.path}' has no trajectory {uid}")
-        number, place = self._places[key]
+        number, place = self._places[uid]
         return self.follower.segments[number], place
 
     def file(self, number: int) -> SegmentFile:

@@ -189,7 +189,13 @@ class SegmentFile:
 
     def _open_blobs(self, columns: Sequence[Column]) -> None:
         self._blob_columns = columns
-        self._blob_reader = pa.ipc.open_file(pa.py_buffer(_map(blob_path(self.path), self.scattered)))
+        try:
+            mapped = _map(blob_path(self.path), self.scattered)
+        except FileNotFoundError as error:
+            if not self.path.exists():
+                raise
+            raise ValueError("its blob file is missing") from error
+        self._blob_reader = pa.ipc.open_file(pa.py_buffer(mapped))
         self._decoded: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._decoded_limit = max(2, BLOB_CACHE_BYTES // (BLOB_ROWS * sum(c.step_bytes for c in columns)))
         expected = -(-self.rows // BLOB_ROWS)

@@ -16,7 +16,7 @@ from pipelines.errors import IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.arrow import arrow_type, to_arrow
 from pipelines.lake.follower import Follower, Segment
-from pipelines.lake.footer import read_footer
+from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile
 
@@ -46,7 +46,7 @@ def steps(lake: Lake, wanted: Callable[[str], bool], *, listener: Listener = sil
         fields = [(n, pa.int64() if n in ("t", "policy_version") else pa.string()) for n in derived]
         return pa.schema([*fields, *((n, arrow_type(columns[n])) for n in names)]).empty_table()
     if len({table.schema for table in tables}) > 1:
-        tables = [_widened(table) for table in tables]
+        tables = _reconciled(tables)
     return pa.concat_tables(tables, promote_options="permissive")
 
 
@@ -102,18 +102,18 @@ def _overlaid(
 def _derived(segment: Segment, rows: np.ndarray, names: list[str]) -> dict[str, pa.Array]:
     place = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
     arrays: dict[str, Any] = {}
-    known: dict[bytes, dict[str, Any]] = {}
+    known: dict[str, dict[str, Any]] = {}
     if {"env", "task", "policy_version"} & set(names):
         table = read_footer(segment.path).trajectories.select(["uid", "env", "task", "policy_version"])
-        known = {row["uid"]: row for row in table.to_pylist()}
-    uids = [uid.ljust(16, b"\0") for uid in segment.uids.tolist()]
+        known = {row["uid"].hex(): row for row in table.to_pylist()}
+    uids = hex_uids(segment.uids)
     for name in names:
         if name == "t":
             arrays[name] = np.arange(rows.sum()) - np.repeat(_before(rows), rows)
         elif name == "policy_version":
             arrays[name] = np.array([known[uid][name] for uid in uids], dtype=np.int64)[place]
         else:
-            texts = [uid.hex() for uid in uids] if name == "uid" else [known[uid][name] for uid in uids]
+            texts = uids if name == "uid" else [known[uid][name] for uid in uids]
             arrays[name] = pa.DictionaryArray.from_arrays(place, pa.array(texts, pa.string()))
     return arrays
 
@@ -123,10 +123,30 @@ def _before(rows: np.ndarray) -> np.ndarray:
     return np.cumsum(rows) - rows
 
 
-def _widened(table: pa.Table) -> pa.Table:
-    """Lists of fixed size as lists of any, so that tables of several schemas go together."""
-    fields = [
-        pa.field(f.name, pa.list_(f.type.value_type)) if pa.types.is_fixed_size_list(f.type) else f
-        for f in table.schema
-    ]
-    return table.cast(pa.schema(fields))
+def _reconciled(tables: list[pa.Table]) -> list[pa.Table]:
+    """Columns whose shape differs between schemas as lists of one type, so that the tables go together."""
+    kinds: dict[str, set[pa.DataType]] = {}
+    for table in tables:
+        for field in table.schema:
+            kinds.setdefault(field.name, set()).add(field.type)
+    lists = {
+        name: pa.list_(pa.from_numpy_dtype(np.result_type(*(_value_type(t).to_pandas_dtype() for t in types))))
+        for name, types in kinds.items()
+        if len(types) > 1 and any(pa.types.is_fixed_size_list(t) for t in types)
+    }
+    return [_with_lists(table, lists) for table in tables]
+
+
+def _with_lists(table: pa.Table, lists: Mapping[str, pa.DataType]) -> pa.Table:
+    for i, field in enumerate(table.schema):
+        if field.name not in lists:
+            continue
+        column = table.column(i).combine_chunks()
+        if not pa.types.is_fixed_size_list(field.type):
+            column = pa.ListArray.from_arrays(np.arange(len(column) + 1, dtype=np.int32), column)
+        table = table.set_column(i, field.name, column.cast(lists[field.name]))
+    return table
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_fixed_size_list(kind) else kind

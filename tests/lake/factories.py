@@ -1,0 +1,83 @@
+"""Lakes and trajectories for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import TrajectoryInfo
+
+SCHEMA = Schema(Spaces(observation={"obs.state": Box(shape=(3,)), "obs.bits": MultiBinary(n=2)}, action=Discrete(n=5)))
+IMAGES = Schema(Spaces(observation={"obs": Box(shape=(20, 20, 3), dtype="uint8")}, action=Box(shape=(2,))))
+MIXED = Schema(
+    Spaces(
+        observation={
+            "obs.flag": Box(shape=(), dtype="bool"),
+            "obs.wide": Box(shape=(200,), dtype="float64"),
+            "obs.grid": Box(shape=(2, 3), dtype="int64"),
+        },
+        action=Box(shape=(1,)),
+    )
+)
+INFO = TrajectoryInfo(
+    env="maze",
+    task="left",
+    policy_id="p",
+    policy_version=3,
+    collector="c0",
+    seed=11,
+    success=True,
+    attempts=(False, True),
+    epsilon=0.25,
+    goal_text="go left",
+    t_start=1.0,
+    t_end=2.5,
+    tags={"note": "x", "ü": "y"},
+)
+
+
+def columns(rng: np.random.Generator, actions: int, schema: Schema = SCHEMA) -> dict[str, np.ndarray]:
+    """Random step columns of a trajectory, with zeros where the arrival convention has them."""
+    values = schema.empty(actions + 1)
+    for column in schema.columns:
+        array = values[column.name]
+        if column.role == "flag":
+            continue
+        if array.dtype.kind == "f":
+            array[...] = rng.standard_normal(array.shape)
+        else:
+            array[...] = rng.integers(0, 2 if array.dtype == bool else 5, array.shape)
+        if column.role in ("action", "reward"):
+            array[0] = 0
+    values["terminated"][-1] = 1
+    return values
+
+
+def fill(
+    lake: Lake, lengths: list[int], *, schema: Schema = SCHEMA, seed: int = 0, seal_every: int = 1000
+) -> dict[str, dict[str, np.ndarray]]:
+    """Append trajectories of these numbers of actions; returns what was written by uid."""
+    rng, written = np.random.default_rng(seed), {}
+    with lake.writer(schema, seal_seconds=1e9) as writer:
+        for i, length in enumerate(lengths):
+            values = columns(rng, length, schema)
+            info = TrajectoryInfo(env="maze", task=f"t{i % 3}", policy_version=i // 4, success=i % 2 == 0)
+            written[writer.append(values, info)] = values
+            if (i + 1) % seal_every == 0:
+                writer.seal()
+    return written
+
+
+def segment_files(lake: Lake) -> list[Path]:
+    return sorted((lake.path / "segments").glob("*/*.arrow"))
+
+
+def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].dtype == right[name].dtype, name
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)

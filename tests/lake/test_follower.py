@@ -1,0 +1,121 @@
+import os
+import shutil
+
+import numpy as np
+
+from pipelines.events import Notice
+from pipelines.lake.follower import Follower, UidSet, all_segments, marked_segments
+from pipelines.lake.segment import segment_path
+from pipelines.lake.store import Lake
+from tests.lake.factories import fill, segment_files
+
+
+def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:
+    follower = Follower(lake)
+    assert follower.refresh() == 0
+    fill(lake, [3, 4, 5], seal_every=1)
+    assert follower.refresh() == 3
+    first = list(follower.segments)
+    assert follower.refresh() == 0
+    fill(lake, [6])
+    assert follower.refresh() == 1
+    assert follower.segments[:3] == first
+    assert [s.number for s in follower.segments] == [0, 1, 2, 3]
+    assert [int(s.length[0]) for s in follower.segments] == [3, 4, 5, 6]
+
+
+def test_a_new_follower_sees_the_same_order(lake: Lake) -> None:
+    fill(lake, [3] * 8, seal_every=1)
+    one, two = Follower(lake), Follower(lake)
+    one.refresh(), two.refresh()
+    assert [s.id for s in one.segments] == [s.id for s in two.segments] == all_segments(lake.path)
+
+
+def test_a_segment_that_comes_late_into_an_old_hour_is_seen(lake: Lake) -> None:
+    """A writer whose clock is off, or that was stopped between naming and publishing."""
+    fill(lake, [3, 4], seal_every=1)
+    late = segment_files(lake)[0]
+    old = lake.path / "segments" / "2001010100"
+    old.mkdir()
+    held = lake.path / "tmp" / "held"
+    shutil.move(late, held)
+    follower = Follower(lake)
+    assert follower.refresh() == 1
+    shutil.move(held, old / late.name)
+    assert follower.refresh() == 1
+
+
+def test_a_quiet_directory_is_not_listed_again(lake: Lake, monkeypatch) -> None:
+    fill(lake, [3])
+    hour = segment_files(lake)[0].parent
+    os.utime(hour, (1, 1))
+    follower = Follower(lake)
+    follower.refresh()
+    listed = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or real(path))
+    assert follower.refresh() == 0
+    assert str(hour) not in listed
+
+
+def test_what_cannot_be_read_is_told_once_and_passed_over(lake: Lake) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    path = segment_files(lake)[1]
+    path.write_bytes(path.read_bytes()[:-50])
+    (path.parent / "notes.txt").write_text("hello")
+    (path.parent / "0000-foreign.arrow").write_bytes(b"not arrow")
+    (lake.path / "segments" / "stray").write_text("x")
+    told: list = []
+    follower = Follower(lake, told.append)
+    assert follower.refresh() == 2
+    assert follower.refresh() == 0
+    assert len(told) == len(follower.unreadable) == 2
+    assert all(isinstance(event, Notice) and "amago lake verify" in event.text for event in told)
+
+
+def test_marked_segments_are_out_of_sight(lake: Lake) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    ids = all_segments(lake.path)
+    for folder, id in zip(("tombstones", "quarantine"), ids, strict=False):
+        (lake.path / folder).mkdir()
+        (lake.path / folder / f"{id.split('/')[1]}.json").write_text("{}")
+    assert len(marked_segments(lake.path)) == 2
+    assert all_segments(lake.path) == ids[2:]
+    assert Follower(lake).refresh() == 1
+    assert Follower(lake).restore(ids) == 1
+
+
+def test_a_trajectory_published_twice_counts_once(lake: Lake) -> None:
+    fill(lake, [3, 4])
+    path = segment_files(lake)[0]
+    shutil.copy(path, path.with_name("f" + path.name[1:]))
+    follower = Follower(lake)
+    assert follower.refresh() == 2
+    assert sum(len(s.uids) for s in follower.segments) == 2
+    fill(lake, [5])
+    assert follower.refresh() == 1
+
+
+def test_restore_repeats_an_order(lake: Lake) -> None:
+    follower = Follower(lake)
+    fill(lake, [3, 4], seal_every=1)
+    follower.refresh()
+    ids = [s.id for s in follower.segments][::-1]
+    again = Follower(lake)
+    again.restore(ids)
+    assert [s.id for s in again.segments] == ids
+    fill(lake, [5])
+    assert again.refresh() == 1
+    assert segment_path(lake.path, ids[0]) == again.segments[0].path
+
+
+def test_uid_set_equals_a_python_set() -> None:
+    rng, ours, theirs = np.random.default_rng(0), UidSet(), set()
+    for size in [1, 0, 50, 3, 700, 2, 2, 90]:
+        values = rng.integers(0, 300, size).astype("S16")
+        expected = []
+        for value in values.tolist():
+            expected.append(value not in theirs)
+            theirs.add(value)
+        assert ours.add(values).tolist() == expected
+    assert len(ours._runs) <= 4

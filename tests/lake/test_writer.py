@@ -1,0 +1,197 @@
+import errno
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.errors import StageFailed
+from pipelines.lake import reading
+from pipelines.lake.follower import Follower
+from pipelines.lake.footer import hex_uids, read_footer
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import TrajectoryInfo
+from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, segment_files
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
+def test_what_is_appended_is_what_is_read(lake: Lake, schema) -> None:
+    written = fill(lake, [1, 40, 7, 100, 2], schema=schema, seal_every=2)
+    for uid, values in written.items():
+        found = reading.read(lake, uid)
+        assert_same(dict(found.columns), values)
+        assert found.length == len(values["reward"]) - 1
+
+
+def test_what_the_writer_says_of_a_trajectory_is_kept(lake: Lake) -> None:
+    values = columns(np.random.default_rng(0), 9)
+    with lake.writer(SCHEMA) as writer:
+        uid = writer.append(values, INFO)
+    assert reading.read(lake, uid).info == INFO
+    row = read_footer(segment_files(lake)[0]).trajectories.to_pylist()[0]
+    assert row["uid"].hex() == uid
+    assert row["return"] == pytest.approx(float(values["reward"][1:].sum()))
+    assert (row["length"], row["terminated"], row["truncated"], row["base_uid"]) == (9, True, False, None)
+
+
+def test_a_segment_is_one_plain_arrow_batch_for_anyone(lake: Lake) -> None:
+    written = fill(lake, [4, 6])
+    with pa.OSFile(str(segment_files(lake)[0])) as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert table.num_rows == 12
+    assert not any(field.nullable for field in table.schema)
+    both = np.concatenate([v["obs.state"] for v in written.values()])
+    np.testing.assert_array_equal(np.array(table["obs.state"].to_pylist(), np.float32), both)
+
+
+def test_wide_columns_go_to_a_compressed_file(lake: Lake) -> None:
+    with lake.writer(IMAGES) as writer:
+        writer.append(IMAGES.empty(100), TrajectoryInfo())
+    main, blob = sorted(segment_files(lake), key=lambda p: ".blob" in p.name)
+    assert blob.name == main.name.replace(".arrow", ".blob.arrow")
+    assert blob.stat().st_size < 20 * 20 * 3 * 100 / 10
+    with pa.OSFile(str(blob)) as file:
+        assert pa.ipc.open_file(file).num_record_batches == 4  # 101 rows, 32 a batch
+
+
+def test_segments_are_sealed_by_size_age_and_close(lake: Lake) -> None:
+    rng = np.random.default_rng(0)
+    writer = lake.writer(SCHEMA, seal_bytes=1000, seal_seconds=1e9)
+    writer.append(columns(rng, 10), TrajectoryInfo())
+    assert segment_files(lake) == []
+    writer.append(columns(rng, 100), TrajectoryInfo())
+    assert len(segment_files(lake)) == 1
+    assert (writer.trajectories, writer.steps) == (2, 110)
+    aged = lake.writer(SCHEMA, seal_seconds=0.05)
+    aged.append(columns(rng, 1), TrajectoryInfo())
+    aged.poll()
+    assert len(segment_files(lake)) == 1
+    time.sleep(0.06)
+    aged.poll()
+    assert len(segment_files(lake)) == 2
+    writer.append(columns(rng, 1), TrajectoryInfo())
+    writer.close()
+    assert len(segment_files(lake)) == 3
+    assert list((lake.path / "wal").iterdir()) == list((lake.path / "tmp").iterdir()) == []
+
+
+def test_the_callers_arrays_may_change_after_append(lake: Lake) -> None:
+    values = columns(np.random.default_rng(0), 5)
+    before = {name: array.copy() for name, array in values.items()}
+    with lake.writer(SCHEMA) as writer:
+        uid = writer.append(values, TrajectoryInfo())
+        for array in values.values():
+            array[...] = 1
+    assert_same(dict(reading.read(lake, uid).columns), before)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda v: v.pop("reward"),
+        lambda v: v.update(extra=v["reward"]),
+        lambda v: v.update(reward=v["reward"][:-1]),
+        lambda v: v.update(action=v["action"].astype(np.float64) + 0.5),
+        lambda v: v.update({"obs.state": v["obs.state"][:, :2]}),
+        lambda v: v.update({name: array[:1] for name, array in v.items()}),
+    ],
+    ids=["missing", "extra", "ragged", "dtype", "shape", "too-short"],
+)
+def test_columns_of_another_form_are_refused_and_nothing_is_logged(lake: Lake, spoil) -> None:
+    values = columns(np.random.default_rng(0), 5)
+    spoil(values)
+    with lake.writer(SCHEMA) as writer, pytest.raises(ValueError, match=r"column|rows"):
+        writer.append(values, TrajectoryInfo())
+    assert segment_files(lake) == []
+
+
+def test_two_writers_share_a_lake_without_knowing_of_each_other(lake: Lake) -> None:
+    rng = np.random.default_rng(0)
+    with lake.writer(SCHEMA, name="a/b c") as one, lake.writer(SCHEMA, name="a/b c") as two:
+        uids = {w.append(columns(rng, 3), TrajectoryInfo()) for _ in range(5) for w in (one, two)}
+        one.seal()
+        uids.add(two.append(columns(rng, 3), TrajectoryInfo()))
+    follower = Follower(lake)
+    assert follower.refresh() == len(uids) == 11
+
+
+def refuse(code: int):
+    def call(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(errno.ENOSPC, "no space left"), (errno.EROFS, "read-only"), (errno.EACCES, "permission denied")]
+)
+def test_a_refusing_disk_is_said_plainly_and_costs_nothing_acknowledged(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, code: int, text: str
+) -> None:
+    rng = np.random.default_rng(0)
+    writer = lake.writer(SCHEMA)
+    first = writer.append(columns(rng, 5), TrajectoryInfo())
+    for name in ("writev", "fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, refuse(code))
+            with pytest.raises(StageFailed, match=text):
+                writer.append(columns(rng, 5), TrajectoryInfo()) if name == "writev" else writer.seal()
+        assert segment_files(lake) == []
+        assert list((lake.path / "tmp").iterdir()) == []
+    second = writer.append(columns(rng, 5), TrajectoryInfo())
+    writer.close()
+    follower = Follower(lake)
+    follower.refresh()
+    assert hex_uids(follower.segments[0].uids) == [first, second]
+
+
+def test_a_short_write_leaves_whole_records_only(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up takes a part of a record and refuses the rest."""
+    rng = np.random.default_rng(0)
+    writer = lake.writer(SCHEMA)
+    kept = [writer.append(columns(rng, 5), TrajectoryInfo())]
+    real = os.writev
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", lambda fd, parts: real(fd, parts[:2]))
+        patch.setattr(os, "write", refuse(errno.ENOSPC))
+        with pytest.raises(StageFailed, match="no space left"):
+            writer.append(columns(rng, 5), TrajectoryInfo())
+    kept.append(writer.append(columns(rng, 5), TrajectoryInfo()))
+    writer._abandon()
+    assert lake.salvage() == 2
+    assert sorted(reading.Reader(lake).uids()) == sorted(kept)
+
+
+def test_a_really_full_disk(small_disk: Path) -> None:
+    lake = Lake.create(small_disk / "lake")
+    rng, kept = np.random.default_rng(0), []
+    writer = lake.writer(SCHEMA, seal_bytes=200_000, seal_seconds=1e9)
+
+    def fill_up() -> None:
+        for _ in range(1000):
+            kept.append(writer.append(columns(rng, 500), TrajectoryInfo()))
+
+    with pytest.raises(StageFailed, match="no space left"):
+        fill_up()
+    writer._abandon()
+    assert list((lake.path / "tmp").iterdir()) == []
+    assert set(kept) >= set(reading.Reader(lake).uids())
+    lake.salvage()  # no space for it yet: the log stays
+    ballast = small_disk / "ballast"
+    ballast.unlink()
+    lake.salvage()
+    assert set(kept) <= set(reading.Reader(lake).uids())
+
+
+def test_a_directory_that_turned_read_only(small_disk: Path) -> None:
+    lake = Lake.create(small_disk / "lake")
+    written = fill(lake, [3, 4])
+    writer = lake.writer(SCHEMA)
+    os.system(f"mount -o remount,ro {small_disk}")
+    with pytest.raises(StageFailed, match="read-only"):
+        writer.append(columns(np.random.default_rng(0), 5), TrajectoryInfo())
+    with pytest.raises(StageFailed, match="read-only"):
+        Lake.create(small_disk / "other")
+    assert set(reading.Reader(Lake.open(lake.path)).uids()) == set(written)
