@@ -39,7 +39,7 @@ class Ensemble(nn.Module):
 
     def _deeper(self, x_CRW: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
         for weight, bias in zip(weights, biases, strict=True):
-            x_CRW = F.leaky_relu(torch.baddbmm(bias, x_CRW, weight), inplace=True)
+            x_CRW = F.leaky_relu(torch.bmm(x_CRW, weight).add_(bias), inplace=True)
         return x_CRW
 
 
@@ -50,7 +50,7 @@ class ActionValues(Ensemble):
         """-> (C, N, G, A)."""
         x_CND = h_ND.expand(len(self.last_weight), -1, -1)
         x_CNW = self._deeper(x_CND, list(self.weights), list(self.biases))
-        out = torch.baddbmm(self.last_bias, x_CNW, self.last_weight)
+        out = torch.bmm(x_CNW, self.last_weight) + self.last_bias
         return out.unflatten(-1, (self.num_discounts, self.num_outputs))
 
 

@@ -49,13 +49,16 @@ class SigmaLinear(nn.Module):
 
 
 class MLP(nn.Module):
-    """Hidden linears with leaky ReLU, then an output linear (`gain` None: initialised as a hidden one)."""
+    """Hidden linears with leaky ReLU, then an output linear (`gain` None: initialised as a hidden one).
+
+    Nothing is done in place: the output of a linear on (B, T, ...) is a view, and autograd copies views that change.
+    """
 
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, *, gain: float | None = None) -> None:
         super().__init__()
         self.hidden = nn.Sequential()
         for width in hidden:
-            self.hidden.extend((init.linear(inputs, width), nn.LeakyReLU(inplace=True)))
+            self.hidden.extend((init.linear(inputs, width), nn.LeakyReLU()))
             inputs = width
         self.last = init.linear(inputs, outputs, gain=gain)
 

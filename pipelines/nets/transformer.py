@@ -50,7 +50,7 @@ class Block(nn.Module):
         return self.after_attention(self.merge(mixed_BHTD.transpose(1, 2).reshape(batch, length, width)))
 
     def _feed(self, x_BTD: Tensor) -> Tensor:
-        return self.contract(self.inside_ff(F.leaky_relu(self.expand(self.before_ff(x_BTD)), inplace=True)))
+        return self.contract(self.inside_ff(F.leaky_relu(self.expand(self.before_ff(x_BTD)))))
 
 
 class Transformer(SequenceEncoder):
