@@ -52,7 +52,7 @@ def adaptation_curve(
     attempts = max(len(each.values) for each in series)
 
     def arrange(axes: Axes) -> None:
-        axes.set_xlim(1 - 0.15 * (attempts > 1), attempts + 0.15 * (attempts > 1))
+        axes.set_xlim(0.85, attempts + 0.15)
         axes.set_xticks(_ticks(attempts))
         if metric == "success":
             _share_axis(axes)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pipelines.config.base import SettingsModel
+from pipelines.config.load import assign, merge, parse_assignment, read_toml, resolve
+from pipelines.errors import InputMissing, UsageError
+
+
+class Maze(SettingsModel):
+    corridor: int = 10
+    penalty: float | None = None
+
+
+def env_model(name: str) -> type[BaseModel]:
+    if name != "maze":
+        raise UsageError(f"unknown environment '{name}'")
+    return Maze
+
+
+def problems(document: dict[str, Any], *assignments: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        resolve(document, [parse_assignment(text) for text in assignments], env_model=env_model)
+    return list(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("train.window=45", ["train", "window"], 45),
+        ("train.learning_rate=3e-4", ["train", "learning_rate"], 3e-4),
+        ("evaluate.greedy=false", ["evaluate", "greedy"], False),
+        ("agent.timestep.hidden=[64, 64]", ["agent", "timestep", "hidden"], [64, 64]),
+        ("env.name=gym:CartPole-v1", ["env", "name"], "gym:CartPole-v1"),
+        ('env.name="x"', ["env", "name"], "x"),
+        ("evaluate.require=return_mean >= 1", ["evaluate", "require"], "return_mean >= 1"),
+        ("about=", ["about"], ""),
+    ],
+)
+def test_an_assignment_is_a_dotted_key_and_a_toml_value(text: str, path: list[str], value: object) -> None:
+    assert parse_assignment(text) == (path, value)
+
+
+@pytest.mark.parametrize("text", ["train.window", "=3", "train..window=3", ""])
+def test_a_malformed_assignment_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="key=value"):
+        parse_assignment(text)
+
+
+def test_a_later_document_wins_key_by_key_and_neither_is_changed() -> None:
+    base = {"train": {"steps": 1, "window": 2}, "seed": 0}
+    assert merge(base, {"train": {"steps": 3}, "about": "x"}) == {
+        "train": {"steps": 3, "window": 2},
+        "seed": 0,
+        "about": "x",
+    }
+    assert base == {"train": {"steps": 1, "window": 2}, "seed": 0}
+
+
+def test_a_list_replaces_a_list() -> None:
+    assert merge({"stages": [{"stage": "collect"}]}, {"stages": []}) == {"stages": []}
+
+
+def test_another_environment_drops_the_parameters_of_the_old_one() -> None:
+    base = {"env": {"name": "maze", "corridor": 5}}
+    assert merge(base, {"env": {"name": "lake"}}) == {"env": {"name": "lake"}}
+    assert merge(base, {"env": {"name": "maze"}}) == base
+    assert merge(base, {"env": {"corridor": 6}}) == {"env": {"name": "maze", "corridor": 6}}
+
+
+def test_another_sequence_encoder_drops_the_settings_of_the_old_one() -> None:
+    base = {"agent": {"sequence": {"kind": "gru", "hidden": 8}, "target_tau": 0.1}}
+    over = {"agent": {"sequence": {"kind": "transformer", "d_model": 8}}}
+    assert merge(base, over) == {"agent": {"sequence": {"kind": "transformer", "d_model": 8}, "target_tau": 0.1}}
+    document = {"agent": {"sequence": {"d_model": 8}}}  # a Transformer: the default
+    assign(document, ["agent", "sequence", "kind"], "transformer")
+    assert document == {"agent": {"sequence": {"kind": "transformer", "d_model": 8}}}
+    assign(document, ["agent", "sequence", "kind"], "gru")
+    assert document == {"agent": {"sequence": {"kind": "gru"}}}
+
+
+def test_a_place_in_a_list_is_a_number() -> None:
+    document: dict[str, Any] = {"stages": [{"stage": "collect"}, {"stage": "train"}]}
+    assign(document, ["stages", "1", "steps"], 7)
+    assert document["stages"][1] == {"stage": "train", "steps": 7}
+    for place in ("2", "x", "-1"):
+        with pytest.raises(UsageError, match="places"):
+            assign(document, ["stages", place, "steps"], 7)
+
+
+def test_a_key_inside_a_value_is_refused() -> None:
+    with pytest.raises(UsageError, match="not inside a table"):
+        assign({"seed": 3}, ["seed", "x"], 1)
+
+
+def test_defaults_are_filled_in_for_the_environment_too() -> None:
+    settings = resolve({"env": {"name": "maze"}}, [(["train", "steps"], 5)], env_model=env_model)
+    assert settings.env.params == {"corridor": 10}
+    assert settings.train.steps == 5
+    assert settings.train.batch_size == 24
+
+
+def test_resolving_the_resolved_changes_nothing() -> None:
+    document = {"env": {"name": "maze", "corridor": 3}, "stages": [{"stage": "train", "steps": 2}]}
+    settings = resolve(document, env_model=env_model)
+    again = resolve(settings.model_dump(mode="json", exclude_none=True), env_model=env_model)
+    assert again == settings
+
+
+def test_every_problem_is_found_at_once_with_the_nearest_key() -> None:
+    document = {
+        "env": {"name": "maze", "coridor": 3, "penalty": "low"},
+        "train": {"widow": 4, "steps": 0},
+        "stages": [{"stage": "train", "batchsize": 3}, {"stage": "collect", "steps": "x"}],
+    }
+    found = problems(document, "evaluat.episodes=3")
+    keys = [line.split(":")[0] for line in found]
+    assert sorted(keys) == sorted(
+        [
+            "train.widow",
+            "train.steps",
+            "evaluat",
+            "env.coridor",
+            "env.penalty",
+            "stages.0.batchsize",
+            "stages.1.steps",
+        ]
+    )
+    text = "\n".join(found)
+    for nearest in ("'train.window'", "'evaluate'", "'env.corridor'", "'stages.0.batch_size'"):
+        assert nearest in text
+
+
+def test_an_unknown_environment_is_one_problem() -> None:
+    assert problems({"env": {"name": "mace", "x": 1}}) == ["env.name: unknown environment 'mace'"]
+
+
+def test_parameters_without_an_environment_are_refused() -> None:
+    assert problems({"env": {"corridor": 3}}) == ["env.corridor: env.name is not set, so its parameters are unknown"]
+
+
+@pytest.mark.parametrize(
+    "document", [{"env": 3}, {"stages": 3}, {"stages": [3]}, {"train": []}, {"agent": {"sequence": 3}}]
+)
+def test_tables_of_the_wrong_kind_are_problems_not_crashes(document: dict[str, Any]) -> None:
+    assert problems(document)
+
+
+def test_toml_errors_say_where(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    with pytest.raises(InputMissing, match="no configuration file"):
+        read_toml(path)
+    path.write_text("a = 1\nb = = 2\n")
+    with pytest.raises(UsageError, match="line 2"):
+        read_toml(path)
+    path.write_bytes(b"a = '\xff'")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        read_toml(path)
+    with pytest.raises(InputMissing, match="cannot read"):
+        read_toml(tmp_path)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import Field, ValidationError
+
+from pipelines.config.base import SettingsModel
+from pipelines.config.problems import describe, refuse, unknown_key
+from pipelines.errors import UsageError
+
+
+class Inner(SettingsModel):
+    size: int = Field(3, ge=1)
+
+
+class Outer(SettingsModel):
+    inner: Inner = Inner()
+    several: tuple[Inner, ...] = ()
+    name: str = ""
+
+
+def lines(document: object) -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate(document)
+    return describe(caught.value, Outer)
+
+
+def test_a_value_says_what_was_expected_and_what_came() -> None:
+    assert lines({"inner": {"size": 0}}) == ["inner.size: input should be greater than or equal to 1, got 0"]
+    assert lines({"inner": {"size": "x"}})[0].startswith("inner.size: input should be a valid integer")
+
+
+def test_an_unknown_key_names_the_nearest_at_its_own_level() -> None:
+    assert lines({"inner": {"sise": 1}}) == ["inner.sise: no such key; did you mean 'inner.size'?"]
+    assert lines({"several": [{"sise": 1}]}) == ["several.0.sise: no such key; did you mean 'several.0.size'?"]
+    assert lines({"nam": ""}) == ["nam: no such key; did you mean 'name'?"]
+
+
+def test_a_key_that_is_near_to_none_lists_all() -> None:
+    assert unknown_key("a.zzz", "zzz", ["one", "two"]) == "a.zzz: no such key; known here: one, two"
+
+
+def test_a_prefix_stands_before_every_key() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Inner.model_validate({"sise": 1})
+    assert describe(caught.value, Inner, prefix="env") == ["env.sise: no such key; did you mean 'env.size'?"]
+
+
+def test_refusing_counts_and_no_problem_is_no_error() -> None:
+    refuse([], "x.toml")
+    with pytest.raises(UsageError, match=r"2 errors in the configuration \(x.toml\)") as caught:
+        refuse(["a", "b"], "x.toml")
+    assert caught.value.problems == ("a", "b")

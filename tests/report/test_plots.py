@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import StageFailed
+from pipelines.report.plots import Series, adaptation_curve, learning_curve
+
+CURVES = (
+    Series(name="random", values=[0.1] * 5, reference=True),
+    Series(name="optimal", values=[0.9], reference=True),
+    Series(name="before training", values=[0.1] * 5, low=[0.05] * 5, high=[0.15] * 5),
+    Series(name="after training", values=[0.4, 0.6, 0.7, 0.75, 0.8], low=[0.3] * 5, high=[0.9] * 5),
+)
+
+
+def size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+def test_an_adaptation_curve_is_a_png_of_a_readable_size(tmp_path: Path) -> None:
+    path = adaptation_curve(tmp_path / "deep" / "a.png", CURVES, title="A long title, wider than it is useful " * 3)
+    width, height = size(path)
+    assert width > 1000
+    assert height > 500
+
+
+def test_one_attempt_is_a_picture_too(tmp_path: Path) -> None:
+    assert size(adaptation_curve(tmp_path / "a.png", [Series(name="one", values=[0.5])]))
+
+
+def test_a_learning_curve_and_a_metric_that_is_no_share(tmp_path: Path) -> None:
+    series = [Series(name="seed 0", values=[10.0, 200.0, 480.0]), Series(name="cut short", values=[10.0, 20.0])]
+    assert size(learning_curve(tmp_path / "l.png", [0, 500, 1000], series, metric="return", title="CartPole"))
+
+
+def test_the_picture_changes_with_the_data(tmp_path: Path) -> None:
+    first = adaptation_curve(tmp_path / "a.png", CURVES).read_bytes()
+    again = adaptation_curve(tmp_path / "b.png", CURVES).read_bytes()
+    other = adaptation_curve(tmp_path / "c.png", CURVES[:3]).read_bytes()
+    assert first == again
+    assert first != other
+
+
+def test_no_global_state_of_matplotlib_is_touched(tmp_path: Path) -> None:
+    adaptation_curve(tmp_path / "a.png", CURVES)
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_a_band_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="need 2 values"):
+        Series(name="x", values=[1, 2], low=[1], high=[2])
+    with pytest.raises(ValueError, match="need 2 values"):
+        Series(name="x", values=[1, 2], low=[1, 2])
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StageFailed, match="file"):
+        adaptation_curve(tmp_path / "file" / "a.png", CURVES)
