@@ -106,8 +106,7 @@ class Gatherer:
     def _buffers(self, size: int) -> dict[str, np.ndarray]:
         """Arrays (size, rows, *shape) that nobody holds: fresh pages cost as much as the copy into them."""
         for buffers in self._pool:
-            first = next(iter(buffers.values()))
-            if len(first) == size and all(sys.getrefcount(b) <= _HELD for b in buffers.values()):
+            if all(len(b) == size and sys.getrefcount(b) <= _HELD for b in buffers.values()):
                 return buffers
         buffers = {c.name: np.empty((size, self._rows, *c.shape), dtype=c.dtype) for c in self._view.schema.columns}
         self._pool = [*self._pool[-3:], buffers]
@@ -117,7 +116,7 @@ class Gatherer:
 def _held() -> int:
     """References that a loop over a dictionary's own values counts for an array nobody else has."""
     buffers = {"x": np.empty(1)}
-    return max(sys.getrefcount(b) for b in buffers.values())
+    return max(sys.getrefcount(b) if len(b) else 0 for b in buffers.values())
 
 
 _HELD = _held()

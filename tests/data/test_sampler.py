@@ -1,0 +1,208 @@
+"""Windows: what is in them, how often which, and the same ones again after a restart."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pipelines.data.sampler import WindowSampler
+from pipelines.data.view import View
+from pipelines.errors import InputMissing
+from pipelines.events import Notice
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.segment import blob_path
+from pipelines.lake.store import Lake
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, columns, fill, segment_files
+
+
+@pytest.fixture
+def lake(tmp_path) -> Lake:
+    return Lake.create(tmp_path / "lake")
+
+
+def open_view(lake: Lake, schema=SCHEMA, **options) -> View:
+    view = View(lake, schema.id, **options)
+    view.refresh()
+    return view
+
+
+def uids_of(view: View) -> list[str]:
+    """The uid of every row of a view's table, by where it lies."""
+    places = {
+        (segment.number, int(row0)): uid
+        for segment in view.follower.segments
+        for uid, row0 in zip(hex_uids(segment.uids), segment.row0, strict=True)
+    }
+    return [places[int(row["segment"]), int(row["row0"])] for row in view.table]
+
+
+def check_batch(batch, written: dict, chosen: list[str]) -> None:
+    """Every window is the slice of the trajectory that it says it is, with zeros behind."""
+    windows = Counter()
+    rows = batch.time_index.shape[1]
+    for i, start in enumerate(batch.start.tolist()):
+        n = int(batch.lengths[i])
+        matches = [
+            uid
+            for uid in chosen
+            if len(written[uid]["reward"]) - start >= n
+            and n == min(len(written[uid]["reward"]) - start, rows)
+            and all(np.array_equal(batch.columns[c][i, :n], written[uid][c][start : start + n]) for c in batch.columns)
+        ]
+        assert matches, (i, start, n)
+        windows[matches[0], start] += 1
+        for values in batch.columns.values():
+            assert not values[i, n:].any()
+    np.testing.assert_array_equal(batch.mask.sum(axis=1), batch.lengths - 1)
+    assert all(batch.columns[c].dtype == written[chosen[0]][c].dtype for c in batch.columns)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
+@pytest.mark.parametrize("seal_every", [1, 100], ids=["many-files", "one-file"])
+@pytest.mark.parametrize("placement", ["any", "full"])
+def test_a_window_is_a_slice_of_a_trajectory(lake: Lake, schema, seal_every: int, placement) -> None:
+    written = fill(lake, [1, 5, 16, 17, 40, 90], schema=schema, seal_every=seal_every)
+    sampler = WindowSampler(open_view(lake, schema), length=16, seed=0, placement=placement)
+    for _ in range(4):
+        batch = sampler.sample(20)
+        assert batch.columns["reward"].shape == (20, 17)
+        check_batch(batch, written, list(written))
+        if placement == "full":
+            np.testing.assert_array_equal(batch.lengths == 17, batch.lengths > 6)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, IMAGES], ids=["plain", "images"])
+def test_windows_of_overlays_equal_those_of_whole_trajectories(lake: Lake, schema) -> None:
+    written = fill(lake, [30, 50, 20, 80, 9], schema=schema, seal_every=2)
+    rng, expected = np.random.default_rng(0), {}
+    with lake.overlay_writer(schema, ["action", "reward"]) as writer:
+        for uid, values in written.items():
+            other = columns(rng, 7, schema)
+            changed = {name: other[name] for name in ("action", "reward")}
+            new = writer.append(uid, changed, method="m", base_offset=2)
+            expected[new] = {name: array[2:10] for name, array in values.items()} | changed
+    view = open_view(lake, schema)
+    everything = {**written, **expected}
+    assert set(uids_of(view)) == set(everything)
+    for uids in (list(expected), list(everything)):
+        chosen = open_view(lake, schema, uids=uids)
+        assert chosen.num_trajectories == len(uids)
+        check_batch(WindowSampler(chosen, length=5, seed=1).sample(64), everything, uids)
+
+
+def test_the_mask_counts_a_step_iff_the_next_row_is_real(lake: Lake) -> None:
+    fill(lake, [3])
+    batch = WindowSampler(open_view(lake), length=5, seed=0, placement="full").sample(1)
+    assert batch.lengths.tolist() == [4]
+    assert batch.mask.tolist() == [[True, True, True, False, False]]
+    assert batch.time_index.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert batch.start.tolist() == [0]
+
+
+@pytest.mark.parametrize("weighting", ["timestep", "trajectory"])
+@pytest.mark.parametrize("placement", ["any", "full"])
+@pytest.mark.parametrize("weights", [None, [1.0, 0.0, 2.0, 0.5]])
+def test_windows_are_drawn_by_their_exact_probabilities(lake: Lake, weighting, placement, weights) -> None:
+    lengths, window, draws = [3, 8, 20, 33], 8, 40_000
+    fill(lake, lengths, seal_every=2)
+    view = open_view(lake)
+    if weights is not None:
+        view.set_weights(np.array(weights))
+    assert view.table["length"].tolist() == lengths
+    starts = [n if placement == "any" else max(n - window, 0) + 1 for n in lengths]
+    mass = np.array(weights or [1.0] * 4) * (starts if weighting == "timestep" else 1.0)
+    expected = {(k, s): mass[k] / mass.sum() / starts[k] * draws for k in range(4) for s in range(starts[k])}
+    chosen, start = WindowSampler(view, length=window, seed=3, weighting=weighting, placement=placement).draw(draws)
+    seen = Counter(zip(chosen.tolist(), start.tolist(), strict=True))
+    assert set(seen) <= {window for window, count in expected.items() if count}
+    cells = [(seen[w], e) for w, e in expected.items() if e]
+    statistic = sum((o - e) ** 2 / e for o, e in cells)
+    freedom = len(cells) - 1
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom)  # four standard deviations of chi-square
+
+
+def test_every_step_is_equally_often_the_first_by_default(lake: Lake) -> None:
+    fill(lake, [4, 12])
+    chosen, start = WindowSampler(open_view(lake), length=6, seed=0).draw(16_000)
+    counts = Counter(zip(chosen.tolist(), start.tolist(), strict=True))
+    assert len(counts) == 16
+    assert max(abs(n - 1000) for n in counts.values()) < 150
+
+
+def test_draws_go_on_exactly_after_a_restart(lake: Lake) -> None:
+    fill(lake, [9, 30, 4], seal_every=1)
+    view = open_view(lake)
+    sampler = WindowSampler(view, length=8, seed=5)
+    sampler.sample(3)
+    fill(lake, [50, 7], seed=1)
+    view.refresh()
+    sampler.sample(3)
+    saved = json.loads(json.dumps({"view": view.snapshot(), "sampler": sampler.state_dict()}))
+    fill(lake, [11, 12], seed=2)  # after the checkpoint, before the restart
+    again_view = View(Lake.open(lake.path), SCHEMA.id)
+    again_view.restore(saved["view"])
+    again = WindowSampler(again_view, length=8, seed=99)
+    again.load_state_dict(saved["sampler"])
+    for _ in range(3):
+        assert_same_batch(sampler.sample(5), again.sample(5))
+    assert view.refresh() == again_view.refresh() == 2
+    for _ in range(3):
+        assert_same_batch(sampler.sample(5), again.sample(5))
+
+
+def assert_same_batch(one, two) -> None:
+    np.testing.assert_array_equal(one.start, two.start)
+    np.testing.assert_array_equal(one.lengths, two.lengths)
+    for name in one.columns:
+        np.testing.assert_array_equal(one.columns[name], two.columns[name])
+
+
+def test_a_batch_that_is_held_keeps_its_values(lake: Lake) -> None:
+    fill(lake, [50, 60])
+    sampler = WindowSampler(open_view(lake), length=8, seed=0)
+    held = [sampler.sample(4) for _ in range(10)]
+    copies = [{name: values.copy() for name, values in batch.columns.items()} for batch in held]
+    part = sampler.sample(4).columns["reward"][1:, 2:]
+    part_copy = part.copy()
+    for _ in range(10):
+        sampler.sample(4)
+    for batch, copy in zip(held, copies, strict=True):
+        for name, values in batch.columns.items():
+            np.testing.assert_array_equal(values, copy[name])
+    np.testing.assert_array_equal(part, part_copy)
+
+
+def test_memory_of_a_batch_nobody_holds_is_used_again(lake: Lake) -> None:
+    fill(lake, [50, 60])
+    sampler = WindowSampler(open_view(lake), length=8, seed=0)
+    places = {sampler.sample(4).columns["reward"].ctypes.data for _ in range(20)}
+    assert len(places) <= 2
+
+
+def test_nothing_to_draw_from_is_said(lake: Lake) -> None:
+    lake.register(SCHEMA)
+    sampler = WindowSampler(open_view(lake), length=8, seed=0)
+    with pytest.raises(InputMissing, match="no trajectories to draw from"):
+        sampler.sample(2)
+    fill(lake, [3])
+    sampler.view.refresh()
+    assert len(sampler.sample(2)) == 2
+
+
+def test_a_segment_lost_while_training_is_passed_over(lake: Lake) -> None:
+    written = fill(lake, [30, 31, 32], schema=IMAGES, seal_every=1)
+    told: list = []
+    view = open_view(lake, IMAGES, listener=told.append)
+    sampler = WindowSampler(view, length=8, seed=0)
+    main = next(p for p in segment_files(lake) if ".blob" not in p.name)
+    blob_path(main).unlink()
+    for _ in range(5):
+        check_batch(sampler.sample(8), written, list(written)[1:])
+    assert [type(event) for event in told] == [Notice]
+    assert "1 trajectories are passed over" in told[0].text
+    again = View(lake, IMAGES.id)
+    again.restore(view.snapshot())
+    resumed = WindowSampler(again, length=8, seed=0)
+    resumed.load_state_dict(sampler.state_dict())
+    assert_same_batch(sampler.sample(8), resumed.sample(8))

@@ -1,0 +1,61 @@
+import pytest
+
+from pipelines.data.view import ROW, View
+from pipelines.errors import InputMissing
+from pipelines.lake.store import Lake
+from tests.lake.factories import IMAGES, SCHEMA, fill, segment_files
+
+
+@pytest.fixture
+def lake(tmp_path) -> Lake:
+    return Lake.create(tmp_path / "lake")
+
+
+def test_a_view_counts_what_it_holds(lake: Lake) -> None:
+    fill(lake, [5, 6, 7], seal_every=2)
+    fill(lake, [8], schema=IMAGES)
+    view = View(lake, SCHEMA.id)
+    assert (view.refresh(), view.num_trajectories, view.num_steps) == (3, 3, 18)
+    assert view.table["weight"].tolist() == [1, 1, 1]
+    fill(lake, [100] * 100)
+    assert (view.refresh(), view.refresh()) == (100, 0)
+    assert view.num_steps == 18 + 100 * 100
+    assert View(lake, IMAGES.id).refresh() == 1
+    assert ROW.itemsize == 32
+
+
+def test_a_selection_by_uid_holds_for_what_comes_later_too(lake: Lake) -> None:
+    written = fill(lake, [5, 6, 7, 8], seal_every=2)
+    view = View(lake, SCHEMA.id, uids=list(written)[1:3])
+    assert view.refresh() == 2
+    assert view.table["length"].tolist() == [6, 7]
+    fill(lake, [9])
+    assert view.refresh() == 0
+    assert View(lake, SCHEMA.id, uids=[]).refresh() == 0
+
+
+def test_a_snapshot_of_another_lake_is_refused(lake: Lake, tmp_path) -> None:
+    fill(lake, [5])
+    view = View(lake, SCHEMA.id)
+    view.refresh()
+    other = Lake.create(tmp_path / "other")
+    fill(other, [5])
+    with pytest.raises(InputMissing, match="not the one"):
+        View(other, SCHEMA.id).restore(view.snapshot())
+
+
+def test_a_snapshot_whose_segments_are_gone_is_restored_with_a_notice(lake: Lake) -> None:
+    fill(lake, [5, 6], seal_every=1)
+    view = View(lake, SCHEMA.id)
+    view.refresh()
+    segment_files(lake)[0].unlink()
+    told: list = []
+    again = View(lake, SCHEMA.id, listener=told.append)
+    again.restore(view.snapshot())
+    assert again.num_trajectories == 1
+    assert "not a repetition" in told[-1].text
+
+
+def test_an_unknown_schema_is_refused(lake: Lake) -> None:
+    with pytest.raises(InputMissing, match="no schema"):
+        View(lake, "0" * 16)
