@@ -70,6 +70,13 @@ def test_a_map_depends_on_its_episode_alone():
     np.testing.assert_array_equal(whole, parts)
 
 
+@pytest.mark.parametrize("size", [4, 5])
+def test_cells_in_reach_come_with_their_map(size):
+    holes, reach = source(size).draw_reachable(np.arange(60))
+    np.testing.assert_array_equal(holes, source(size).draw(np.arange(60)))
+    np.testing.assert_array_equal(reach, reachable(holes, size))
+
+
 def test_a_split_without_maps_is_refused():
     with pytest.raises(UsageError, match="no test map"):
         source(2, "test", holdout=0.0001)

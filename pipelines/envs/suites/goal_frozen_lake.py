@@ -18,7 +18,7 @@ from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
 from pipelines.envs.goals import GoalRule
 from pipelines.envs.suites.frozen_lake import MOVES
 from pipelines.envs.suites.grid import coordinates, distances, transitions
-from pipelines.envs.suites.lake_maps import MapSource, reachable
+from pipelines.envs.suites.lake_maps import MapSource
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MAP, GOAL = range(2)  # purposes of random draws
@@ -61,8 +61,7 @@ class GoalFrozenLake(NativeEnv):
         self._row = np.arange(num_envs)
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
-        holes = self._maps.draw(episodes)
-        open_cells = reachable(holes, self.settings.size)
+        holes, open_cells = self._maps.draw_reachable(episodes)
         open_cells[:, 0] = False
         chosen = self.draws.integers(episodes, GOAL, open_cells.sum(axis=1))
         self.goal[indices] = (np.cumsum(open_cells, axis=1) > chosen[:, None]).argmax(axis=1)

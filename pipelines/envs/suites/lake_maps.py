@@ -83,14 +83,26 @@ class MapSource:
         self._maps: np.ndarray | None = None
         if size <= _ENUMERATED_UP_TO:
             self._maps, weight = maps_of_split(size, holdout, split)
+            self._reachable = reachable(self._maps, size)
             self._cumulative = np.cumsum(weight)[:-1]
 
     def draw(self, episodes: np.ndarray) -> np.ndarray:
         """The maps of `episodes` (m,): (m, size * size) bool."""
         if self._maps is not None:
-            u = self._draws.uniform(episodes, self._stream)
-            return self._maps[np.searchsorted(self._cumulative, u, side="right")]
+            return self._maps[self._chosen(episodes)]
         return self._by_rejection(episodes)
+
+    def draw_reachable(self, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The maps of `episodes`, and which of their cells can be reached from the first: (m, cells), (m, cells)."""
+        if self._maps is not None:
+            chosen = self._chosen(episodes)
+            return self._maps[chosen], self._reachable[chosen]
+        holes = self._by_rejection(episodes)
+        return holes, reachable(holes, self._size)
+
+    def _chosen(self, episodes: np.ndarray) -> np.ndarray:
+        """Rows of the enumerated maps."""
+        return np.searchsorted(self._cumulative, self._draws.uniform(episodes, self._stream), side="right")
 
     def _by_rejection(self, episodes: np.ndarray) -> np.ndarray:
         cells = self._size**2
