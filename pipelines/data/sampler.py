@@ -64,7 +64,8 @@ class WindowSampler:
         point = self._rng.random(batch_size) * cumulative[-1]
         chosen = np.minimum(np.searchsorted(cumulative, point, side="right"), len(cumulative) - 1)
         starts = self._starts(self.view.table["length"][chosen].astype(np.int64))
-        return chosen, (self._rng.random(batch_size) * starts).astype(np.int64)
+        start = (self._rng.random(batch_size) * starts).astype(np.int64)
+        return chosen, np.minimum(start, starts - 1)
 
     def _starts(self, length: np.ndarray) -> np.ndarray:
         """Number of windows that trajectories of `length` actions offer."""

@@ -53,7 +53,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def stage(directory: Path, name: str, write: Callable[[BinaryIO], None]) -> Path:
+def stage(directory: Path, name: str, write: Callable[[BinaryIO], object]) -> Path:
     """Write and fsync a file called `name` plus a random ending in `directory`; nothing is left of it on
     failure.
 
@@ -77,7 +77,16 @@ def publish(staged: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
-def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], None]) -> None:
+def publish_new(staged: Path, target: Path) -> None:
+    """As `publish`, but FileExistsError (and the staged file gone) when somebody was first."""
+    try:
+        os.link(staged, target)
+    finally:
+        staged.unlink(missing_ok=True)
+    sync_directory(target.parent)
+
+
+def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses."""
     if callable(content):
         write = content

@@ -18,6 +18,7 @@ import numpy as np
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
+from pipelines.lake.atomic import storage_error
 from pipelines.lake.footer import Footer, read_footer, uid_array
 from pipelines.lake.segment import segment_path
 
@@ -178,7 +179,10 @@ class Follower:
         for hour in hours:
             if hour in self._hours and hour not in watched:
                 continue
-            now, modified = time.time_ns(), os.stat(self._root / hour).st_mtime_ns
+            try:
+                now, modified = time.time_ns(), os.stat(self._root / hour).st_mtime_ns
+            except FileNotFoundError:
+                continue
             if self._hours.get(hour) == modified:
                 continue
             self._hours[hour] = modified if now - modified > FRESH_SECONDS * 1e9 else -1
@@ -216,6 +220,8 @@ def _scan(directory: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise storage_error(error, f"read '{directory}'") from error
 
 
 class UidSet:

@@ -94,7 +94,8 @@ class Footer:
 
 def uid_array(column: pa.ChunkedArray) -> np.ndarray:
     """A binary(16) column as numpy "S16"."""
-    return np.array(column.to_pylist(), dtype="S16")
+    array = column.combine_chunks()
+    return np.frombuffer(array.buffers()[1], "S16", len(array), array.offset * 16) if len(array) else np.zeros(0, "S16")
 
 
 def hex_uids(uids: np.ndarray) -> list[str]:

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
 from pipelines.lake.follower import Follower, Segment
@@ -26,7 +28,7 @@ class Reader:
         self.lake = lake
         self.follower = Follower(lake, listener)
         self._files: OrderedDict[int, SegmentFile] = OrderedDict()
-        self._rows: tuple[int, dict[bytes, Mapping[str, Any]]] = (-1, {})
+        self._tables: OrderedDict[int, tuple[pa.Table, dict[str, int]]] = OrderedDict()
         self._places: dict[str, tuple[int, int]] = {}
         self._indexed = 0
 
@@ -79,10 +81,14 @@ class Reader:
 
     def _row(self, uid: str) -> Mapping[str, Any]:
         segment, _ = self.locate(uid)
-        if self._rows[0] != segment.number:
-            rows = read_footer(segment.path).trajectories.to_pylist()
-            self._rows = (segment.number, {row["uid"]: row for row in rows})
-        return self._rows[1][bytes.fromhex(uid)]
+        if segment.number not in self._tables:
+            footer = read_footer(segment.path)
+            places = {uid: i for i, uid in enumerate(hex_uids(footer.uids()))}
+            self._tables[segment.number] = footer.trajectories, places
+            while len(self._tables) > OPEN_FILES:
+                self._tables.popitem(last=False)
+        table, places = self._tables[segment.number]
+        return table.slice(places[uid], 1).to_pylist()[0]
 
 
 def read(lake: Lake, uid: str) -> Trajectory:

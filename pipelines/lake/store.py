@@ -12,6 +12,7 @@ Any number of processes read and write it at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, silent
+from pipelines.lake import atomic
 from pipelines.lake.atomic import explained, write_atomically
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces, space_to_json
@@ -46,11 +48,6 @@ class Lake:
     def create(cls, path: Path | str) -> Lake:
         """A new, empty lake; the directory must not hold one. StageFailed when it cannot be written."""
         path = Path(path)
-        if (path / "lake.json").exists():
-            raise InputMissing(f"'{path}' is a lake already", hint="open it, or choose another directory")
-        with explained(f"create lake '{path}'"):
-            for name in _DIRECTORIES:
-                (path / name).mkdir(parents=True, exist_ok=True)
         header = {
             "format": FORMAT_NAME,
             "version": VERSION,
@@ -58,7 +55,17 @@ class Lake:
             "required_features": [],
             "created": time.time(),
         }
-        write_atomically(path / "lake.json", json.dumps(header, indent=1) + "\n")
+        text = json.dumps(header, indent=1) + "\n"
+        with explained(f"create lake '{path}'"):
+            for name in _DIRECTORIES:
+                (path / name).mkdir(parents=True, exist_ok=True)
+            try:
+                staged = atomic.stage(path / "tmp", "lake.json", lambda file: file.write(text.encode()))
+                atomic.publish_new(staged, path / "lake.json")
+            except FileExistsError as error:
+                raise InputMissing(
+                    f"'{path}' is a lake already", hint="open it, or choose another directory"
+                ) from error
         return cls(path, header)
 
     @classmethod
@@ -97,13 +104,11 @@ class Lake:
 
     @classmethod
     def open_or_create(cls, path: Path | str) -> Lake:
-        """The lake at `path`, made first if it is not there."""
-        try:
-            return cls.open(path)
-        except InputMissing:
-            if any((Path(path) / p).exists() for p in ("lake.json", "lake/lake.json")):
-                raise
-            return cls.create(path)
+        """The lake at `path`, made first if it is not there; processes that do so at once get the same one."""
+        if not any((Path(path) / name).exists() for name in ("lake.json", "lake/lake.json")):
+            with contextlib.suppress(InputMissing):  # somebody else was first
+                return cls.create(path)
+        return cls.open(path)
 
     def register(self, schema: Schema) -> str:
         """Make `schema` known to readers; returns its id. Repeating it changes nothing."""

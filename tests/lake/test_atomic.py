@@ -1,0 +1,60 @@
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import InputMissing, StageFailed
+from pipelines.lake.atomic import publish_new, stage, write_atomically
+from pipelines.lake.store import Lake
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    write_atomically(path, "one")
+    write_atomically(path, b"two")
+    write_atomically(path, lambda file: file.write(b"three"))
+    assert path.read_text() == "three"
+    assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt()])
+def test_a_failing_writer_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def fail(file) -> None:
+        file.write(b"half")
+        raise error
+
+    with pytest.raises(type(error)):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StageFailed, match="under"):
+        write_atomically(tmp_path / "file" / "under", "x")
+
+
+def test_only_the_first_publishes_new(tmp_path: Path) -> None:
+    publish_new(stage(tmp_path, "a", lambda file: file.write(b"1")), tmp_path / "name")
+    with pytest.raises(FileExistsError):
+        publish_new(stage(tmp_path, "a", lambda file: file.write(b"2")), tmp_path / "name")
+    assert os.listdir(tmp_path) == ["name"]
+    assert (tmp_path / "name").read_text() == "1"
+
+
+def test_many_who_open_or_create_get_one_lake(tmp_path: Path) -> None:
+    found: list[Lake] = []
+    threads = [threading.Thread(target=lambda: found.append(Lake.open_or_create(tmp_path / "lake"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({lake.id for lake in found}) == 1
+    assert len(found) == 8
+    with pytest.raises(InputMissing, match="a lake already"):
+        Lake.create(tmp_path / "lake")
