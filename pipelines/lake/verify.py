@@ -10,19 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.errors import AmagoError, IntegrityError, StageFailed
+from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import catalog
 from pipelines.lake.atomic import explained, write_atomically
 from pipelines.lake.follower import list_segments, marked_segments
 from pipelines.lake.footer import Footer, read_footer
+from pipelines.lake.schema import Column
 from pipelines.lake.segment import BLOB_ROWS, SegmentFile, as_stored, blob_path, checksum, segment_path
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class Corrupt:
     trajectories: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return self.segment
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -53,7 +57,10 @@ class Report:
 
 
 def verify(lake: Lake, listener: Listener = silent) -> Report:
-    """Read every segment and compare checksums; mark the damaged ones. Never raises for what it finds."""
+    """Read every segment and compare checksums; mark the damaged ones.
+
+    Damage is reported, not raised; InputMissing for segments of a newer format.
+    """
     root = lake.path / "segments"
     hours = sorted(entry.name for entry in os.scandir(root) if entry.is_dir()) if root.is_dir() else []
     expired = marked_segments(lake.path, ("tombstones",))
@@ -87,22 +94,32 @@ class _Damage(Exception):
 
 
 def check(lake: Lake, id: str) -> Footer:
-    """Read a segment whole. _Damage if anything in it is not what its footer says."""
+    """Read a segment whole.
+
+    _Damage if anything in it is not what its footer says, InputMissing for a newer format, FileNotFoundError.
+    """
     path = segment_path(lake.path, id)
     uids: tuple[str, ...] = ()
     try:
         footer = read_footer(path)
         table = footer.trajectories
         uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
-        file = SegmentFile(path, lake.schema(footer.header["schema"]).columns)
+        file = SegmentFile(path, _columns(lake, footer))
         rows = table["length"].to_numpy() + 1
         if rows.sum() != file.rows or np.any(table["row0"].to_numpy() != np.cumsum(rows) - rows):
             raise IntegrityError(f"segment '{path}' is damaged: its trajectories do not cover its rows")
-    except AmagoError as error:
+    except IntegrityError as error:
         known = uids or tuple(catalog.remembered(lake, id))
         raise _Damage(Corrupt(segment=id, reason=str(error), trajectories=known)) from error
     _check_columns(id, footer, file, uids)
     return footer
+
+
+def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
+    try:
+        return lake.schema(footer.header["schema"]).columns
+    except InputMissing as error:
+        raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
 
 
 def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> None:

@@ -36,6 +36,7 @@ class Log:
         self.path = path
         self._descriptor = descriptor
         self._size = size
+        self.marks: list[str] = []  # made through this object
         _open.add(self)
 
     @classmethod
@@ -78,6 +79,7 @@ class Log:
 
     def mark(self, segment: str) -> None:
         """Note that the log's trajectories are about to be published as `segment`."""
+        self.marks.append(segment)
         self._frame(b"S", [segment.encode()])
 
     def truncate(self, size: int) -> None:

@@ -30,6 +30,14 @@ from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.lake.wal import Log
 
 LOG_FORMAT = 1
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text"), str),
+    **dict.fromkeys(("policy_version", "seed"), int),
+    **dict.fromkeys(("epsilon", "t_start", "t_end"), int | float),
+    "success": bool | None,
+    "attempts": list,
+    "tags": list,
+}
 
 
 class Writer:
@@ -109,15 +117,16 @@ class Writer:
             self._log, self._unsealed = None, []
 
     def _append(self, stored: dict[str, np.ndarray], row: dict[str, Any]) -> str:
-        uid = uuid4()
-        crc = 0
+        uid, crc = uuid4(), 0
         for values in stored.values():
             crc = segments.checksum(values, crc)
-        row["crc"] = crc
+        text = json.dumps({"uid": uid.hex, **row, "crc": crc}, default=_plain)
+        row = json.loads(text)  # what salvage would read: one form, however it comes to the segment
+        check_row(row)
         with explained(f"append to lake '{self._lake}'"):
             if self._log is None:
                 self._log = self._open_log()
-            self._log.append(json.dumps({"uid": uid.hex, **row}).encode(), list(stored.values()))
+            self._log.append(text.encode(), list(stored.values()))
         owned = {name: np.array(values) for name, values in stored.items()}
         self._unsealed.append(Unsealed(uid.bytes, owned, row))
         size = sum(values.nbytes for values in owned.values())
@@ -163,6 +172,25 @@ def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> dict
     return {c.name: segments.as_stored(c, values[c.name]) for c in columns}
 
 
+def check_row(row: Mapping[str, Any]) -> None:
+    """ValueError unless the footer can hold the row: what is logged must be possible to seal."""
+    for name, kind in _KINDS.items():
+        value = row[name]
+        if not isinstance(value, kind) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+            raise ValueError(f"'{name}' of a trajectory is {value!r}, {kind} expected")
+    if not all(isinstance(text, str) for pair in row["tags"] for text in pair):
+        raise ValueError(f"'tags' of a trajectory are {row['tags']!r}, texts expected")
+    if not all(isinstance(value, bool) for value in row["attempts"]):
+        raise ValueError(f"'attempts' of a trajectory are {row['attempts']!r}, booleans expected")
+
+
+def _plain(value: Any) -> Any:
+    """numpy scalars and arrays as JSON has them."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise ValueError(f"a trajectory's row cannot hold {value!r}")
+
+
 def _summary(stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {
         "length": len(stored[REWARD]) - 1,
@@ -184,6 +212,10 @@ def publish_log(
     """Seal a log whose lock is held: stage, mark, rename, drop. Returns the segment's id; OSError leaves the
     log.
     """
+    published = next((id for id in log.marks if segments.segment_path(lake, id).exists()), None)
+    if published is not None:  # an earlier attempt failed after the rename
+        log.drop()
+        return published
     writer, _, sequence = log.path.stem.rpartition("-")
     staged = segments.stage(lake / "tmp", writer, schema_id, columns, items, overlay=overlay)
     try:

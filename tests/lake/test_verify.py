@@ -3,8 +3,9 @@ import json
 import numpy as np
 import pytest
 
+from pipelines.errors import InputMissing
 from pipelines.events import Progress
-from pipelines.lake import catalog, reading
+from pipelines.lake import catalog, footer, reading
 from pipelines.lake.follower import Follower
 from pipelines.lake.footer import read_footer
 from pipelines.lake.store import Lake
@@ -116,3 +117,15 @@ def test_damage_anywhere_is_found_or_harmless(lake: Lake, schema) -> None:
         path.write_bytes(whole)
         assert verify(lake).corrupt == ()
     assert found > 60
+
+
+def test_a_segment_of_a_newer_version_is_not_set_aside(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(footer, "FORMAT", 9)
+        fill(lake, [5])
+    with pytest.raises(InputMissing, match="upgrade amago"):
+        verify(lake)
+    told: list = []
+    assert Follower(lake, told.append).refresh() == 0
+    assert "upgrade amago" in told[0].text
+    assert not (lake.path / "quarantine").exists()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.errors import StageFailed
-from pipelines.lake import reading
+from pipelines.lake import atomic, reading
 from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.store import Lake
@@ -195,3 +195,49 @@ def test_a_directory_that_turned_read_only(small_disk: Path) -> None:
     with pytest.raises(StageFailed, match="read-only"):
         Lake.create(small_disk / "other")
     assert set(reading.Reader(Lake.open(lake.path)).uids()) == set(written)
+
+
+def test_numpy_values_in_the_info_are_kept_as_plain_ones(lake: Lake) -> None:
+    values = columns(np.random.default_rng(0), 5)
+    info = TrajectoryInfo(success=np.bool_(True), seed=np.int64(3), epsilon=np.float32(0.5), attempts=np.array([True]))
+    with lake.writer(SCHEMA) as writer:
+        uid = writer.append(values, info)
+    found = reading.read(lake, uid).info
+    assert (found.success, found.seed, found.epsilon, found.attempts) == (True, 3, 0.5, (True,))
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        TrajectoryInfo(env=3),
+        TrajectoryInfo(seed=2**70),
+        TrajectoryInfo(success=1.5),
+        TrajectoryInfo(tags={"a": 1}),
+        TrajectoryInfo(attempts=(1.0,)),
+        TrajectoryInfo(task=object()),
+    ],
+    ids=str,
+)
+def test_an_info_that_could_not_be_sealed_is_refused_before_it_is_logged(lake: Lake, info: TrajectoryInfo) -> None:
+    values = columns(np.random.default_rng(0), 5)
+    with lake.writer(SCHEMA) as writer:
+        with pytest.raises(ValueError, match="trajectory"):
+            writer.append(values, info)
+        writer.append(values, INFO)
+    assert Follower(lake).refresh() == 1
+
+
+def test_sealing_again_after_a_failure_past_the_rename_doubles_nothing(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = lake.writer(SCHEMA)
+    writer.append(columns(np.random.default_rng(0), 5), INFO)
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "sync_directory", refuse(errno.EIO))
+        (lake.path / "segments" / time.strftime("%Y%m%d%H", time.gmtime())).mkdir()
+        with pytest.raises(StageFailed):
+            writer.seal()
+    assert len(segment_files(lake)) == 1
+    writer.close()
+    assert len(segment_files(lake)) == 1
+    assert list((lake.path / "wal").iterdir()) == []
