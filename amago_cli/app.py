@@ -11,16 +11,18 @@ import typer
 
 from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, train
 from amago_cli.commands.lake import info, ls, sql, verify
+from amago_cli.help import Command, Group
 from amago_cli.invocation import Invocation
 
 app = typer.Typer(
     name="amago",
+    cls=Group,
     add_completion=False,
-    no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-lake_app = typer.Typer(no_args_is_help=True, help="List, describe, query and check lakes of experience.")
+lake_app = typer.Typer(cls=Group, rich_markup_mode=None, help="List, describe, query and check lakes of experience.")
 
 
 def _show_version(wanted: bool) -> None:
@@ -55,10 +57,10 @@ _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
 )
 for _panel, _functions in _COMMANDS:
     for _function in _functions:
-        app.command(rich_help_panel=_panel)(_function)
+        app.command(cls=Command, rich_help_panel=_panel)(_function)
 app.add_typer(lake_app, name="lake", rich_help_panel="Look")
 for _function in (ls.ls, info.info, sql.sql, verify.verify):
-    lake_app.command()(_function)
+    lake_app.command(cls=Command)(_function)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             errors.refuse_shadowed_engine()
-            outcome = typer.main.get_command(app).main(words, prog_name="amago", standalone_mode=False, obj=invocation)
+            outcome = typer.main.get_command(app).main(
+                words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation
+            )
             if isinstance(outcome, int):  # --help and --version have printed already
                 return outcome
             invocation.output().show(outcome)

@@ -155,4 +155,6 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
 
 def _paragraphs(docstring: str) -> str:
     """A docstring with each paragraph on one line: help is wrapped to the terminal, not to the source."""
-    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n"))
+    parts = [" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n")]
+    # \b keeps a paragraph as it is: an example is there to be copied.
+    return "\n\n".join(f"\b\n{part}" if part.startswith("Example: ") else part for part in parts)

@@ -27,7 +27,7 @@ def collect(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="POLICY", help="random, RUN\\[@CHECKPOINT], or module:attr."),
+        typer.Option("--policy", metavar="POLICY", help="random, RUN[@CHECKPOINT], or module:attr."),
     ] = None,
     epsilon: Annotated[
         float | None,

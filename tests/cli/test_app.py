@@ -18,7 +18,7 @@ from amago_cli.app import app
 from tests.cli.conftest import Amago
 
 ROOT = Path(amago_cli.__file__).parent.parent
-HEAVY = ("torch", "gymnasium", "duckdb", "pyarrow", "pydantic", "numpy", "matplotlib")
+HEAVY = ("torch", "gymnasium", "duckdb", "pyarrow", "pydantic", "numpy", "matplotlib", "rich")
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -91,7 +91,8 @@ def test_short_help_and_no_arguments_show_the_commands(amago: Amago) -> None:
         shown = amago(*arguments)
         assert shown.code == 0
         assert "Usage" in shown.out
-    assert amago().code == 2
+    assert amago().out == amago("--help").out
+    assert amago("lake").code == 2
 
 
 def test_version(amago: Amago) -> None:

@@ -15,7 +15,9 @@ def sql(
     lake: LakeArgument,
     query: Annotated[str, typer.Argument(metavar="SQL", help="A query; nothing can be changed by it.")],
 ) -> Any:
-    """Ask a lake in SQL: tables `trajectories`, `segments`, `overlays`, and `steps`.
+    """Ask a lake in SQL, read-only.
+
+    Tables: trajectories, segments, overlays, steps; in a run also runs, checkpoints, metrics.
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """

@@ -1,0 +1,50 @@
+"""Help in sections, as plain text.
+
+Typer's own boxes load rich, which takes longer than everything else `--help` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+# Long enough that a sentence is never cut: what does not fit is wrapped.
+_WHOLE = 1000
+
+
+class Group(TyperGroup):
+    """A group whose commands are listed by section."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (getattr(command, "rich_help_panel", None), (name, command.get_short_help_str(_WHOLE)))
+            for name, command in found
+            if command is not None and not command.hidden
+        ]
+        _write(formatter, rows, "Commands")
+
+
+class Command(TyperCommand):
+    """A command whose options are listed by section."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        rows = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                rows.append((getattr(parameter, "rich_help_panel", None) or kind, record))
+        _write(formatter, rows, "Options")
+
+
+def _write(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str]]], default: str) -> None:
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for section, row in rows:
+        name = section if isinstance(section, str) else default
+        sections.setdefault(name, []).append(row)
+    for name, members in sections.items():
+        with formatter.section(name):
+            formatter.write_dl(members)
