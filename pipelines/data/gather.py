@@ -14,6 +14,7 @@ import numpy as np
 from pipelines.data.batch import Batch
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
+from pipelines.lake.blob import BlobCache
 from pipelines.lake.segment import SegmentFile
 
 OPEN_FILES = 256
@@ -35,6 +36,7 @@ class Gatherer:
         self._view, self._rows = view, rows
         self._files: OrderedDict[int, SegmentFile] = OrderedDict()
         self._follower = view.follower
+        self._cache = BlobCache()
         self._pool: list[dict[str, np.ndarray]] = []
         self._steps = np.arange(rows)
 
@@ -97,7 +99,7 @@ class Gatherer:
     def _file(self, number: int) -> SegmentFile:
         if number not in self._files:
             path = self._follower.segments[number].path
-            self._files[number] = SegmentFile(path, self._view.schema.columns, scattered=True)
+            self._files[number] = SegmentFile(path, self._view.schema.columns, scattered=True, cache=self._cache)
             while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
         self._files.move_to_end(number)

@@ -7,12 +7,17 @@ nullable. Booleans are stored as uint8 (Arrow packs its own into bits, which no 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.lake.schema import Column
+
+# What reading a damaged Arrow file can raise.
+UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
 
 
 def storage_dtype(column: Column) -> np.dtype:
@@ -46,10 +51,16 @@ def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
     """The values of an array without nulls as a read-only view (rows, *shape)."""
     flat = array if column.shape == () else array.values
     rows, size = len(array), math.prod(column.shape)
-    values = np.frombuffer(flat.buffers()[1], storage_dtype(column), rows * size, flat.offset * column_item(column))
+    values = np.frombuffer(
+        flat.buffers()[1], storage_dtype(column), rows * size, flat.offset * storage_dtype(column).itemsize
+    )
     return values.view(column.dtype).reshape(rows, *column.shape)
 
 
-def column_item(column: Column) -> int:
-    """Bytes of one element."""
-    return storage_dtype(column).itemsize
+def mapped(path: Path, *, scattered: bool) -> mmap.mmap:
+    """The file, mapped for reading; `scattered` if short ranges anywhere will be read: reading ahead is in vain."""
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if scattered:
+        memory.madvise(mmap.MADV_RANDOM)
+    return memory

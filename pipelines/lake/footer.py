@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.trajectory import TrajectoryInfo
 
 FORMAT = 1
@@ -56,7 +57,6 @@ TRAJECTORIES = pa.schema(
     ]
 )
 _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
-UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
 
 
 @dataclass(frozen=True)

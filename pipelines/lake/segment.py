@@ -8,13 +8,11 @@ more in lz4 batches of 32 rows. A segment's id is "HOUR/STEM" ("HOUR/STEM.ovl" f
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,11 +21,9 @@ import pyarrow as pa
 
 from pipelines.errors import IntegrityError
 from pipelines.lake import atomic, footer
-from pipelines.lake.arrow import arrow_schema, storage_dtype, to_arrow, to_numpy
+from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, storage_dtype, to_arrow, to_numpy
+from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob
 from pipelines.lake.schema import Column
-
-BLOB_ROWS = 32
-BLOB_CACHE_BYTES = 64 << 20
 
 
 @dataclass
@@ -54,10 +50,6 @@ class Staged:
 
 def segment_path(lake: Path, segment: str) -> Path:
     return lake / "segments" / f"{segment}.arrow"
-
-
-def blob_path(main: Path) -> Path:
-    return main.with_name(main.name.removesuffix(".arrow") + ".blob.arrow")
 
 
 def new_segment(writer: str, sequence: int, *, overlay: bool, after: int = 0) -> tuple[str, int]:
@@ -102,7 +94,7 @@ def stage(
     }
     plain = [c for c in columns if not c.is_blob]
     wide = [c for c in columns if c.is_blob]
-    blob = atomic.stage(tmp, writer, lambda file: _write_blob(file, wide, values)) if wide else None
+    blob = atomic.stage(tmp, writer, lambda file: write_blob(file, wide, values)) if wide else None
     try:
         main = atomic.stage(tmp, writer, lambda file: _write_main(file, plain, values, footer.metadata(header, rows)))
     except BaseException:
@@ -135,97 +127,47 @@ def _write_main(
         writer.write_batch(batch)
 
 
-def _write_blob(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> None:
-    schema, options = arrow_schema(columns), pa.ipc.IpcWriteOptions(compression="lz4")
-    rows = len(values[columns[0].name])
-    with pa.ipc.new_file(file, schema, options=options) as writer:
-        for start in range(0, rows, BLOB_ROWS):
-            arrays = [to_arrow(c, values[c.name][start : start + BLOB_ROWS]) for c in columns]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-
-
-def _map(path: Path, scattered: bool) -> mmap.mmap:
-    with open(path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if scattered:
-        mapped.madvise(mmap.MADV_RANDOM)  # windows are short and anywhere: reading ahead would read in vain
-    return mapped
-
-
-@dataclass
 class SegmentFile:
-    """A mapped segment. `columns` are read-only views of the file (rows, *shape); `blobs` names the others.
-    `scattered` tells the system that short ranges anywhere will be read.
+    """A mapped segment. `columns` are read-only views of the file (rows, *shape), wide columns excepted.
 
-    FileNotFoundError if it is gone, IntegrityError if it does not hold what its footer says.
+    `scattered`: short ranges anywhere will be read. `cache`: where decoded wide rows are kept. FileNotFoundError
+    if it is gone, IntegrityError if it does not hold what its footer says.
     """
 
-    path: Path
-    schema_columns: Sequence[Column]
-    scattered: bool = False
-    columns: dict[str, np.ndarray] = field(default_factory=dict)
-    rows: int = 0
-    blobs: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        path: Path,
+        schema_columns: Sequence[Column],
+        *,
+        scattered: bool = False,
+        cache: BlobCache | None = None,
+    ) -> None:
+        self.path, self.schema_columns = path, schema_columns
+        self._blob: BlobFile | None = None
         try:
-            mapped = _map(self.path, self.scattered)
-            reader = pa.ipc.open_file(pa.py_buffer(mapped))
-            self.footer = footer.decode(dict(reader.metadata), self.path)
-            stored = [c for c in self.schema_columns if c.name in self.footer.header["columns"]]
-            plain = [c for c in stored if not c.is_blob]
+            reader = pa.ipc.open_file(pa.py_buffer(mapped(path, scattered=scattered)))
+            self.footer = footer.decode(dict(reader.metadata), path)
             self.rows = int(self.footer.header["rows"])
-            self.blobs = tuple(c.name for c in stored if c.is_blob)
+            stored = [c for c in schema_columns if c.name in self.footer.columns]
+            plain, wide = [c for c in stored if not c.is_blob], [c for c in stored if c.is_blob]
             batch = reader.get_batch(0)
-            if not reader.schema.equals(arrow_schema(plain)) or batch.num_rows != self.rows:
+            if not reader.schema.equals(arrow_schema(plain)) or (plain and batch.num_rows != self.rows):
                 raise ValueError("its columns are not those of its schema")
             self.columns = {c.name: to_numpy(c, batch.column(i)) for i, c in enumerate(plain)}
-            if self.blobs:
-                self._open_blobs([c for c in stored if c.is_blob])
         except FileNotFoundError:
             raise
-        except footer.UNREADABLE as error:
-            raise IntegrityError(f"segment '{self.path}' is damaged: {error}") from error
-
-    def _open_blobs(self, columns: Sequence[Column]) -> None:
-        self._blob_columns = columns
-        try:
-            mapped = _map(blob_path(self.path), self.scattered)
-        except FileNotFoundError as error:
-            if not self.path.exists():
-                raise
-            raise ValueError("its blob file is missing") from error
-        self._blob_reader = pa.ipc.open_file(pa.py_buffer(mapped))
-        self._decoded: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
-        self._decoded_limit = max(2, BLOB_CACHE_BYTES // (BLOB_ROWS * sum(c.step_bytes for c in columns)))
-        expected = -(-self.rows // BLOB_ROWS)
-        same = self._blob_reader.schema.equals(arrow_schema(columns))
-        if not same or self._blob_reader.num_record_batches != expected:
-            raise ValueError("its blob file does not belong to it")
-
-    def _batch(self, number: int) -> dict[str, np.ndarray]:
-        if number in self._decoded:
-            self._decoded.move_to_end(number)
-            return self._decoded[number]
-        try:
-            batch = self._blob_reader.get_batch(number)
-            values = {c.name: to_numpy(c, batch.column(i)) for i, c in enumerate(self._blob_columns)}
-        except footer.UNREADABLE as error:
-            raise IntegrityError(f"segment '{blob_path(self.path)}' is damaged: {error}") from error
-        self._decoded[number] = values
-        while len(self._decoded) > self._decoded_limit:
-            self._decoded.popitem(last=False)
-        return values
+        except UNREADABLE as error:
+            raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
+        if wide:
+            self._blob = BlobFile(blob_path(path), wide, self.rows, scattered=scattered, cache=cache)
 
     def copy_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         """Copy rows [start, stop) of a column of either kind into `out` (stop - start, *shape)."""
         if name in self.columns:
             out[...] = self.columns[name][start:stop]
-            return
-        for number in range(start // BLOB_ROWS, -(-stop // BLOB_ROWS)):
-            first = number * BLOB_ROWS
-            a, b = max(start, first), min(stop, first + BLOB_ROWS)
-            out[a - start : b - start] = self._batch(number)[name][a - first : b - first]
+        else:
+            assert self._blob is not None
+            self._blob.copy_rows(name, start, stop, out)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """A copy of rows [start, stop) of a column."""

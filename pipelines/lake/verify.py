@@ -21,10 +21,11 @@ from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import catalog
 from pipelines.lake.atomic import explained, write_atomically
+from pipelines.lake.blob import BLOB_ROWS, blob_path
 from pipelines.lake.follower import list_segments, marked_segments
 from pipelines.lake.footer import Footer, read_footer
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import BLOB_ROWS, SegmentFile, as_stored, blob_path, checksum, segment_path
+from pipelines.lake.segment import SegmentFile, as_stored, checksum, segment_path
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake

@@ -10,8 +10,8 @@ from pipelines.data.sampler import WindowSampler
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.events import Notice
+from pipelines.lake.blob import blob_path
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.segment import blob_path
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, columns, fill, segment_files
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import multiprocessing
 import os
@@ -251,6 +252,18 @@ def _hold(index: Path, ready, done) -> None:
     with duckdb.connect(str(index)):
         ready.set()
         done.wait(30)
+
+
+def test_a_lake_on_a_full_disk_answers(small_disk: Path) -> None:
+    lake = Lake.create(small_disk / "lake")
+    fill(lake, [3, 4])
+    with contextlib.suppress(OSError), open(small_disk / "more", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    for _ in range(2):
+        assert catalog.query(lake, "select count(*), sum(length) from trajectories")[1] == [(2, 7)]
+    (small_disk / "more").unlink()
+    assert catalog.query(lake, "select count(*), sum(length) from trajectories")[1] == [(2, 7)]
 
 
 def test_a_read_only_lake_answers(small_disk: Path) -> None:

@@ -8,6 +8,7 @@ from pipelines.lake.footer import hex_uids
 from pipelines.lake.segment import segment_path
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.lake.verify import verify
 from tests.lake.factories import IMAGES, SCHEMA, assert_same, fill
 
 
@@ -52,6 +53,14 @@ def test_an_overlay_may_start_inside_its_base(lake: Lake) -> None:
     assert_same(dict(reading.read(lake, new).columns), {n: a[6:15] for n, a in values.items()} | cut)
     with lake.overlay_writer(SCHEMA, ["reward"]) as writer, pytest.raises(ValueError, match="'action' and 'reward'"):
         writer.append(uid, {"reward": cut["reward"]}, method="tail", base_offset=6)
+
+
+def test_an_overlay_may_change_pictures_alone(lake: Lake) -> None:
+    (uid, values), *_ = fill(lake, [70], schema=IMAGES).items()
+    with lake.overlay_writer(IMAGES, ["obs"]) as writer:
+        new = writer.append(uid, {"obs": 255 - values["obs"]}, method="negative")
+    assert_same(dict(reading.read(lake, new).columns), values | {"obs": 255 - values["obs"]})
+    assert verify(lake).corrupt == ()
 
 
 def test_the_catalog_knows_what_derives_from_what(lake: Lake) -> None:
