@@ -16,15 +16,17 @@ from amago_cli import guard
 from amago_cli.invocation import Invocation
 
 BROKEN_PIPE = 128 + 13
-_DISK = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EMFILE,
+_SPACE = "free some space and repeat the command; what was saved is kept"
+_PLACE = "choose a place that can be written and read"
+_MACHINE = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EACCES: _PLACE,
+    errno.EPERM: _PLACE,
+    errno.EROFS: _PLACE,
+    errno.ENOTDIR: _PLACE,
+    errno.EISDIR: _PLACE,
+    errno.EMFILE: "allow more open files, see `ulimit -n`",
 }
 
 
@@ -78,9 +80,14 @@ def classify(error: BaseException) -> Failure:
         return Failure(kind="ShadowedEngine", message=str(error), exit_code=2)
     if hasattr(error, "format_message"):  # what the option parser raises
         return _of_parser(error)
-    if isinstance(error, OSError) and error.errno in _DISK:
+    if isinstance(error, OSError) and error.errno in _MACHINE:
         where = f": '{error.filename}'" if error.filename else ""
-        return Failure(kind=type(error).__name__, message=f"{error.strerror}{where}", exit_code=1)
+        return Failure(
+            kind=type(error).__name__,
+            message=f"{error.strerror}{where}",
+            hint=_MACHINE[error.errno],
+            exit_code=1,
+        )
     from pipelines.errors import AmagoError
 
     if isinstance(error, AmagoError):

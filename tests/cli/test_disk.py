@@ -1,0 +1,57 @@
+"""A disk that is full or read-only, as a small file system of its own; needs the right to mount one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Amago, Call
+
+
+def mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a file system: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """One mebibyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place))
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def failed_cleanly(call: Call, words: str) -> None:
+    assert call.code == 1, call.err
+    assert words in call.err.lower()
+    assert "Traceback" not in call.err
+
+
+def test_a_full_disk_stops_a_collection_and_keeps_what_was_acknowledged(amago: Amago, disk: Path) -> None:
+    failed_cleanly(
+        amago("collect", "--env", "gym:CartPole-v1", "--run", disk / "a", "--steps", 200_000), "no space left"
+    )
+    assert amago("lake", "verify", disk / "a").code == 0
+
+
+def test_a_full_disk_stops_a_training(amago: Amago, disk: Path, small: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        (disk / "ballast").write_bytes(bytes(2 << 20))
+    failed_cleanly(amago("train", "--from-lake", small, "--run", disk / "a", "--steps", 2), "no space left")
+
+
+def test_a_read_only_disk_is_named_and_can_still_be_asked(amago: Amago, disk: Path) -> None:
+    collect = ("collect", "--env", "tmaze", "--run", disk / "a", "--actors", 2)
+    assert amago(*collect, "--steps", 40).code == 0
+    mount("-o", "remount,ro", str(disk))
+    failed_cleanly(amago(*collect, "--steps", 80), "read-only")
+    failed_cleanly(amago("collect", "--env", "tmaze", "--run", disk / "b", "--steps", 40), "read-only")
+    failed_cleanly(amago("train", "--from-lake", disk / "a", "--steps", 1), "read-only")
+    count = "select sum(length)::int n from trajectories"
+    assert amago("lake", "sql", disk / "a", count, "--output", "json").json == [{"n": 40}]
