@@ -1,67 +1,114 @@
-"""The one way a file that another process may read is written: whole, under its final name, or not at all."""
+"""Writing so that other processes see the whole of a file or nothing of it, and a plain sentence when the
+disk refuses.
+
+Order: write under a temporary name, fsync, rename, fsync the directory.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import tempfile
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from pipelines.errors import StageFailed
 
-_UNWRITABLE = {
-    errno.ENOSPC: ("no space left on the disk of", "free some space and repeat the command; what was saved is kept"),
-    errno.EDQUOT: ("the disk quota is used up at", "free some space and repeat the command; what was saved is kept"),
-    errno.EROFS: ("read-only file system at", "choose a writable directory"),
-    errno.EACCES: ("no permission to write", "choose a writable directory"),
-    errno.EPERM: ("no permission to write", "choose a writable directory"),
-    errno.ENOTDIR: ("a file is in the way of the directory", "choose another directory"),
-    errno.EEXIST: ("a file is in the way of the directory", "choose another directory"),
-}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def storage_error(error: OSError, action: str) -> StageFailed:
+    """The error a user should see when the file system refused `action` ("write 'x'")."""
+    if error.errno in _FULL:
+        return StageFailed(
+            f"no space left on the disk: cannot {action}",
+            hint="nothing half-written was kept; free some space and repeat the command to go on",
+        )
+    if error.errno in _REFUSED:
+        return StageFailed(
+            f"cannot {action}: {os.strerror(error.errno or 0).lower()}",
+            hint="check the directory's permissions, or choose another directory",
+        )
+    return StageFailed(f"cannot {action}: {error.strerror or error}")
 
 
 @contextlib.contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full, read-only or forbidden disk into a StageFailed that names `path`; other errors pass."""
+def explained(action: str) -> Iterator[None]:
+    """Turn any OSError inside the block into StageFailed; `action` completes "cannot ..."."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _UNWRITABLE:
-            raise
-        what, hint = _UNWRITABLE[error.errno]
-        raise StageFailed(f"{what} '{path}'", hint=hint) from error
+        raise storage_error(error, action) from error
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically: temporary name, fsync, rename. Parent directories are made."""
-    with storage_errors(path):
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def stage(directory: Path, name: str, write: Callable[[BinaryIO], object]) -> Path:
+    """Write and fsync a file called `name` plus a random ending in `directory`; nothing is left of it on
+    failure.
+
+    Raises OSError as the system gives it.
+    """
+    path = directory / f"{name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(path, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def publish(staged: Path, target: Path) -> None:
+    """Give a staged file its name, in one step that survives a power cut. Same file system only."""
+    os.replace(staged, target)
+    sync_directory(target.parent)
+
+
+def publish_new(staged: Path, target: Path) -> None:
+    """As `publish`, but FileExistsError (and the staged file gone) when somebody was first."""
+    try:
+        os.link(staged, target)
+    finally:
+        staged.unlink(missing_ok=True)
+    sync_directory(target.parent)
+
+
+def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
+    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses."""
+    if callable(content):
+        write = content
+    else:
+        data = content.encode() if isinstance(content, str) else content
+
+        def write(file: BinaryIO) -> None:
+            file.write(data)
+
+    with explained(f"write '{path}'"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        staged = stage(path.parent, f".{path.name}", write)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
+            publish(staged, path)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+            staged.unlink(missing_ok=True)
             raise
-
-
-def write_text(path: Path, text: str) -> None:
-    """`write_bytes` for UTF-8 text."""
-    write_bytes(path, text.encode())
 
 
 def point(link: Path, target: str) -> None:
     """Make `link` a symbolic link to `target` (relative), replacing the old one in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    with storage_errors(link):
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+    temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    with explained(f"write '{link}'"):
         temporary.symlink_to(target)
         os.replace(temporary, link)

@@ -67,7 +67,9 @@ def merge(
 
 
 def _is_retagged(old: Mapping[str, Any], new: Mapping[str, Any], where: tuple[str, ...]) -> bool:
-    tag, default = TAGS.get(where, (None, None))
+    if where not in TAGS:
+        return False
+    tag, default = TAGS[where]
     return tag in new and new[tag] != old.get(tag, default)
 
 
@@ -101,17 +103,17 @@ def resolve(
 
     Raises UsageError whose `problems` list every fault.
     """
-    document = copy.deepcopy(dict(document))
+    wanted: dict[str, Any] = copy.deepcopy(dict(document))
     for path, value in assignments:
-        assign(document, path, value)
+        assign(wanted, path, value)
     problems: list[str] = []
     settings: Settings | None = None
     try:
-        settings = Settings.model_validate(document)
+        settings = Settings.model_validate(wanted)
     except ValidationError as error:
         problems += describe(error, Settings)
-    problems += _environment_problems(document.get("env"), env_model)
-    problems += _stage_problems(document)
+    problems += _environment_problems(wanted.get("env"), env_model)
+    problems += _stage_problems(wanted)
     refuse(problems, source)
     assert settings is not None
     return _with_environment_defaults(settings, env_model)

@@ -21,7 +21,7 @@ from typing import Any
 
 import tomli_w
 
-from pipelines.config.atomic import storage_errors, write_text
+from pipelines.config.atomic import explained, write_atomically
 from pipelines.config.load import read_toml
 from pipelines.config.settings import EXTENSIBLE, STAGE_TABLES, Settings
 from pipelines.errors import InputMissing, Locked, UsageError
@@ -73,18 +73,18 @@ class RunDirectory:
             self._refuse_changes(stage, stored, document, owned)
         kept = {} if stage == "run" else stored
         merged = {**document, **kept, **{key: document[key] for key in owned if key in document}}
-        write_text(self.config_path, tomli_w.dumps(merged))
+        write_atomically(self.config_path, tomli_w.dumps(merged))
         stages[stage] = {"argv": sys.argv, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
-        write_text(self.record_path, json.dumps({**record, **_circumstances(), "stages": stages}, indent=1))
+        write_atomically(self.record_path, json.dumps({**record, **_circumstances(), "stages": stages}, indent=1))
 
     def update_record(self, **fields: Any) -> None:
         """Set top-level fields of run.json."""
-        write_text(self.record_path, json.dumps({**self.load_record(), **fields}, indent=1))
+        write_atomically(self.record_path, json.dumps({**self.load_record(), **fields}, indent=1))
 
     @contextmanager
     def lock(self, stage: str) -> Iterator[None]:
         """Hold the run for `stage`; Locked (exit 75) says who else holds it and since when."""
-        with storage_errors(self.path):
+        with explained(f"write '{self.path}'"):
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / f".{stage}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -141,7 +141,7 @@ def _shown(value: Any) -> str:
 
 
 def _circumstances() -> dict[str, Any]:
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in _VERSIONED:
         try:
             versions[name] = metadata.version(name)
@@ -158,7 +158,12 @@ def _git_commit() -> str | None:
     """The commit of the working directory, when it is a checkout and git is there."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False, stdin=subprocess.DEVNULL
+            ["git", "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

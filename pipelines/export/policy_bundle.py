@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from pipelines.config.atomic import write_bytes, write_text
+from pipelines.config.atomic import write_atomically
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces, zeros
@@ -62,14 +62,17 @@ def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any],
     }
     kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(_NOT_ACTING)}
     (directory / "policy.json").unlink(missing_ok=True)
-    write_bytes(directory / "weights.safetensors", save(kept))
-    write_text(directory / "policy.py", _LOADER)
-    write_text(directory / "policy.json", json.dumps(spec, indent=1))
+    write_atomically(directory / "weights.safetensors", save(kept))
+    write_atomically(directory / "policy.py", _LOADER)
+    write_atomically(directory / "policy.json", json.dumps(spec, indent=1))
     return sum((directory / name).stat().st_size for name in ("weights.safetensors", "policy.py", "policy.json"))
 
 
 def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0) -> DeployedPolicy:
-    """The policy of a bundle. InputMissing where there is none or it needs a newer version, IntegrityError if damaged."""
+    """The policy of a bundle.
+
+    InputMissing where there is none, or where it needs a newer version; IntegrityError if it is damaged.
+    """
     directory = Path(directory)
     try:
         spec = json.loads((directory / "policy.json").read_text())

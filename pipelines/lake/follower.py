@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.config.atomic import storage_error
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.atomic import storage_error
 from pipelines.lake.footer import Footer, read_footer, uid_array
 from pipelines.lake.segment import segment_path
 

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import numpy as np
 
+from pipelines.config.atomic import storage_error, write_atomically
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.atomic import storage_error, write_atomically
 from pipelines.lake.schema import Column, Schema
 from pipelines.lake.segment import Unsealed
 from pipelines.lake.wal import Content, Log

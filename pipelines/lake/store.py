@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.config import atomic
+from pipelines.config.atomic import explained, write_atomically
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, silent
-from pipelines.lake import atomic
-from pipelines.lake.atomic import explained, write_atomically
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.writer import Writer

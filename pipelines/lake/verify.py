@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.config.atomic import explained, write_atomically
 from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import catalog
-from pipelines.lake.atomic import explained, write_atomically
 from pipelines.lake.blob import BLOB_ROWS, blob_path
 from pipelines.lake.follower import list_segments, marked_segments
 from pipelines.lake.footer import Footer, read_footer

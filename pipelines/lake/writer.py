@@ -21,9 +21,9 @@ from uuid import uuid4
 
 import numpy as np
 
+from pipelines.config.atomic import explained
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.atomic import explained
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
 from pipelines.lake.segment import Unsealed
 from pipelines.lake.trajectory import TrajectoryInfo

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config.atomic import write_bytes
+from pipelines.config.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,5 +175,5 @@ def _ticks(count: int) -> list[int]:
 def _save(figure: Figure, path: Path) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    write_bytes(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
     return path

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.config.atomic import write_text
+from pipelines.config.atomic import write_atomically
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import UsageError
@@ -90,7 +90,7 @@ class _Ledger:
 
     def advance(self, passed: int) -> None:
         self.passed = passed
-        write_text(self.path, json.dumps({"passed": passed}))
+        write_atomically(self.path, json.dumps({"passed": passed}))
 
 
 def _erase(directory: RunDirectory) -> None:

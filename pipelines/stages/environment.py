@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from pipelines.config.settings import Settings
-from pipelines.envs.make import make, settings_model
 from pipelines.envs.env import Env
+from pipelines.envs.make import Split, make, settings_model
 from pipelines.errors import UsageError
 
 
@@ -15,7 +15,7 @@ def env_model(name: str) -> type[BaseModel]:
     return settings_model(name)
 
 
-def make_env(settings: Settings, *, actors: int, seed: int, split: str = "train") -> Env:
+def make_env(settings: Settings, *, actors: int, seed: int, split: Split = "train") -> Env:
     """The run's environment as one batch of `actors`. UsageError if the run names none."""
     if not settings.env.name:
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")

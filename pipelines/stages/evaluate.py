@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.atomic import write_text
+from pipelines.config.atomic import write_atomically
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env
@@ -44,7 +44,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
         report = json.loads(path.read_text())
     else:
         report = judge(settings, checkpoint, listener)
-        write_text(path, json.dumps(report, indent=1))
+        write_atomically(path, json.dumps(report, indent=1))
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
         MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
     if wanted.mark_best:

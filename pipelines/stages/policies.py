@@ -41,7 +41,9 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acti
         checkpoint = checkpoints.load(RunDirectory(path).checkpoints, which or "latest")
         return trained(checkpoint, env, policy_id=Path(path).name, seed=seed, greedy=greedy)
     if ":" not in name:
-        raise InputMissing(f"no run at '{path}' whose policy could act", hint="give random, RUN[@CHECKPOINT] or module:attr")
+        raise InputMissing(
+            f"no run at '{path}' whose policy could act", hint="give random, expert, RUN[@CHECKPOINT] or module:attr"
+        )
     policy = scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
     return Acting(policy=policy, policy_id=name)
 

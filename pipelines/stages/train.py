@@ -51,7 +51,7 @@ def run(
         if fresh:
             forget(directory)
         trainer = Trainer(settings, directory, schema.spaces, listener=listener)
-        trainer.draw_from(lake)
+        trainer.draw_from(lake, listener)
         before = trainer.learner.update
         metrics = trainer.train(settings.train.steps, listener)
     return Result(
@@ -94,11 +94,11 @@ class Trainer:
             listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
         self.log.rewind(self.learner.update)
 
-    def draw_from(self, lake: Lake) -> None:
+    def draw_from(self, lake: Lake, listener: Listener = silent) -> None:
         """Draw windows from `lake` (again: take in what is new in it)."""
         if self._view is None or self._sampler is None:
             schema = Schema(self.learner.spaces)
-            self._view = View(lake, lake.require_schema(schema))
+            self._view = View(lake, lake.require_schema(schema), listener=listener)
             self._sampler = WindowSampler(
                 self._view,
                 length=self.settings.train.window,

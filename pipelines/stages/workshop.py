@@ -98,7 +98,7 @@ class Workshop:
             return
         if self._collector is not None:
             self._collector.writer.seal()
-        trainer.draw_from(Lake.open(self.directory.lake))
+        trainer.draw_from(Lake.open(self.directory.lake), listener)
         self.metrics |= trainer.train(target, listener)
 
     def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from pipelines.config.atomic import point, storage_errors
+from pipelines.config.atomic import explained, point, sync_directory
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 
 _NAME = re.compile(r"\d{6,}")
@@ -61,20 +61,21 @@ def save(
     """Publish a checkpoint under `directory`, point `latest` at it and drop all but the newest `keep` (and `best`)."""
     name = f"{record['update']:06d}"
     temporary, final = directory / f".tmp-{name}-{os.getpid()}", directory / name
-    with storage_errors(directory):
+    with explained(f"write a checkpoint into '{directory}'"):
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            save_file({key: value.detach().contiguous().cpu() for key, value in weights.items()}, temporary / "weights.safetensors")
+            stored = {key: value.detach().contiguous().cpu() for key, value in weights.items()}
+            save_file(stored, temporary / "weights.safetensors")
             torch.save(dict(training_state), temporary / "training.pt")
             (temporary / "checkpoint.json").write_text(json.dumps(dict(record), indent=1))
             for file in temporary.iterdir():
                 _sync(file)
-            _sync(temporary)
+            sync_directory(temporary)
             if final.exists():
                 shutil.rmtree(final)  # same update reached again after a resume: the same content
             os.rename(temporary, final)
-            _sync(directory)
+            sync_directory(directory)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

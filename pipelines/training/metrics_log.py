@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.atomic import storage_errors, write_text
+from pipelines.config.atomic import explained, write_atomically
 
 
 class MetricsLog:
@@ -29,12 +29,12 @@ class MetricsLog:
                 continue  # the tail of a write that a kill cut short
             if entry.get("stage") != "train" or entry.get("update", 0) <= update:
                 kept.append(line)
-        write_text(self.path, "".join(f"{line}\n" for line in kept))
+        write_atomically(self.path, "".join(f"{line}\n" for line in kept))
 
     def append(self, stage: str, update: int, figures: Mapping[str, Any]) -> None:
         """Add one line."""
         entry = {"update": update, "stage": stage, "time": round(time.time(), 3), **figures}
-        with storage_errors(self.path):
+        with explained(f"write '{self.path}'"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipelines.config import atomic
 from pipelines.errors import StageFailed
-from pipelines.lake import atomic, reading
+from pipelines.lake import reading
 from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.store import Lake

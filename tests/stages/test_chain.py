@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.recipes import find
 from pipelines.config.load import resolve
+from pipelines.config.recipes import find
 from pipelines.errors import Interrupted, UsageError
 from pipelines.events import Event, Progress
 from pipelines.lake.catalog import query

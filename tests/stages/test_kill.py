@@ -83,7 +83,8 @@ def survives_train(tmp_path: Path, kills: int, seed: int) -> None:
     rng = random.Random(seed)
     collect.run(tiny(), lake=tmp_path / "lake")
     for _ in range(kills):
-        killed(_TRAIN, str(tmp_path / "run"), str(tmp_path / "lake"), after_lines=rng.randint(1, 9), delay=rng.random() * 0.05)
+        places = str(tmp_path / "run"), str(tmp_path / "lake")
+        killed(_TRAIN, *places, after_lines=rng.randint(1, 9), delay=rng.random() * 0.05)
     settings = tiny(train={"steps": 60, "checkpoint_every": 4})
     resumed = train.run(settings, run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)])
     assert resumed.metrics["updates"] == 60

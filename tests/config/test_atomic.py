@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.config.atomic import publish_new, stage, write_atomically
 from pipelines.errors import InputMissing, StageFailed
-from pipelines.lake.atomic import publish_new, stage, write_atomically
 from pipelines.lake.store import Lake
 
 
