@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -59,7 +60,7 @@ class Bar:
                 initial=event.done,
                 unit=f" {event.unit}",
                 file=self.stream,
-                dynamic_ncols=True,
+                **_shape(self.stream),
                 leave=False,
                 unit_scale=True,
                 smoothing=0.1,
@@ -137,6 +138,15 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def _shape(stream: TextIO) -> dict[str, Any]:
+    """How wide a bar is: as the terminal, also after a resize; 80 columns where a terminal does not know its size."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return {"ncols": 80, "nrows": 24}
+    return {"dynamic_ncols": True} if min(size) > 0 else {"ncols": 80, "nrows": 24}
 
 
 def _figures(metrics: Mapping[str, float]) -> str:
