@@ -1,0 +1,46 @@
+"""Every `amago ...` line that our documents show must be one that the command line understands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from amago_cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")) if path.is_file()
+]
+
+
+def shown(path: Path) -> Iterator[str]:
+    """Commands in blocks, continued lines joined and comments dropped."""
+    for block in re.findall(r"```(?:sh|bash|console)?\n(.*?)```", path.read_text(), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|(?!\|)", line):
+                if part.strip().startswith("amago "):
+                    yield part.strip()
+
+
+COMMANDS = [pytest.param(line, id=f"{path.name}: {line[:60]}") for path in DOCUMENTS for line in shown(path)]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_that_is_shown_is_understood(line: str) -> None:
+    words = shlex.split(line.partition(" > ")[0], comments=True)[1:]
+    command = typer.main.get_command(app)
+    context = command.make_context("amago", list(words[:1]), resilient_parsing=True)
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.get_command(context, name)
+        assert command is not None, f"no command '{name}'"
+    command.make_context("amago", list(words))
+
+
+def test_documents_show_commands() -> None:
+    assert len(COMMANDS) > 5
