@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.config.run_directory import RunDirectory
 from tests.cli.conftest import Amago, tiny
 
 
@@ -67,3 +68,17 @@ def test_a_truncated_segment_is_no_traceback(amago: Amago, small: Path) -> None:
     failed = amago("train", "--from-lake", small, "--run", "b", "--steps", 2, "--encoder", "feedforward", *tiny())
     assert failed.code in (3, 4)
     assert "Traceback" not in failed.err
+
+
+def test_a_run_that_another_process_holds_is_exit_75_and_names_it(amago: Amago, small: Path) -> None:
+    with RunDirectory(small).lock("train"):
+        failed = amago("train", "--from-lake", small, "--steps", 9)
+    assert failed.code == 75
+    assert "pid" in failed.err
+
+
+def test_fresh_starts_anew(amago: Amago, small: Path) -> None:
+    arguments = ("train", "--from-lake", small, "--steps", 2, "--set", "train.batch_size=5", "--output", "json")
+    assert amago(*arguments).code == 2
+    done = amago(*arguments, "--fresh")
+    assert (done.code, done.json["metrics"]["updates"]) == (0, 2)
