@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import platform
@@ -14,17 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from pipelines.config.atomic import explained, write_atomically
+from pipelines.config.atomic import write_atomically
 from pipelines.config.load import read_toml
+from pipelines.config.locking import exclusive
 from pipelines.config.settings import EXTENSIBLE, STAGE_TABLES, Settings
-from pipelines.errors import InputMissing, Locked, UsageError
+from pipelines.errors import InputMissing, IntegrityError, UsageError
 
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
 
@@ -57,49 +57,63 @@ class RunDirectory:
         return read_toml(self.config_path) if self.exists() else {}
 
     def load_record(self) -> dict[str, Any]:
-        """run.json; empty when nothing is recorded yet."""
-        return json.loads(self.record_path.read_text()) if self.record_path.is_file() else {}
+        """run.json; empty when nothing is recorded yet. IntegrityError if it is damaged."""
+        if not self.record_path.is_file():
+            return {}
+        try:
+            record = json.loads(self.record_path.read_text())
+            if isinstance(record, dict) and isinstance(record.get("stages", {}), dict):
+                return record
+        except (OSError, ValueError):
+            pass
+        raise IntegrityError(
+            f"'{self.record_path}' is damaged",
+            hint="restore it from a copy, or remove it: the run goes on without its history",
+        )
+
+    @property
+    def name(self) -> str:
+        """What its trajectories are marked with: the directory's name when the run began, also after a move."""
+        name = self.load_record().get("name")
+        return name if isinstance(name, str) else self.path.resolve().name
+
+    def refuse_changes(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
+        """UsageError with a diff if the run already has this stage with other values, unless `fresh`.
+
+        `stage` owns some tables (`STAGE_TABLES`); only those are compared.
+        """
+        if stage in self.load_record().get("stages", {}) and not fresh:
+            self._refuse_changes(stage, self.load_document(), dump(settings), _owned(stage))
 
     def record(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
-        """Write the resolved configuration and who did what.
+        """Write the resolved configuration and who did what; the tables of other stages stay as they are.
 
-        `stage` owns some tables (`STAGE_TABLES`). A run that already has this stage with other values there is
-        refused with a diff (UsageError) unless `fresh`; the tables of other stages stay as they are.
+        UsageError as `refuse_changes`.
         """
+        self.refuse_changes(stage, settings, fresh=fresh)
         stored, record, document = self.load_document(), self.load_record(), dump(settings)
-        stages = dict(record.get("stages", {}))
-        owned = (*STAGE_TABLES[stage], "seed")
-        if stage in stages and not fresh:
-            self._refuse_changes(stage, stored, document, owned)
         kept = {} if stage == "run" else stored
-        merged = {**document, **kept, **{key: document[key] for key in owned if key in document}}
+        merged = {**document, **kept, **{key: document[key] for key in _owned(stage) if key in document}}
         write_atomically(self.config_path, tomli_w.dumps(merged))
-        stages[stage] = {"argv": sys.argv, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
-        write_atomically(self.record_path, json.dumps({**record, **_circumstances(), "stages": stages}, indent=1))
+        done = {"argv": sys.argv, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
+        stages = {**record.get("stages", {}), stage: done}
+        self._write_record({**record, "name": self.name, **_circumstances(), "stages": stages})
 
     def update_record(self, **fields: Any) -> None:
         """Set top-level fields of run.json."""
-        write_atomically(self.record_path, json.dumps({**self.load_record(), **fields}, indent=1))
+        self._write_record({**self.load_record(), **fields})
 
-    @contextmanager
-    def lock(self, stage: str) -> Iterator[None]:
-        """Hold the run for `stage`; Locked (exit 75) says who else holds it and since when."""
-        with explained(f"write '{self.path}'"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / f".{stage}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
-                message = f"run '{self.path}' is in use by {stage}, {holder}"
-                raise Locked(message, hint="wait for it, or choose another --run") from error
-            who = f"pid {os.getpid()} on {socket.gethostname()} since {time.strftime('%H:%M:%S')}\n"
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, who.encode(), 0)
+    def _write_record(self, record: Mapping[str, Any]) -> None:
+        write_atomically(self.record_path, json.dumps(record, indent=1))
+
+    @contextlib.contextmanager
+    def lock(self, *stages: str) -> Iterator[None]:
+        """Hold the run for `stages`; Locked (exit 75) says who else holds it and since when."""
+        with contextlib.ExitStack() as held:
+            for stage in stages:
+                what = f"run '{self.path}' is in use by {stage}"
+                held.enter_context(exclusive(self.path / f".{stage}.lock", what=what))
             yield
-        finally:
-            os.close(handle)
 
     def _refuse_changes(
         self, stage: str, stored: Mapping[str, Any], wanted: Mapping[str, Any], owned: Sequence[str]
@@ -121,6 +135,10 @@ class RunDirectory:
 def dump(settings: Settings) -> dict[str, Any]:
     """`settings` as a TOML document that resolves to the same settings."""
     return settings.model_dump(mode="json", exclude_none=True)
+
+
+def _owned(stage: str) -> tuple[str, ...]:
+    return (*STAGE_TABLES[stage], "seed")
 
 
 def _flat(document: Any, keys: Sequence[str] | None = None, prefix: str = "") -> dict[str, Any]:

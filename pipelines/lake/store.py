@@ -75,8 +75,7 @@ class Lake:
         InputMissing if there is none, or if it needs a newer version; IntegrityError if its header is
         damaged.
         """
-        path = Path(path)
-        found = next((p for p in (path, path / "lake") if (p / "lake.json").is_file()), None)
+        found = _locate(Path(path))
         if found is None:
             raise InputMissing(f"no lake at '{path}'", hint="make one with: amago collect --env ENV --lake DIR")
         try:
@@ -103,9 +102,14 @@ class Lake:
         return lake
 
     @classmethod
+    def find(cls, path: Path | str) -> Lake | None:
+        """As `open`, but None if there is none."""
+        return cls.open(path) if _locate(Path(path)) else None
+
+    @classmethod
     def open_or_create(cls, path: Path | str) -> Lake:
         """The lake at `path`, made first if it is not there; processes that do so at once get the same one."""
-        if not any((Path(path) / name).exists() for name in ("lake.json", "lake/lake.json")):
+        if _locate(Path(path)) is None:
             with contextlib.suppress(InputMissing):  # somebody else was first
                 return cls.create(path)
         return cls.open(path)
@@ -190,6 +194,10 @@ class Lake:
         from pipelines.lake.salvage import salvage
 
         return salvage(self.path, self.schema, listener=listener)
+
+
+def _locate(path: Path) -> Path | None:
+    return next((p for p in (path, path / "lake") if (p / "lake.json").is_file()), None)
 
 
 def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")) -> list[str]:

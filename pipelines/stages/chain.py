@@ -40,7 +40,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
     directory = RunDirectory(run)
     started = time.monotonic()
-    with directory.lock("run"):
+    with directory.lock("run", "collect", "train"):
         directory.record("run", settings, fresh=fresh)
         if fresh:
             _erase(directory)

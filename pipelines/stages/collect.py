@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
+from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs.exploration import Exploration
@@ -25,6 +27,7 @@ from pipelines.events import Event, Listener, Progress, silent
 from pipelines.lake.catalog import query
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
+from pipelines.lake.writer import Writer
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.actor import Rollout
 from pipelines.stages.environment import make_env
@@ -43,18 +46,25 @@ def run(
     """Collect until this run (without one: this environment and seed) has `collect.steps` steps in the lake."""
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
-    name = directory.path.resolve().name if directory else f"{settings.env.name}-{settings.seed}"
+    replaced = fresh and directory is not None and lake is None
     with contextlib.ExitStack() as stack:
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
-            directory.record("collect", settings, fresh=fresh)
-        if fresh and directory is not None and lake is None:
-            shutil.rmtree(directory.lake, ignore_errors=True)
-        elif fresh:
+            directory.refuse_changes("collect", settings, fresh=fresh)
+            name = directory.name
+        else:
+            name = f"{settings.env.name}-{settings.seed}"
+            busy = f"lake '{where}' is being filled with '{name}'"
+            stack.enter_context(exclusive(where / f".{quote(name, safe='')}.lock", what=busy))
+        if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
-        collector = stack.enter_context(Collector(settings, where, name=name))
-        collector.act_by(load_policy(settings.collect.policy, collector.env, seed=collector.policy_seed,
-                                     greedy=settings.collect.greedy))
+        collector = stack.enter_context(Collector(settings, where, name=name, replaced=replaced))
+        acting = load_policy(
+            settings.collect.policy, collector.env, seed=collector.policy_seed, greedy=settings.collect.greedy
+        )
+        if directory is not None:  # nothing is written before everything asked for is there
+            directory.record("collect", settings, fresh=fresh)
+        collector.act_by(acting)
         metrics = collector.collect(settings.collect.steps, listener)
     return Result(
         command="collect",
@@ -70,25 +80,24 @@ def run(
 class Collector:
     """A rollout that pours into a lake; environments and unfinished episodes live from one `collect` to the next.
 
-    `name` is written into every trajectory: what it has stored counts towards the target of a later process.
+    `name` is written into every trajectory: what it has stored counts towards the target of a later process. The
+    lake is made when somebody is to act; `replaced`: what is there is removed then.
     """
 
-    def __init__(self, settings: Settings, lake: Path, *, name: str) -> None:
+    def __init__(self, settings: Settings, lake: Path, *, name: str, replaced: bool = False) -> None:
+        self._settings, self._where, self._name, self._replaced = settings, lake, name, replaced
+        existing = None if replaced else Lake.find(lake)
+        self.before = stored_steps(existing, name) if existing else 0
         actors = settings.collect.actors
-        exists = (lake / "lake.json").is_file()
-        before = stored_steps(Lake.open(lake), name) if exists else 0
-        env_seed, self.policy_seed, exploration_seed = seeds(settings.seed, before, count=3)
+        env_seed, self.policy_seed, exploration_seed = seeds(settings.seed, self.before, count=3)
         self.env = make_env(settings, actors=actors, seed=env_seed)
         spec = self.env.spec
+        if existing:
+            existing.require_schema(Schema(spec.spaces))
         self.exploration = Exploration(
             settings.exploration, spec.spaces.action, actors, horizon=spec.horizon, seed=exploration_seed
         )
-        self.exploration.steps = before // actors
-        self.lake = Lake.open_or_create(lake)
-        schema = Schema(spec.spaces)
-        self.lake.require_schema(schema)
-        self.writer = self.lake.writer(schema, name=name, seal_seconds=settings.collect.seal_seconds)
-        self.before, self._settings, self._name = before, settings, name
+        self.exploration.steps = self.before // actors
         self.rollout: Rollout | None = None
 
     def __enter__(self) -> Collector:
@@ -102,11 +111,13 @@ class Collector:
                 self.rollout.finish()
         finally:
             self.env.close()
-            self.writer.__exit__(kind, error, trace)
+            if self.rollout is not None:
+                self.writer.__exit__(kind, error, trace)
 
     def act_by(self, acting: Acting) -> None:
         """Let `acting` act from now on; its memory is rebuilt from the episodes in progress."""
         if self.rollout is None:
+            self.writer = self._open_writer()
             self.rollout = Rollout(
                 self.env,
                 acting.policy,
@@ -120,6 +131,18 @@ class Collector:
             acting.policy.rebuild(self.rollout.prefixes())
         self.rollout.policy = acting.policy
         self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
+
+    def _open_writer(self) -> Writer:
+        if self._replaced:
+            shutil.rmtree(self._where, ignore_errors=True)
+        lake, schema = Lake.open_or_create(self._where), Schema(self.env.spec.spaces)
+        lake.require_schema(schema)
+        return lake.writer(schema, name=self._name, seal_seconds=self._settings.collect.seal_seconds)
+
+    def seal(self) -> None:
+        """Let readers see everything that has ended so far."""
+        if self.rollout is not None:
+            self.writer.seal()
 
     @property
     def steps(self) -> int:

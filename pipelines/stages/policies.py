@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
@@ -39,7 +38,7 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acti
     path, _, which = name.partition("@")
     if RunDirectory(path).exists():
         checkpoint = checkpoints.load(RunDirectory(path).checkpoints, which or "latest")
-        return trained(checkpoint, env, policy_id=Path(path).name, seed=seed, greedy=greedy)
+        return trained(checkpoint, env, policy_id=RunDirectory(path).name, seed=seed, greedy=greedy)
     if ":" not in name:
         raise InputMissing(
             f"no run at '{path}' whose policy could act", hint="give random, expert, RUN[@CHECKPOINT] or module:attr"

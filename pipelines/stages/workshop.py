@@ -54,7 +54,7 @@ class Workshop:
 
     def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is None:
-            collector = Collector(settings, self.directory.lake, name=self.directory.path.resolve().name)
+            collector = Collector(settings, self.directory.lake, name=self.directory.name)
             self._collector = self._stack.enter_context(collector)
         if self._collector.steps >= target:
             return
@@ -77,7 +77,7 @@ class Workshop:
             )
         learner.agent.eval()
         self._agent_policy.greedy = settings.collect.greedy
-        return Acting(policy=self._agent_policy, policy_id=self.directory.path.resolve().name, version=learner.update)
+        return Acting(policy=self._agent_policy, policy_id=self.directory.name, version=learner.update)
 
     def _training(self, listener: Listener) -> Trainer:
         if self._trainer is None:
@@ -97,13 +97,13 @@ class Workshop:
         if trainer.learner.update >= target:
             return
         if self._collector is not None:
-            self._collector.writer.seal()
+            self._collector.seal()
         trainer.draw_from(Lake.open(self.directory.lake), listener)
         self.metrics |= trainer.train(target, listener)
 
     def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is not None:
-            self._collector.writer.seal()
+            self._collector.seal()
         self.metrics["relabeled"] = relabel.run(settings, lake=self.directory.lake, listener=listener).metrics
 
     def _evaluate(self, settings: Settings, target: int, listener: Listener) -> None:

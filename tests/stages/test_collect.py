@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipelines.errors import InputMissing, Interrupted, UsageError
+from pipelines.errors import InputMissing, Interrupted, Locked, UsageError
 from pipelines.events import Event, Progress
 from pipelines.lake.catalog import query
 from pipelines.lake.reading import trajectories
@@ -110,3 +111,51 @@ def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path) -> None:
         collect.run(tiny(env={"corridor": 7}), run=tmp_path / "run")
     assert refused.value.problems == ("env.corridor: 4 -> 7",)
     assert collect.run(tiny(env={"corridor": 7}), run=tmp_path / "run", fresh=True).metrics["steps"] == 100
+
+
+@pytest.mark.parametrize(
+    ("tables", "error"),
+    [
+        ({"env": {"name": "gym:Nothing-v7", "corridor": 1}}, UsageError),
+        ({"collect": {"policy": "runs/nowhere"}}, InputMissing),
+    ],
+)
+def test_nothing_is_made_for_what_cannot_be_collected(tmp_path: Path, tables: dict, error: type) -> None:
+    for places in ({"run": tmp_path / "runs/a"}, {"lake": tmp_path / "lakes/a"}):
+        with pytest.raises(error):
+            collect.run(tiny(**tables), **places)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fresh_start_that_cannot_be_made_destroys_nothing(tmp_path: Path) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    with pytest.raises(InputMissing):
+        collect.run(tiny(collect={"policy": "runs/nowhere"}), run=tmp_path / "run", fresh=True)
+    assert collect.run(tiny(), run=tmp_path / "run").status == "skipped"
+
+
+def test_a_run_that_was_moved_goes_on(tmp_path: Path) -> None:
+    collect.run(tiny(), run=tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert collect.run(tiny(collect={"steps": 120}), run=tmp_path / "b").metrics["steps"] == 20
+
+
+def test_a_run_given_as_the_lake_is_counted_as_well(tmp_path: Path) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    first = collect.run(tiny(), lake=tmp_path / "run")
+    assert first.metrics["steps"] == 100
+    assert collect.run(tiny(), lake=tmp_path / "run").status == "skipped"
+
+
+@pytest.mark.parametrize("place", ["run", "lake"])
+def test_one_collector_at_a_time(tmp_path: Path, place: str) -> None:
+    places = {place: tmp_path / place}
+
+    def again(event: Event) -> None:
+        if isinstance(event, Progress):
+            with pytest.raises(Locked, match=f"pid {os.getpid()}"):
+                collect.run(tiny(), **places)
+            raise Interrupted("seen")
+
+    with pytest.raises(Interrupted, match="seen"):
+        collect.run(tiny(), **places, listener=again)

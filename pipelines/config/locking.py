@@ -1,0 +1,55 @@
+"""One process at a time: an advisory lock that says who holds it, and leaves nothing where nothing else was made."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines.config.atomic import explained
+from pipelines.errors import Locked
+
+
+@contextmanager
+def exclusive(file: Path, *, what: str) -> Iterator[None]:
+    """Hold a lock on `file`, made with its directories if missing; Locked (exit 75) says who holds `what`.
+
+    Where nothing else was made beside it, it goes again, with the directories made for it.
+    """
+    with explained(f"write '{file.parent}'"):
+        made = [path for path in (file.parent, *file.parent.parents) if not path.exists()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = _claim(file, what)
+    try:
+        who = f"pid {os.getpid()} on {socket.gethostname()} since {time.strftime('%H:%M:%S')}\n"
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, who.encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if all(entry.name.startswith(".") and entry.name.endswith(".lock") for entry in os.scandir(file.parent)):
+                file.unlink()
+                for directory in made:
+                    directory.rmdir()
+        os.close(handle)
+
+
+def _claim(file: Path, what: str) -> int:
+    """The descriptor of the locked file. One that its last holder removed meanwhile is opened again."""
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink:
+                return handle
+            os.close(handle)
+        except BlockingIOError as error:
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise Locked(f"{what}, {holder}", hint="wait for it, or choose another directory") from error
