@@ -195,3 +195,10 @@ class Batch(Env):
 
     def tasks(self, indices):
         raise NotImplementedError
+
+
+def test_about_is_the_first_sentence_under_the_headings() -> None:
+    about = make("gym:CartPole-v1", num_envs=1, seed=0).spec.about
+    assert about.startswith("This environment corresponds to")
+    assert about.endswith(".")
+    assert "\n" not in about

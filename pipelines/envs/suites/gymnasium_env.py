@@ -10,6 +10,7 @@ a factory).
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -70,7 +71,7 @@ class GymnasiumEnv(Env):
             spaces=Spaces(observation=self._observations.spaces, action=self._actions.space),
             horizon=_horizon(first, settings),
             has_success=settings.success_key is not None,
-            about=_first_line(first),
+            about=_first_sentence(first),
             split="separate seeds",
         )
         self.envs += [self._guarded(factory, "be made") for _ in range(num_envs - 1)]
@@ -206,6 +207,10 @@ def _horizon(env: gymnasium.Env, settings: GymnasiumSettings) -> int | None:
     return env.spec.max_episode_steps if env.spec is not None else None
 
 
-def _first_line(env: gymnasium.Env) -> str:
-    lines = (type(env.unwrapped).__doc__ or "").strip().splitlines()
-    return lines[0].strip() if lines else ""
+def _first_sentence(env: gymnasium.Env) -> str:
+    """Of the class's own docstring: headings are left out, links become their text."""
+    documented = type(env.unwrapped).__dict__.get("__doc__") or ""
+    text = re.sub(r"^\s*#.*$", "", documented, flags=re.MULTILINE)
+    paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
+    first = next((text for text in paragraphs if text[:1].isalnum()), "")
+    return re.split(r"(?<=[\w)\]][.!?])\s", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", first))[0]
