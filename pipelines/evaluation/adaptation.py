@@ -50,8 +50,9 @@ def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
 def metrics(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
     """Plain data for JSON: means and 95% intervals of return and success, by task and by attempt.
 
-    `per_task` maps a task to its episodes and means; it is left out where every episode may have a task of
-    its own (more tasks than a thousand, or as many as episodes).
+    `per_task` maps a task to its episodes and means; it is empty where every episode may have a task of
+    its own (more tasks than a thousand, or as many as episodes). `per_attempt` is empty where nothing is
+    attempted.
     """
     found: dict[str, Any] = {
         "episodes": results.episodes,
@@ -63,6 +64,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
         "return_ci95": list(bootstrap_ci(results.returns, seed=seed)),
         "length_mean": float(results.lengths.mean()),
         "per_task": _per_task(results),
+        "per_attempt": [],
     }
     if results.success is not None:
         found["success_mean"] = float(results.success.mean())

@@ -106,7 +106,7 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
     split = report["settings"]["split"]
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {split} tasks"
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
-    if "per_attempt" in figures:
+    if figures["per_attempt"]:
         found.append(adaptation_table({f"checkpoint {report['update']}": report}, title="success by attempt"))
     return found
 

@@ -129,7 +129,7 @@ class Workshop:
         }
         tables: list[Table] = [table for report in reports.values() for table in evaluate.tables(report)[:1]]
         outputs = [self.directory.path]
-        adapting = {label: report for label, report in reports.items() if "per_attempt" in report["metrics"]}
+        adapting = {label: report for label, report in reports.items() if report["metrics"]["per_attempt"]}
         if adapting:
             tables.append(evaluate.adaptation_table(adapting, title="success by attempt, fresh tasks"))
             outputs.append(self._draw(adapting))
