@@ -49,6 +49,8 @@ def _salvage_one(lake: Path, log: Log, schema: Callable[[str], Schema], listener
     for leftover in (lake / "tmp").glob(f"{writer}.*.tmp"):
         leftover.unlink(missing_ok=True)
     content = log.read()
+    for segment in content.marks:
+        segments.drop_orphan(segments.segment_path(lake, segment))
     published = any(segments.segment_path(lake, segment).exists() for segment in content.marks)
     if published or content.header is None or not (content.records or content.damaged):
         log.drop()

@@ -115,6 +115,12 @@ def publish(staged: Staged, target: Path) -> None:
     atomic.publish(staged.main, target)
 
 
+def drop_orphan(target: Path) -> None:
+    """Remove the blob of a segment whose publication ended before its main file had a name; by its log's owner."""
+    if not target.exists():
+        blob_path(target).unlink(missing_ok=True)
+
+
 def checksum(values: np.ndarray, crc: int = 0) -> int:
     """CRC32 of the bytes of a C-contiguous array, continued from `crc`."""
     return zlib.crc32(values.reshape(-1).view(np.uint8).data, crc)

@@ -198,5 +198,5 @@ def _foreign(lake: Path, hours: list[str]) -> Iterator[str]:
             belongs = name.endswith(".arrow") and (
                 not name.endswith(".blob.arrow") or name.removesuffix(".blob.arrow") + ".arrow" in names
             )
-            if not belongs and not name.endswith(".ovl.blob.arrow"):
+            if not belongs:
                 yield str(root / hour / name)

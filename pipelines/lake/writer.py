@@ -76,13 +76,12 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.close()
-            return
         try:
             self.close()
         except Exception:
-            self._abandon()  # the log still holds it all; the first error is the one to show
+            self._abandon()  # the log still holds it all
+            if kind is None:  # else the first error is the one to show
+                raise
 
     def append(self, columns: Mapping[str, np.ndarray], info: TrajectoryInfo) -> str:
         """Store a trajectory of T actions given as T + 1 rows a column; returns its uid (32 hex digits).
@@ -224,6 +223,8 @@ def publish_log(
         segments.publish(staged, segments.segment_path(lake, segment))
     except BaseException:
         staged.discard()
+        for id in log.marks:
+            segments.drop_orphan(segments.segment_path(lake, id))
         raise
     log.drop()
     return segment

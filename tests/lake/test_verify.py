@@ -1,9 +1,12 @@
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
 
-from pipelines.errors import InputMissing
+from pipelines.config import atomic
+from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Progress
 from pipelines.lake import catalog, footer, reading
 from pipelines.lake.follower import Follower
@@ -129,3 +132,36 @@ def test_a_segment_of_a_newer_version_is_not_set_aside(lake: Lake, monkeypatch: 
     assert Follower(lake, told.append).refresh() == 0
     assert "upgrade amago" in told[0].text
     assert not (lake.path / "quarantine").exists()
+
+
+def test_the_pictures_of_a_segment_that_was_never_published_are_reported_unless_salvage_removes_them(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.register(IMAGES)
+    child = os.fork()
+    if not child:  # dies between the two files of a segment, as by kill -9
+        monkeypatch.setattr(atomic, "publish", lambda staged, target: (os.replace(staged, target), os._exit(9)))
+        fill(lake, [5], schema=IMAGES)
+    os.waitpid(child, 0)
+    (orphan,) = segment_files(lake)
+    assert verify(lake).foreign == (str(orphan),)
+    assert lake.salvage() == 1
+    report = verify(lake)
+    assert (report.trajectories, report.foreign, report.corrupt) == (1, (), ())
+    assert not list((lake.path / "tmp").iterdir())
+
+
+def test_a_refused_publication_leaves_no_picture_file(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = atomic.publish
+
+    def refuse(staged, target):  # type: ignore[no-untyped-def]
+        if ".blob" not in target.name:
+            raise OSError(errno.ENOSPC, "full")
+        publish(staged, target)
+
+    monkeypatch.setattr(atomic, "publish", refuse)
+    with pytest.raises(StageFailed):
+        fill(lake, [5], schema=IMAGES)
+    assert not segment_files(lake)
+    monkeypatch.undo()
+    assert lake.salvage() == 1

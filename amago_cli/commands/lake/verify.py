@@ -9,14 +9,14 @@ from amago_cli.options import Common, LakeArgument, reader
 
 @reader
 def verify(common: Common, lake: LakeArgument) -> Any:
-    """Read every segment and compare its checksums; exit 4 if one is corrupt.
+    """Read every segment and compare its checksums; exit 4 if one is corrupt. Files no lake wrote are listed.
 
     Example: amago lake verify runs/cartpole
     """
     from pipelines.errors import IntegrityError
     from pipelines.lake import verify as engine
     from pipelines.lake.store import Lake
-    from pipelines.stages.result import Result
+    from pipelines.stages.result import Result, Table
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.path)
@@ -26,7 +26,20 @@ def verify(common: Common, lake: LakeArgument) -> Any:
     result = Result(
         command="lake verify",
         lake=opened.path,
-        metrics={"segments_checked": checked.segments_checked, "corrupt": corrupt},
+        metrics={
+            "segments_checked": checked.segments_checked,
+            "trajectories": checked.trajectories,
+            "corrupt": corrupt,
+            "foreign": list(checked.foreign),
+        },
+        tables=[
+            Table(title=title, columns=columns, rows=rows)
+            for title, columns, rows in (
+                ("corrupt", ("segment", "why"), [(found.segment, found.reason) for found in checked.corrupt]),
+                ("not of this lake", ("file",), [(path,) for path in checked.foreign]),
+            )
+            if rows
+        ],
         seconds=common.invocation.seconds,
     )
     if corrupt:

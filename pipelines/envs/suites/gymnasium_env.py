@@ -213,4 +213,4 @@ def _first_sentence(env: gymnasium.Env) -> str:
     text = re.sub(r"^\s*#.*$", "", documented, flags=re.MULTILINE)
     paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
     first = next((text for text in paragraphs if text[:1].isalnum()), "")
-    return re.split(r"(?<=[\w)\]][.!?])\s", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", first))[0]
+    return re.split(r"(?<=[\w)\]\"'][.!?])\s", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", first))[0]

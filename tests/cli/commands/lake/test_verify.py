@@ -30,3 +30,11 @@ def test_a_truncated_segment_is_found(amago: Amago, small: Path) -> None:
     failed = amago("lake", "verify", small)
     assert failed.code == 4
     assert "Traceback" not in failed.err
+
+
+def test_a_file_that_no_lake_wrote_is_shown(amago: Amago, small: Path) -> None:
+    (small / "lake" / "segments" / "notes.txt").write_text("mine")
+    assert amago("lake", "verify", small, "--output", "json").json["metrics"]["foreign"] == [
+        "small/lake/segments/notes.txt"
+    ]
+    assert "notes.txt" in amago("lake", "verify", small).out
