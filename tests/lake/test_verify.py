@@ -152,6 +152,7 @@ def test_the_pictures_of_a_segment_that_was_never_published_are_reported_unless_
 
 
 def test_a_refused_publication_leaves_no_picture_file(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.register(IMAGES)
     publish = atomic.publish
 
     def refuse(staged, target):  # type: ignore[no-untyped-def]
