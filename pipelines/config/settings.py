@@ -98,6 +98,8 @@ class TrainSettings(SettingsModel):
     """Updates over which the learning rate rises linearly."""
     decay_steps: int = Field(0, ge=0)
     """Update at which a linear decay to a tenth ends (0: constant after the warm-up)."""
+    average: float = Field(0.0, ge=0, lt=1)
+    """Decay of a running mean of the weights, an update; evaluation and export act with the mean (0: with the last)."""
     grad_clip: float = Field(1.0, gt=0)
     """Global norm at which gradients are clipped."""
     accumulate: int = Field(1, ge=1)

@@ -19,7 +19,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     directory = RunDirectory.open(run)
     checkpoint = checkpoints.load(directory.checkpoints, settings.export.checkpoint)
     to = Path(settings.export.to) if settings.export.to else directory.path / "export"
-    size = write_bundle(checkpoint.weights, checkpoint.record, to)
+    size = write_bundle(checkpoint.acting, checkpoint.record, to)
     return Result(
         command="export",
         run=run,

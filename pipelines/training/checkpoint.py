@@ -2,6 +2,7 @@
 
     checkpoints/000200/  checkpoint.json      counters, spaces, the settings of agent and training, lake snapshot
                          weights.safetensors  agent: networks, target heads, PopArt, input statistics
+                         average.safetensors  running means of trained weights, where training keeps them
                          training.pt          optimiser, random states, sampler (torch, weights_only)
     checkpoints/latest, checkpoints/best      symbolic links
 
@@ -36,6 +37,12 @@ class Checkpoint:
     path: Path
     record: Mapping[str, Any]
     weights: Mapping[str, torch.Tensor]
+    average: Mapping[str, torch.Tensor]
+
+    @property
+    def acting(self) -> dict[str, torch.Tensor]:
+        """The weights to judge and to deploy: averaged where training kept averages."""
+        return {**self.weights, **self.average}
 
     @property
     def update(self) -> int:
@@ -57,6 +64,7 @@ def save(
     weights: Mapping[str, torch.Tensor],
     training_state: Mapping[str, Any],
     keep: int,
+    average: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
     """Publish a checkpoint under `directory`, point `latest` at it and drop all but the newest `keep` (and `best`)."""
     name = f"{record['update']:06d}"
@@ -65,8 +73,9 @@ def save(
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            stored = {key: value.detach().contiguous().cpu() for key, value in weights.items()}
-            save_file(stored, temporary / "weights.safetensors")
+            for file, tensors in (("weights", weights), ("average", average or {})):
+                stored = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
+                save_file(stored, temporary / f"{file}.safetensors")
             torch.save(dict(training_state), temporary / "training.pt")
             (temporary / "checkpoint.json").write_text(json.dumps(dict(record), indent=1))
             for file in temporary.iterdir():
@@ -100,11 +109,11 @@ def load(directory: Path, which: str = "latest") -> Checkpoint:
     path = _locate(directory, which)
     try:
         record = json.loads((path / "checkpoint.json").read_text())
-        weights = load_file(path / "weights.safetensors")
+        weights, average = (load_file(path / f"{name}.safetensors") for name in ("weights", "average"))
     except (OSError, ValueError, SafetensorError) as error:
         hint = "choose another with --checkpoint, or train on from an older one after removing it"
         raise IntegrityError(f"checkpoint '{path}' is damaged: {error}", hint=hint) from error
-    return Checkpoint(path=path, record=record, weights=weights)
+    return Checkpoint(path=path, record=record, weights=weights, average=average)
 
 
 def mark_best(directory: Path, update: int) -> None:

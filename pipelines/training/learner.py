@@ -45,6 +45,7 @@ class Learner:
         self.agent = Agent(spaces, agent, seed=seed).to(self.device)
         self.parameters = list(self.agent.trainable_parameters())
         self.optimizer = make_optimizer(self.parameters, train)
+        self.average = [parameter.detach().clone() for parameter in self.parameters] if train.average else []
         self.update = 0
         self.steps_seen = 0
 
@@ -66,9 +67,21 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.agent.update_targets()
+        self._update_average()
         self.update += 1
         self.steps_seen += sum(int((batch.lengths - 1).sum()) for batch in batches)
         return {**metrics, "grad_norm": norm.detach()}
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        """Move the mean towards the weights; early on faster, so that the initial weights are forgotten."""
+        if self.average:
+            decay = min(self.settings.average, (1 + self.update) / (10 + self.update))
+            torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
+
+    def _named_average(self) -> dict[str, torch.Tensor]:
+        names = [name for name, parameter in self.agent.named_parameters() if parameter.requires_grad]
+        return dict(zip(names, self.average, strict=True)) if self.average else {}
 
     def _backward(self, tensors: list[TensorBatch]) -> dict[str, torch.Tensor]:
         total: dict[str, torch.Tensor] = {}
@@ -91,6 +104,7 @@ class Learner:
                 "seed": self.seed,
             },
             weights=self.agent.state_dict(),
+            average=self._named_average(),
             training_state={
                 "optimizer": self.optimizer.state_dict(),
                 "generator": self.generator.get_state(),
@@ -104,6 +118,8 @@ class Learner:
         """Continue from `checkpoint`."""
         state = checkpoint.training_state()
         self.agent.load_state_dict(dict(checkpoint.weights))
+        for name, mean in self._named_average().items():
+            mean.copy_(checkpoint.acting[name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["torch"])
@@ -120,7 +136,7 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu") -> Agent:
         AgentSettings.model_validate(checkpoint.record["agent"]),
         seed=int(checkpoint.record["seed"]),
     )
-    agent.load_state_dict(dict(checkpoint.weights))
+    agent.load_state_dict(checkpoint.acting)
     return agent.to(resolve_device(device)).eval()
 
 
