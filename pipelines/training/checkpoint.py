@@ -73,9 +73,9 @@ def save(
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            for file, tensors in (("weights", weights), ("average", average or {})):
+            for name_of, tensors in (("weights", weights), ("average", average or {})):
                 stored = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
-                save_file(stored, temporary / f"{file}.safetensors")
+                save_file(stored, temporary / f"{name_of}.safetensors")
             torch.save(dict(training_state), temporary / "training.pt")
             (temporary / "checkpoint.json").write_text(json.dumps(dict(record), indent=1))
             for file in temporary.iterdir():

@@ -45,7 +45,9 @@ class Learner:
         self.agent = Agent(spaces, agent, seed=seed).to(self.device)
         self.parameters = list(self.agent.trainable_parameters())
         self.optimizer = make_optimizer(self.parameters, train)
-        self.average = [parameter.detach().clone() for parameter in self.parameters] if train.average else []
+        self.average: list[torch.Tensor] = []
+        if train.average:
+            self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.update = 0
         self.steps_seen = 0
 
@@ -77,7 +79,7 @@ class Learner:
         """Move the mean towards the weights; early on faster, so that the initial weights are forgotten."""
         if self.average:
             decay = min(self.settings.average, (1 + self.update) / (10 + self.update))
-            torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
+            torch._foreach_lerp_(self.average, [*self.parameters], 1 - decay)
 
     def _named_average(self) -> dict[str, torch.Tensor]:
         names = [name for name, parameter in self.agent.named_parameters() if parameter.requires_grad]
