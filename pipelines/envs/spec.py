@@ -60,6 +60,8 @@ class ObservationCodec:
                     raise ValueError(f"observation '{leaf.column}' is outside its space: {_shown(value)}")
             target = columns[leaf.column]
             target[row] = value
+            if target.dtype.kind != "f" and target.dtype != value.dtype and (target[row] != value).any():
+                raise ValueError(f"observation '{leaf.column}' is not {target.dtype}: {_shown(value)}")
             if target.dtype.kind == "f" and not np.isfinite(target[row]).all():
                 raise ValueError(f"observation '{leaf.column}' is not finite: {_shown(value)}")
 

@@ -65,6 +65,8 @@ class Line(gymnasium.Env):
         if self.time == 3:
             if self.fault == "raise":
                 raise ZeroDivisionError("it broke")
+            if self.fault == "exit":
+                raise SystemExit("it left")
             if self.fault == "nan-reward":
                 reward = float("nan")
             if self.fault == "nan-observation":
@@ -72,6 +74,23 @@ class Line(gymnasium.Env):
             if self.fault == "shape":
                 observation = np.zeros(2, np.float32)
         return observation, reward, False, False, {}
+
+
+class Pixels(gymnasium.Env):
+    """Says that its pixels are bytes; gives `value` of type `dtype`. Does not like to be closed."""
+
+    observation_space = spaces.Box(0, 255, (2, 2, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, value=7, dtype="uint8"):
+        self.value, self.dtype = value, dtype
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full((2, 2, 3), self.value, self.dtype), {}
+
+    def close(self):
+        raise RuntimeError("not now")
 
 
 def factory(**kwargs):

@@ -126,6 +126,7 @@ def test_keyword_arguments_reach_the_environment():
     ("fault", "words"),
     [
         ("raise", "ZeroDivisionError: it broke"),
+        ("exit", "SystemExit: it left"),
         ("nan-observation", "observation 'obs' is not finite"),
         ("shape", r"observation 'obs' has shape \(2,\), its space says \(1,\)"),
     ],
@@ -202,3 +203,25 @@ def test_about_is_the_first_sentence_under_the_headings() -> None:
     assert about.startswith("This environment corresponds to")
     assert about.endswith(".")
     assert "\n" not in about
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(300, "int64"), (-1, "int64"), (0.5, "float64")])
+def test_a_value_that_its_column_cannot_hold_is_refused(value, dtype):
+    env = make("tests.envs.own:Pixels", num_envs=1, seed=0, params={"value": value, "dtype": dtype})
+    with pytest.raises(StageFailed, match="is not uint8"):
+        env.reset()
+
+
+def test_a_value_of_another_type_is_held_where_it_can_be_and_closing_never_fails():
+    env = make("tests.envs.own:Pixels", num_envs=1, seed=0, params={"value": 7.0, "dtype": "float64"})
+    assert (env.reset()["obs"] == 7).all()
+    env.close()
+
+
+def test_the_place_of_a_failure_is_told():
+    env = make(LINE, num_envs=1, seed=0, params={"fault": "raise"})
+    env.reset()
+    env.step(np.zeros(1, np.int32))
+    env.step(np.zeros(1, np.int32))
+    with pytest.raises(StageFailed, match=r"it broke \(.*own.py, line \d+\); -v shows"):
+        env.step(np.zeros(1, np.int32))

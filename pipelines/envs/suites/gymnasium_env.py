@@ -9,9 +9,12 @@ a factory).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import gymnasium
@@ -27,6 +30,8 @@ from pipelines.lake.spaces import Spaces
 
 PREFIX = "gym:"
 RESET = 0
+_OURS = Path(__file__).resolve().parents[1]
+_WHOLE = "-v shows where it came from"
 
 
 class GymnasiumSettings(SettingsModel):
@@ -87,7 +92,7 @@ class GymnasiumEnv(Env):
             try:
                 observation, _ = self.envs[i].reset(seed=int(self._seeds[i]))
                 self._observations.write(observation, columns, i)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail("reset", i, error)
         self._columns = columns
         return columns
@@ -101,7 +106,7 @@ class GymnasiumEnv(Env):
             try:
                 observation, reward[i], terminated[i], truncated[i], info = self.envs[i].step(action)
                 self._observations.write(observation, columns, i)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail("step", i, error)
             if self._success_key is not None and (terminated[i] or truncated[i]):
                 success[i] = self._succeeded(info)
@@ -122,7 +127,8 @@ class GymnasiumEnv(Env):
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            with contextlib.suppress(Exception):  # what was collected counts, however an environment ends
+                env.close()
 
     def _succeeded(self, info: dict[str, Any]) -> bool:
         if self._success_key not in info:
@@ -145,13 +151,14 @@ class GymnasiumEnv(Env):
             raise UsageError(f"environment '{self._name}' cannot {what}: {error}") from error
         except ModuleNotFoundError as error:
             raise InputMissing(f"environment '{self._name}' needs the module '{error.name}'") from error
-        except Exception as error:
-            raise StageFailed(f"environment '{self._name}' cannot {what}: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise StageFailed(f"environment '{self._name}' cannot {what}: {_told(error)}", hint=_WHOLE) from error
 
-    def _fail(self, where: str, actor: int, error: Exception) -> NoReturn:
+    def _fail(self, where: str, actor: int, error: BaseException) -> NoReturn:
         raise StageFailed(
             f"environment '{self._name}' failed in {where} (actor {actor}, reset seed {self._seeds[actor]}): "
-            f"{type(error).__name__}: {error}"
+            f"{_told(error)}",
+            hint=_WHOLE,
         ) from error
 
 
@@ -199,6 +206,13 @@ def load_attribute(name: str) -> Any:
         return getattr(module, attribute)
     except AttributeError as error:
         raise InputMissing(f"environment '{name}': module '{module_name}' has no '{attribute}'") from error
+
+
+def _told(error: BaseException) -> str:
+    """What was raised, and where, unless that is here."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = _OURS in Path(last.filename).parents
+    return f"{type(error).__name__}: {error}" + ("" if ours else f" ({last.filename}, line {last.lineno})")
 
 
 def _horizon(env: gymnasium.Env, settings: GymnasiumSettings) -> int | None:
