@@ -27,9 +27,11 @@ class Request:
     `named` maps dotted settings keys to the values of named options; None means the option was not given.
     """
 
-    def __init__(self, common: Common, named: Mapping[str, Any], *, recipe: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, common: Common, named: Mapping[str, Any], *, recipe: Mapping[str, Any] | None = None, source: str = ""
+    ) -> None:
         self.file: dict[str, Any] = dict(recipe or {})
-        self.source = "command line"
+        self.source = source or "command line"
         if common.config is not None:
             self.file = merge(self.file, find(common.config)[1])
             self.source = common.config

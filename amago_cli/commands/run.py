@@ -33,7 +33,7 @@ def run(
     name, document = find(recipe)
     run = run or Path("runs") / file_safe(name)
     common.concerns(run=run, lake=run / "lake")
-    settings = Request(common, {"seed": seed}, recipe=document).settings()
+    settings = Request(common, {"seed": seed}, recipe=document, source=recipe).settings()
     if common.dry_run:
         return preview(common, settings, writes={"run": run})
     with common.listening() as listener:

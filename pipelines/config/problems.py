@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -36,27 +36,38 @@ def refuse(problems: list[str], source: str) -> None:
 
 
 def _line(fault: dict[str, Any], model: type[BaseModel], prefix: str) -> str:
-    location = [str(part) for part in fault["loc"]]
-    key = ".".join([*([prefix] if prefix else []), *location])
+    parts, fields = _spelled(model, fault["loc"])
+    key = ".".join([*([prefix] if prefix else []), *parts])
     if fault["type"] == "extra_forbidden":
-        return unknown_key(key, location[-1], _fields_at(model, fault["loc"][:-1]))
+        return unknown_key(key, parts[-1], fields)
     message = fault["msg"][:1].lower() + fault["msg"][1:]
+    if fault["type"] in ("model_type", "model_attributes_type"):
+        message = "input should be a table"
     shown = fault.get("input")
     got = f", got {shown!r}" if isinstance(shown, str | int | float | bool) else ""
     return f"{key or 'document'}: {message}{got}"
 
 
-def _fields_at(model: type[BaseModel], location: Iterable[Any]) -> list[str]:
-    current: Any = model
+def _spelled(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """The location as a document spells it, without the tags of unions, and the keys that are valid beside it."""
+    parts: list[str] = []
+    fields: list[str] = []
+    choice = [model]
     for part in location:
-        if isinstance(part, int):
+        if len(choice) > 1:  # the member's tag
+            choice = [member for member in choice if part in _tags(member)] or choice[:1]
             continue
-        models = _models_in(current.model_fields[part].annotation) if part in current.model_fields else []
-        if not models:
-            # A discriminated union puts the member's tag into the location; stay where we are.
-            continue
-        current = models[0]
-    return list(current.model_fields)
+        parts.append(str(part))
+        if isinstance(part, str) and choice:
+            known = choice[0].model_fields
+            fields = list(known)
+            choice = _models_in(known[part].annotation) if part in known else []
+    return parts, fields
+
+
+def _tags(model: type[BaseModel]) -> set[Any]:
+    annotations = (field.annotation for field in model.model_fields.values())
+    return {tag for a in annotations if typing.get_origin(a) is typing.Literal for tag in typing.get_args(a)}
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

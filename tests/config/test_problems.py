@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from pydantic import Field, ValidationError
 
@@ -12,8 +14,19 @@ class Inner(SettingsModel):
     size: int = Field(3, ge=1)
 
 
+class Square(SettingsModel):
+    kind: Literal["square"] = "square"
+    side: int = 1
+
+
+class Disc(SettingsModel):
+    kind: Literal["disc"] = "disc"
+    radius: int = 1
+
+
 class Outer(SettingsModel):
     inner: Inner = Inner()
+    shape: Square | Disc = Field(Square(), discriminator="kind")
     several: tuple[Inner, ...] = ()
     name: str = ""
 
@@ -50,3 +63,15 @@ def test_refusing_counts_and_no_problem_is_no_error() -> None:
     with pytest.raises(UsageError, match=r"2 errors in the configuration \(x.toml\)") as caught:
         refuse(["a", "b"], "x.toml")
     assert caught.value.problems == ("a", "b")
+
+
+def test_the_tag_of_a_union_is_no_part_of_the_key() -> None:
+    wrong = {"shape": {"kind": "disc", "radios": 1, "radius": "x"}}
+    assert sorted(line.partition(",")[0] for line in lines(wrong)) == [
+        "shape.radios: no such key; did you mean 'shape.radius'?",
+        "shape.radius: input should be a valid integer",
+    ]
+
+
+def test_a_table_is_expected_where_a_value_came() -> None:
+    assert lines({"inner": 3}) == ["inner: input should be a table, got 3"]
