@@ -97,6 +97,8 @@ class RunDirectory:
         write_atomically(self.config_path, tomli_w.dumps(merged))
         done = {"argv": sys.argv, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
         stages = {**record.get("stages", {}), stage: done}
+        if fresh and stage != "collect":  # said of checkpoints that go
+            record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
         self._write_record({**record, "name": self.name, **_circumstances(), "stages": stages})
 
     def update_record(self, **fields: Any) -> None:

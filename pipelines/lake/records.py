@@ -9,12 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.config.json_files import read_object, read_objects
+
 
 def runs(run: Path) -> pa.Table:
     """One row from `run.json`: `name`, `path` and its fields (nested ones as JSON text); none if there is no
     run.
     """
-    data = _load(run / "run.json")
+    data = read_object(run / "run.json")
     rows = [] if data is None else [{"name": run.resolve().name, "path": str(run), **data}]
     return table(rows, {"name": pa.string(), "path": pa.string()})
 
@@ -23,7 +25,7 @@ def checkpoints(run: Path) -> pa.Table:
     """A row for every `checkpoints/NAME/checkpoint.json`: `name`, `update`, `time` and what else it holds."""
     rows = []
     for path in sorted((run / "checkpoints").glob("*/checkpoint.json")):
-        data = _load(path)
+        data = read_object(path)
         if data is not None and not path.parent.is_symlink():
             rows.append({"name": path.parent.name, **data})
     return table(rows, {"name": pa.string(), "update": pa.int64(), "time": pa.float64()})
@@ -31,16 +33,7 @@ def checkpoints(run: Path) -> pa.Table:
 
 def metrics(run: Path) -> pa.Table:
     """A row for every line of `metrics.jsonl`, a column for every metric; a torn last line is left out."""
-    rows = []
-    try:
-        with open(run / "metrics.jsonl") as file:
-            for line in file:
-                data = _parse(line)
-                if data is not None:
-                    rows.append(data)
-    except OSError:
-        pass
-    return table(rows, {"update": pa.int64()})
+    return table(list(read_objects(run / "metrics.jsonl")), {"update": pa.int64()})
 
 
 TABLES: Mapping[str, Callable[[Path], pa.Table]] = {
@@ -89,18 +82,3 @@ def _natural(kinds: Iterable[type]) -> pa.DataType:
     if kinds and kinds <= {int, float, bool}:
         return pa.float64()
     return pa.string()
-
-
-def _load(path: Path) -> dict[str, Any] | None:
-    try:
-        return _parse(path.read_text())
-    except OSError:
-        return None
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None

@@ -11,14 +11,15 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.config.atomic import write_atomically
+from pipelines.config.json_files import read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
-from pipelines.errors import UsageError
-from pipelines.events import Listener, Notice, silent
+from pipelines.errors import IntegrityError, UsageError
+from pipelines.events import Event, Listener, Progress, silent
 from pipelines.stages.result import Result
 from pipelines.stages.workshop import Workshop
 
@@ -54,8 +55,8 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
             for number, step in enumerate(steps):
                 if number < done_before:
                     continue
-                listener(Notice(text=f"epoch {step.epoch + 1}/{settings.epochs}: {step.entry.stage}", level="debug"))
-                shop.perform(step.entry.stage, step.settings, target=step.target, listener=listener)
+                tell = _with_epoch(listener, step.epoch, settings.epochs)
+                shop.perform(step.entry.stage, step.settings, target=step.target, listener=tell)
                 ledger.advance(number + 1)
             return shop.summary(seconds=time.monotonic() - started, status="done")
 
@@ -81,12 +82,27 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
     return (epoch - start) % entry.every == 0
 
 
+def _with_epoch(listener: Listener, epoch: int, epochs: int) -> Listener:
+    """`listener`, told in which epoch the stages are."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Progress):
+            event = replace(event, stage=f"epoch {epoch + 1}/{epochs} {event.stage}")
+        listener(event)
+
+    return tell
+
+
 class _Ledger:
     """How many steps of the plan are passed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.passed = json.loads(path.read_text())["passed"] if path.is_file() else 0
+        self.path, self.passed = path, 0
+        if path.exists():
+            passed = (read_object(path) or {}).get("passed")
+            if not isinstance(passed, int):
+                raise IntegrityError(f"'{path}' is damaged", hint="restore it from a copy, or start anew with --fresh")
+            self.passed = passed
 
     def advance(self, passed: int) -> None:
         self.passed = passed

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.atomic import write_atomically
+from pipelines.config.json_files import read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env
@@ -29,6 +30,7 @@ from pipelines.training import checkpoint as checkpoints
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.metrics_log import MetricsLog
 
+_MOST_COLUMNS = 8  # attempts in a table
 _NOT_IDENTITY = {"checkpoint", "mark_best", "best_by", "require", "label"}
 
 
@@ -39,10 +41,9 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     gate.parse(wanted.require)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
     path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings)}.json"
-    known = path.is_file()
-    if known:
-        report = json.loads(path.read_text())
-    else:
+    report = stored(path)
+    known = report is not None
+    if report is None:
         report = judge(settings, checkpoint, listener)
         write_atomically(path, json.dumps(report, indent=1))
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
@@ -64,6 +65,12 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
         error.result = result
         raise
     return result
+
+
+def stored(path: Path) -> dict[str, Any] | None:
+    """The evaluation stored at `path`; None if there is none, or none that can be read."""
+    report = read_object(path)
+    return report if report and report.keys() >= {"update", "env", "settings", "metrics", "known"} else None
 
 
 def judge(settings: Settings, checkpoint: Checkpoint, listener: Listener = silent) -> dict[str, Any]:
@@ -112,23 +119,23 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
 
 
 def adaptation_table(reports: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
-    """Success by attempt: a row for each named report, between random and optimal play where those are known."""
+    """Success by attempt: two rows (mean, 95% interval) for each named report, between random and optimal play where
+    those are known. Of many attempts, some are shown, the first and the last among them.
+    """
     any_report = next(iter(reports.values()))
-    attempts = len(any_report["metrics"]["per_attempt"])
+    attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
+    shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
     rows: list[list[Any]] = []
-    known = any_report["known"]
-    if known["random"]["success"]:
-        rows.append(["random", *known["random"]["success"][:attempts]])
+    known = {name: any_report["known"][name]["success"] for name in ("random", "optimal")}
+    if known["random"]:
+        rows.append(["random", *(f"{known['random'][i]:.3f}" for i in shown)])
     for name, report in reports.items():
-        rows.append([name, *(_with_interval(entry) for entry in report["metrics"]["per_attempt"])])
-    if known["optimal"]["success"]:
-        rows.append(["optimal", *known["optimal"]["success"][:attempts]])
-    return Table(title=title, columns=["", *(f"attempt {i + 1}" for i in range(attempts))], rows=rows)
-
-
-def _with_interval(entry: Mapping[str, Any]) -> str:
-    low, high = entry["success_ci95"]
-    return f"{entry['success_mean']:.3f} [{low:.3f}, {high:.3f}]"
+        entries = [report["metrics"]["per_attempt"][i] for i in shown]
+        rows.append([name, *(f"{entry['success_mean']:.3f}" for entry in entries)])
+        rows.append(["  95% interval", *("{:.2f}-{:.2f}".format(*entry["success_ci95"]) for entry in entries)])
+    if known["optimal"]:
+        rows.append(["optimal", *(f"{known['optimal'][i]:.3f}" for i in shown)])
+    return Table(title=title, columns=["attempt", *(str(i + 1) for i in shown)], rows=rows)
 
 
 def _listed(values: tuple[float, ...] | None) -> list[float] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -122,11 +121,8 @@ class Workshop:
     def summary(self, *, seconds: float, status: str) -> Result:
         """The chain's result: last figures, and the labelled evaluations as a table and a picture."""
         labelled = self.directory.load_record().get("labelled", {})
-        reports = {
-            label: json.loads((self.directory.evaluations / name).read_text())
-            for label, name in labelled.items()
-            if (self.directory.evaluations / name).is_file()
-        }
+        found = {label: evaluate.stored(self.directory.evaluations / name) for label, name in labelled.items()}
+        reports = {label: report for label, report in found.items() if report is not None}
         tables: list[Table] = [table for report in reports.values() for table in evaluate.tables(report)[:1]]
         outputs = [self.directory.path]
         adapting = {label: report for label, report in reports.items() if report["metrics"]["per_attempt"]}

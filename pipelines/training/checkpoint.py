@@ -28,6 +28,7 @@ from pipelines.config.atomic import explained, point, sync_directory
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 
 _NAME = re.compile(r"\d{6,}")
+_DAMAGED = "choose another with --checkpoint, or train on from an older one after removing it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,8 @@ class Checkpoint:
         try:
             return torch.load(self.path / "training.pt", weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError, ValueError) as error:
-            raise IntegrityError(f"checkpoint '{self.path}' is damaged: {error}") from error
+            reason = str(error).partition(". ")[0]
+            raise IntegrityError(f"checkpoint '{self.path}' is damaged: {reason}", hint=_DAMAGED) from error
 
 
 def save(
@@ -109,10 +111,11 @@ def load(directory: Path, which: str = "latest") -> Checkpoint:
     path = _locate(directory, which)
     try:
         record = json.loads((path / "checkpoint.json").read_text())
+        if not isinstance(record, dict) or record.get("update") != int(path.name):
+            raise ValueError("checkpoint.json is not that of this checkpoint")
         weights, average = (load_file(path / f"{name}.safetensors") for name in ("weights", "average"))
     except (OSError, ValueError, SafetensorError) as error:
-        hint = "choose another with --checkpoint, or train on from an older one after removing it"
-        raise IntegrityError(f"checkpoint '{path}' is damaged: {error}", hint=hint) from error
+        raise IntegrityError(f"checkpoint '{path}' is damaged: {error}", hint=_DAMAGED) from error
     return Checkpoint(path=path, record=record, weights=weights, average=average)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.atomic import explained, write_atomically
+from pipelines.config.json_files import read_objects
 
 
 class MetricsLog:
@@ -18,18 +19,11 @@ class MetricsLog:
         self.path = path
 
     def rewind(self, update: int) -> None:
-        """Drop training lines after `update`, and a torn last line."""
+        """Drop training lines after `update`, and what cannot be read (a kill may cut the last line short)."""
         if not self.path.is_file():
             return
-        kept = []
-        for line in self.path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the tail of a write that a kill cut short
-            if entry.get("stage") != "train" or entry.get("update", 0) <= update:
-                kept.append(line)
-        write_atomically(self.path, "".join(f"{line}\n" for line in kept))
+        kept = [entry for entry in self.read() if entry.get("stage") != "train" or entry.get("update", 0) <= update]
+        write_atomically(self.path, "".join(f"{json.dumps(entry)}\n" for entry in kept))
 
     def append(self, stage: str, update: int, figures: Mapping[str, Any]) -> None:
         """Add one line."""
@@ -40,7 +34,5 @@ class MetricsLog:
                 file.write(json.dumps(entry) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All complete lines."""
-        if not self.path.is_file():
-            return []
-        return [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
+        """All lines that can be read."""
+        return list(read_objects(self.path))

@@ -65,7 +65,13 @@ def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:
     assert (run / "export/policy.json").is_file()
     assert (run / "adaptation.png").read_bytes().startswith(b"\x89PNG")
     table = result.tables[-1]
-    assert [row[0] for row in table.rows] == ["random", "before training", "after training"]
+    assert [row[0] for row in table.rows] == [
+        "random",
+        "before training",
+        "  95% interval",
+        "after training",
+        "  95% interval",
+    ]
     assert checkpoints.load(run / "checkpoints", "best").update == 6
 
 
