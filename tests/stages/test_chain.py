@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.config.load import resolve
 from pipelines.config.recipes import find
-from pipelines.errors import Interrupted, UsageError
+from pipelines.errors import IntegrityError, Interrupted, UsageError
 from pipelines.events import Event, Progress
 from pipelines.lake.catalog import query
 from pipelines.lake.store import Lake
@@ -113,3 +113,13 @@ def test_a_resolved_configuration_runs_again(tmp_path: Path) -> None:
 def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no stages"):
         chain.run(tiny(), run=tmp_path / "run")
+
+
+def test_a_damaged_ledger_is_refused_and_a_fresh_start_helps(tmp_path: Path) -> None:
+    settings = tiny(env=lake_env(), epochs=1, stages=STAGES)
+    chain.run(settings, run=tmp_path / "run")
+    (tmp_path / "run/chain.json").write_text('{"passed": "x"}')
+    with pytest.raises(IntegrityError, match=r"chain.json"):
+        chain.run(settings, run=tmp_path / "run")
+    assert chain.run(settings, run=tmp_path / "run", fresh=True).status == "done"
+    assert checkpoints.load(tmp_path / "run/checkpoints", "best").update == 2

@@ -52,3 +52,11 @@ def test_a_missing_run_or_checkpoint_is_named(run: Path, tmp_path: Path) -> None
 def test_an_environment_of_other_spaces_is_refused(run: Path) -> None:
     with pytest.raises(InputMissing, match="other spaces"):
         evaluate.run(tiny(env={"name": "dark-key-door"}), run=run)
+
+
+def test_a_damaged_evaluation_is_made_again(run: Path) -> None:
+    first = evaluate.run(tiny(), run=run)
+    first.outputs[0].write_text("{")
+    again = evaluate.run(tiny(), run=run)
+    assert again.status == "done"
+    assert again.metrics == first.metrics

@@ -66,6 +66,13 @@ def test_damage_is_named(tmp_path: Path, name: str) -> None:
         checkpoints.load(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", '{"update": 2}'])
+def test_a_record_of_something_else_is_damage(tmp_path: Path, text: str) -> None:
+    (save(tmp_path, 1) / "checkpoint.json").write_text(text)
+    with pytest.raises(IntegrityError, match="not that of this checkpoint"):
+        checkpoints.load(tmp_path)
+
+
 def test_damage_of_the_training_state_is_named(tmp_path: Path) -> None:
     path = save(tmp_path, 1) / "training.pt"
     path.write_bytes(path.read_bytes()[:100])

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.errors import IntegrityError, Locked, UsageError
+
+
+def test_a_record_can_be_run_again_and_names_the_run_for_good(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "a").record("collect", Settings(seed=3))
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = RunDirectory(tmp_path / "b")
+    assert Settings.model_validate(moved.load_document()) == Settings(seed=3)
+    moved.record("collect", Settings(seed=3))
+    assert moved.name == "a"
+    assert RunDirectory(tmp_path / "new").name == "new"
+
+
+def test_only_the_tables_of_a_stage_that_was_done_are_compared(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.record("collect", Settings())
+    other = Settings.model_validate({"train": {"window": 7}})
+    run.record("collect", other)
+    run.record("train", other)
+    with pytest.raises(UsageError) as refused:
+        run.record("train", Settings())
+    assert refused.value.problems == ("train.window: 7 -> 128",)
+
+
+def test_a_fresh_start_forgets_what_was_said_of_the_checkpoints(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.record("train", Settings())
+    run.update_record(best={"update": 3}, labelled={"before": "x"})
+    run.record("train", Settings())
+    run.record("collect", Settings(), fresh=True)
+    assert run.load_record().keys() >= {"best", "labelled"}
+    run.record("train", Settings(), fresh=True)
+    assert not run.load_record().keys() & {"best", "labelled"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"stages": 3}', "\0"])
+def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
+    run = RunDirectory(tmp_path)
+    run.record("train", Settings())
+    run.record_path.write_text(text)
+    with pytest.raises(IntegrityError, match=r"run.json' is damaged"):
+        run.record("train", Settings())
+
+
+def test_a_lock_says_who_and_leaves_nothing_where_nothing_was_done(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs" / "a")
+    with run.lock("run", "train"):
+        with pytest.raises(Locked, match=f"in use by train, pid {os.getpid()}"), run.lock("train"):
+            pass
+        with run.lock("collect"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with run.lock("run"):
+        run.record("run", Settings())
+    assert json.loads(run.record_path.read_text())["name"] == "a"
