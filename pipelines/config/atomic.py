@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -88,14 +88,9 @@ def publish_new(staged: Path, target: Path) -> None:
 
 def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses."""
-    if callable(content):
-        write = content
-    else:
-        data = content.encode() if isinstance(content, str) else content
-
-        def write(file: BinaryIO) -> None:
-            file.write(data)
-
+    if isinstance(content, str):
+        content = content.encode()
+    write = _writer_of(content) if isinstance(content, bytes) else content
     with explained(f"write '{path}'"):
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = stage(path.parent, f".{path.name}", write)
@@ -104,6 +99,30 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
+
+
+def _writer_of(content: bytes) -> Callable[[BinaryIO], object]:
+    return lambda file: file.write(content)
+
+
+def write_together(directory: Path, contents: Mapping[str, bytes]) -> None:
+    """Replace several files of `directory`, none before all are on the disk. StageFailed when the disk refuses.
+
+    The last one named is absent while the others change: who finds it, finds files that belong together.
+    """
+    staged: dict[Path, Path] = {}
+    with explained(f"write '{directory}'"):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            for name, content in contents.items():
+                staged[directory / name] = stage(directory, f".{name}", _writer_of(content))
+            last = directory / list(contents)[-1]
+            last.unlink(missing_ok=True)
+            for target, source in staged.items():
+                publish(source, target)
+        finally:
+            for source in staged.values():
+                source.unlink(missing_ok=True)
 
 
 def point(link: Path, target: str) -> None:

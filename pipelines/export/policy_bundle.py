@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from pipelines.config.atomic import write_atomically
+from pipelines.config.atomic import write_together
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces, zeros
@@ -61,11 +61,13 @@ def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any],
         **{key: record[key] for key in ("spaces", "agent", "window", "update", "env")},
     }
     kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(_NOT_ACTING)}
-    (directory / "policy.json").unlink(missing_ok=True)
-    write_atomically(directory / "weights.safetensors", save(kept))
-    write_atomically(directory / "policy.py", _LOADER)
-    write_atomically(directory / "policy.json", json.dumps(spec, indent=1))
-    return sum((directory / name).stat().st_size for name in ("weights.safetensors", "policy.py", "policy.json"))
+    files = {
+        "weights.safetensors": save(kept),
+        "policy.py": _LOADER.encode(),
+        "policy.json": json.dumps(spec, indent=1).encode(),
+    }
+    write_together(directory, files)
+    return sum(map(len, files.values()))
 
 
 def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0) -> DeployedPolicy:

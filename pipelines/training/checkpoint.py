@@ -11,6 +11,7 @@ A checkpoint is written under a temporary name, synced and renamed: a reader nev
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -22,7 +23,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as safetensors_bytes
 
 from pipelines.config.atomic import explained, point, sync_directory
 from pipelines.errors import InputMissing, IntegrityError, UsageError
@@ -77,11 +79,11 @@ def save(
             temporary.mkdir(parents=True)
             for name_of, tensors in (("weights", weights), ("average", average or {})):
                 stored = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
-                save_file(stored, temporary / f"{name_of}.safetensors")
-            torch.save(dict(training_state), temporary / "training.pt")
-            (temporary / "checkpoint.json").write_text(json.dumps(dict(record), indent=1))
-            for file in temporary.iterdir():
-                _sync(file)
+                _write(temporary / f"{name_of}.safetensors", safetensors_bytes(stored))
+            buffer = io.BytesIO()
+            torch.save(dict(training_state), buffer)
+            _write(temporary / "training.pt", buffer.getbuffer())
+            _write(temporary / "checkpoint.json", json.dumps(dict(record), indent=1).encode())
             sync_directory(temporary)
             if final.exists():
                 shutil.rmtree(final)  # same update reached again after a resume: the same content
@@ -166,9 +168,9 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _write(path: Path, content: bytes | memoryview) -> None:
+    """By our own hand: of a full disk, the serialisers say so only in errors of their own kinds."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,3 +57,23 @@ def test_a_read_only_disk_is_named_and_can_still_be_asked(amago: Amago, disk: Pa
     failed_cleanly(amago("train", "--from-lake", disk / "a", "--steps", 1), "read-only")
     count = "select sum(length)::int n from trajectories"
     assert amago("lake", "sql", disk / "a", count, "--output", "json").json == [{"n": 40}]
+
+
+@pytest.mark.parametrize("left", [8, 24, 40])
+def test_a_disk_that_fills_up_keeps_the_checkpoint_and_the_bundle_there_were(
+    amago: Amago, disk: Path, small: Path, left: int
+) -> None:
+    shutil.copytree(small, disk / "a", symlinks=True)
+    run = disk / "a"
+    assert amago("export", run).code == 0
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize
+    (disk / "ballast").write_bytes(bytes(free - left * 1024))
+    before = {p.name: p.read_bytes() for p in (run / "export").iterdir()}
+    failed_cleanly(amago("train", "--from-lake", run, "--steps", 4), "no space left")
+    assert [p.name for p in (run / "checkpoints").iterdir() if not p.is_symlink()] == ["000003"]
+    (disk / "more").write_bytes(bytes(max(left - 12, 0) * 1024))
+    failed_cleanly(amago("export", run), "no space left")
+    assert {p.name: p.read_bytes() for p in (run / "export").iterdir()} == before
+    (disk / "ballast").unlink()
+    assert amago("train", "--from-lake", run, "--steps", 4).code == 0
+    assert amago("export", run, "--output", "json").json["metrics"]["update"] == 4

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.atomic import publish_new, stage, write_atomically
+from pipelines.config.atomic import publish_new, stage, write_atomically, write_together
 from pipelines.errors import InputMissing, StageFailed
 from pipelines.lake.store import Lake
 
@@ -58,3 +58,14 @@ def test_many_who_open_or_create_get_one_lake(tmp_path: Path) -> None:
     assert len(found) == 8
     with pytest.raises(InputMissing, match="a lake already"):
         Lake.create(tmp_path / "lake")
+
+
+def test_files_that_belong_together_are_replaced_together_or_not_at_all(tmp_path: Path) -> None:
+    write_together(tmp_path / "b", {"x": b"1", "y": b"1"})
+    (tmp_path / "b" / "z").mkdir()
+    with pytest.raises(StageFailed):
+        write_together(tmp_path / "b", {"x": b"2", "no/such/place": b"", "y": b"2"})
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["x", "y", "z"]
+    assert (tmp_path / "b" / "x").read_bytes() == (tmp_path / "b" / "y").read_bytes() == b"1"
+    write_together(tmp_path / "b", {"x": b"3", "y": b"3"})
+    assert (tmp_path / "b" / "x").read_bytes() == (tmp_path / "b" / "y").read_bytes() == b"3"

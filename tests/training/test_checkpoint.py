@@ -45,7 +45,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(torch, "save", refuse)
+    monkeypatch.setattr(checkpoints, "safetensors_bytes", refuse)
     with pytest.raises(RuntimeError):
         save(tmp_path, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "latest"]
