@@ -5,6 +5,7 @@ Values are in normalised units. C critics, N rows, G discounts, A actions, F act
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ class Evaluation:
     entropy_NG: Tensor
 
 
-class Heads(nn.Module):
+class Heads(nn.Module, ABC):
     """Policy and values on top of a state: the part of the agent that has a target copy."""
 
     actor: Actor
@@ -44,13 +45,13 @@ class Heads(nn.Module):
         """Let the critics' outputs x become scale x + shift, per discount."""
         self.critic.rescale(scale_G, shift_G)
 
+    @abstractmethod
     def next_values(self, h_ND: Tensor, noise_NGZ: Tensor) -> Tensor:
         """Values of the policy's actions (C, N, G)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evaluate(self, h_ND: Tensor, action: Tensor, noise_NGZ: Tensor) -> Evaluation:
         """`action`: the stored actions taken at the N rows."""
-        raise NotImplementedError
 
 
 class ExactHeads(Heads):
