@@ -35,8 +35,8 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         if received and isinstance(event, Progress):
             name = signal.Signals(received[0]).name
             raise Interrupted(
-                f"{event.stage} interrupted by {name} at {event.done} {event.unit}; its state is saved",
-                hint="repeat the command to go on",
+                f"{event.stage} interrupted by {name} at {event.done} {event.unit}",
+                hint="repeat the command to go on from what is saved",
                 signal_number=received[0],
             )
 

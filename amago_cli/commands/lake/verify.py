@@ -11,6 +11,8 @@ from amago_cli.options import Common, LakeArgument, reader
 def verify(common: Common, lake: LakeArgument) -> Any:
     """Read every segment and compare its checksums; exit 4 if one is corrupt. Files no lake wrote are listed.
 
+    What dead collectors have logged is sealed first.
+
     Example: amago lake verify runs/cartpole
     """
     from pipelines.errors import IntegrityError
@@ -21,6 +23,7 @@ def verify(common: Common, lake: LakeArgument) -> Any:
     opened = Lake.open(lake)
     common.concerns(lake=opened.path)
     with common.listening() as listener:
+        opened.salvage(listener=listener)
         checked = engine.verify(opened, listener)
     corrupt = [str(segment) for segment in checked.corrupt]
     result = Result(

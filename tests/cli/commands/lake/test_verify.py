@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipelines.lake.reading import trajectories
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import TrajectoryInfo
 from tests.cli.conftest import Amago
 
 
@@ -30,6 +33,15 @@ def test_a_truncated_segment_is_found(amago: Amago, small: Path) -> None:
     failed = amago("lake", "verify", small)
     assert failed.code == 4
     assert "Traceback" not in failed.err
+
+
+def test_what_a_dead_collector_logged_is_sealed_and_counted(amago: Amago, small: Path) -> None:
+    lake = Lake.open(small)
+    writer = lake.writer(lake.only_schema())
+    writer.append(next(trajectories(lake)).columns, TrajectoryInfo(env="gym:CartPole-v1"))
+    before = amago("lake", "verify", small, "--output", "json").json["metrics"]["trajectories"]
+    writer._abandon()
+    assert amago("lake", "verify", small, "--output", "json").json["metrics"]["trajectories"] == before + 1
 
 
 def test_a_file_that_no_lake_wrote_is_shown(amago: Amago, small: Path) -> None:
