@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from pipelines.config.problems import describe, refuse, unknown_key
-from pipelines.config.settings import Settings
+from pipelines.config.settings import STAGE_OVERRIDES, Settings
 from pipelines.errors import InputMissing, UsageError
 
 # Tables of which one key decides what the others may be: with another value there, the old others go.
@@ -152,8 +152,12 @@ def _stage_problems(document: Mapping[str, Any]) -> list[str]:
         own = {"stage", "every", "start_epoch", "stop_epoch"}
         overrides = {key: value for key, value in entry.items() if key not in own}
         prefix = f"stages.{place}"
-        for key in overrides.keys() - model.model_fields.keys():
-            problems.append(unknown_key(f"{prefix}.{key}", key, [*model.model_fields, *own]))
+        allowed = STAGE_OVERRIDES.get(entry["stage"], frozenset(model.model_fields))
+        for key in overrides.keys() - allowed:
+            if key in model.model_fields:
+                problems.append(f"{prefix}.{key}: one value holds for the whole run; set {entry['stage']}.{key}")
+            else:
+                problems.append(unknown_key(f"{prefix}.{key}", key, [*allowed, *own]))
         try:
             model.model_validate({k: v for k, v in overrides.items() if k in model.model_fields})
         except ValidationError as error:

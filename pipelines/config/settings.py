@@ -23,6 +23,11 @@ STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "train": ("agent", "train"),
     "run": ("env", "exploration", "agent", "collect", "relabel", "train", "stages"),
 }
+# In a chain, environments and model live through all epochs: only these keys may differ from entry to entry.
+STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
+    "collect": frozenset({"steps", "policy", "greedy"}),
+    "train": frozenset({"steps"}),
+}
 # Targets and pacing may change between two invocations of one experiment.
 EXTENSIBLE = frozenset(
     {

@@ -14,11 +14,14 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.report.plots import Series, adaptation_curve
 from pipelines.stages import evaluate, export, relabel
-from pipelines.stages.collect import Collector
+from pipelines.stages.collect import Collector, stored_steps
 from pipelines.stages.environment import make_env
 from pipelines.stages.policies import Acting, load_policy
 from pipelines.stages.result import Result, Table
 from pipelines.stages.train import Trainer
+from pipelines.training import checkpoint as checkpoints
+
+_SCORES = ("episodes", "return_mean", "return_ci95", "success_mean", "success_ci95", "per_attempt", "adaptation_gap")
 
 
 class Workshop:
@@ -26,7 +29,8 @@ class Workshop:
 
     def __init__(self, settings: Settings, directory: RunDirectory) -> None:
         self.settings, self.directory = settings, directory
-        self.metrics: dict[str, Any] = {}
+        self._figures: dict[str, Mapping[str, Any]] = {}
+        self._other_policies: dict[tuple[str, bool], Acting] = {}
         self._stack = contextlib.ExitStack()
         self._collector: Collector | None = None
         self._trainer: Trainer | None = None
@@ -58,13 +62,16 @@ class Workshop:
         if self._collector.steps >= target:
             return
         self._collector.act_by(self._acting(settings, self._collector, listener))
-        self.metrics |= self._collector.collect(target, listener)
+        self._figures["collect"] = self._collector.collect(target, listener)
 
     def _acting(self, settings: Settings, collector: Collector, listener: Listener) -> Acting:
-        if settings.collect.policy != "auto":
-            return load_policy(
-                settings.collect.policy, collector.env, seed=collector.policy_seed, greedy=settings.collect.greedy
-            )
+        name, greedy = settings.collect.policy, settings.collect.greedy
+        if name != "auto":
+            if (name, greedy) not in self._other_policies:
+                self._other_policies[name, greedy] = load_policy(
+                    name, collector.env, seed=collector.policy_seed, greedy=greedy
+                )
+            return self._other_policies[name, greedy]
         learner = self._training(listener).learner
         if self._agent_policy is None:
             self._agent_policy = AgentPolicy(
@@ -75,7 +82,7 @@ class Workshop:
                 device=learner.device,
             )
         learner.agent.eval()
-        self._agent_policy.greedy = settings.collect.greedy
+        self._agent_policy.greedy = greedy
         return Acting(policy=self._agent_policy, policy_id=self.directory.name, version=learner.update)
 
     def _training(self, listener: Listener) -> Trainer:
@@ -98,17 +105,17 @@ class Workshop:
         if self._collector is not None:
             self._collector.seal()
         trainer.draw_from(Lake.open(self.directory.lake), listener)
-        self.metrics |= trainer.train(target, listener)
+        self._figures["train"] = trainer.train(target, listener)
 
     def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is not None:
             self._collector.seal()
-        self.metrics["relabeled"] = relabel.run(settings, lake=self.directory.lake, listener=listener).metrics
+        self._figures["relabel"] = relabel.run(settings, lake=self.directory.lake, listener=listener).metrics
 
     def _evaluate(self, settings: Settings, target: int, listener: Listener) -> None:
         self._training(listener).save()
         result = evaluate.run(settings, run=self.directory.path, listener=listener)
-        self.metrics |= result.metrics
+        self._figures["evaluate"] = result.metrics
         label = settings.evaluate.label
         if label:
             labelled = self.directory.load_record().get("labelled", {})
@@ -134,11 +141,28 @@ class Workshop:
             status=status,
             run=self.directory.path,
             lake=self.directory.lake,
-            metrics=self.metrics,
+            metrics=self._summary_figures(list(reports.values())),
             outputs=outputs,
             tables=tables,
             seconds=seconds,
         )
+
+    def _summary_figures(self, reports: list[Mapping[str, Any]]) -> dict[str, Any]:
+        """Totals of the run, the newest training figures, and the last evaluation's scores."""
+        done = checkpoints.numbers(self.directory.checkpoints)
+        stored = Lake.find(self.directory.lake)
+        steps = stored_steps(stored, self.directory.name) if stored else 0
+        figures: dict[str, Any] = {
+            "epochs": self.settings.epochs,
+            "steps": self._collector.steps if self._collector else steps,
+            "updates": done[-1] if done else 0,
+        }
+        trained = self._figures.get("train", {})
+        figures |= {key: trained[key] for key in ("loss", "updates_per_second", "steps_seen") if key in trained}
+        if "relabel" in self._figures:
+            figures["relabeled"] = self._figures["relabel"]["trajectories"]
+        judged = self._figures.get("evaluate") or (reports[-1]["metrics"] if reports else {})
+        return figures | {key: judged[key] for key in _SCORES if key in judged}
 
     def _draw(self, reports: Mapping[str, Mapping[str, Any]]) -> Any:
         curves = [

@@ -115,7 +115,7 @@ def test_every_problem_is_found_at_once_with_the_nearest_key() -> None:
     document = {
         "env": {"name": "maze", "coridor": 3, "penalty": "low"},
         "train": {"widow": 4, "steps": 0},
-        "stages": [{"stage": "train", "batchsize": 3}, {"stage": "collect", "steps": "x"}],
+        "stages": [{"stage": "evaluate", "episods": 3}, {"stage": "collect", "steps": "x"}],
     }
     found = problems(document, "evaluat.episodes=3")
     keys = [line.split(":")[0] for line in found]
@@ -126,12 +126,12 @@ def test_every_problem_is_found_at_once_with_the_nearest_key() -> None:
             "evaluat",
             "env.coridor",
             "env.penalty",
-            "stages.0.batchsize",
+            "stages.0.episods",
             "stages.1.steps",
         ]
     )
     text = "\n".join(found)
-    for nearest in ("'train.window'", "'evaluate'", "'env.corridor'", "'stages.0.batch_size'"):
+    for nearest in ("'train.window'", "'evaluate'", "'env.corridor'", "'stages.0.episodes'"):
         assert nearest in text
 
 
@@ -162,3 +162,13 @@ def test_toml_errors_say_where(tmp_path: Path) -> None:
         read_toml(path)
     with pytest.raises(InputMissing, match="cannot read"):
         read_toml(tmp_path)
+
+
+def test_a_stage_entry_cannot_change_what_holds_for_the_whole_run() -> None:
+    document = {"stages": [{"stage": "train", "steps": 5, "learning_rate": 1e-3}, {"stage": "collect", "actors": 2}]}
+    with pytest.raises(UsageError) as refused:
+        resolve(document, env_model=env_model)
+    assert refused.value.problems == (
+        "stages.0.learning_rate: one value holds for the whole run; set train.learning_rate",
+        "stages.1.actors: one value holds for the whole run; set collect.actors",
+    )
