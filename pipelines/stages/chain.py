@@ -20,6 +20,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Event, Listener, Progress, silent
+from pipelines.stages.environment import make_env
 from pipelines.stages.result import Result
 from pipelines.stages.workshop import Workshop
 
@@ -42,9 +43,12 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
     directory = RunDirectory(run)
     started = time.monotonic()
     with directory.lock("run", "collect", "train"):
-        directory.record("run", settings, fresh=fresh)
+        directory.refuse_changes("run", settings, fresh=fresh)
+        if settings.env.name:
+            make_env(settings, actors=1, seed=0).close()  # it can be made: before anything is written or removed
         if fresh:
             _erase(directory)
+        directory.record("run", settings, fresh=fresh)
         steps = list(plan(settings))
         ledger = _Ledger(directory.path / "chain.json")
         done_before = ledger.passed

@@ -173,7 +173,8 @@ class Collector:
             "epsilon_progress": self.exploration.progress,
             "seconds": stats.seconds,
         }
-        return {key: value for key, value in metrics.items() if not math.isnan(value)}
+        known = {key: value for key, value in metrics.items() if not math.isnan(value)}
+        return {"return_mean": None, **known}  # no episode ended: no mean
 
 
 def stored_steps(lake: Lake, collector: str) -> int:

@@ -47,11 +47,12 @@ def run(
     directory = RunDirectory(run)
     started = time.monotonic()
     with directory.lock("train"):
-        directory.record("train", settings, fresh=fresh)
-        if fresh:
-            forget(directory)
-        trainer = Trainer(settings, directory, schema.spaces, listener=listener)
+        directory.refuse_changes("train", settings, fresh=fresh)
+        trainer = Trainer(settings, directory, schema.spaces, listener=listener, resume=not fresh)
         trainer.draw_from(lake, listener)
+        if fresh:  # nothing is lost or written before everything asked for is there
+            forget(directory)
+        directory.record("train", settings, fresh=fresh)
         before = trainer.learner.update
         metrics = trainer.train(settings.train.steps, listener)
     return Result(
@@ -66,19 +67,26 @@ def run(
 
 
 def forget(directory: RunDirectory) -> None:
-    """Remove what training made of the run."""
+    """Remove what training made of the run, and what was said of it."""
     shutil.rmtree(directory.checkpoints, ignore_errors=True)
+    shutil.rmtree(directory.evaluations, ignore_errors=True)
     directory.metrics_path.unlink(missing_ok=True)
 
 
 class Trainer:
     """A learner bound to a run, and to a lake once it has one; lives through all epochs of a chain.
 
-    Made anew it continues from the run's newest checkpoint, if there is one.
+    Made anew it continues from the run's newest checkpoint, if there is one, unless it is not to `resume`.
     """
 
     def __init__(
-        self, settings: Settings, directory: RunDirectory, spaces: Spaces, *, listener: Listener = silent
+        self,
+        settings: Settings,
+        directory: RunDirectory,
+        spaces: Spaces,
+        *,
+        listener: Listener = silent,
+        resume: bool = True,
     ) -> None:
         self.settings, self.directory, self.log = settings, directory, MetricsLog(directory.metrics_path)
         self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
@@ -86,6 +94,8 @@ class Trainer:
         self._sampler: WindowSampler | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._saved = -1
+        if not resume:
+            return
         if checkpoints.numbers(directory.checkpoints):
             checkpoint = checkpoints.load(directory.checkpoints)
             self._require_spaces(checkpoint.record["spaces"])
@@ -121,7 +131,7 @@ class Trainer:
         learner, began = self.learner, time.monotonic()
         first = learner.update
         recent: list[dict[str, torch.Tensor]] = []
-        figures: dict[str, float] = {}
+        figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
         while learner.update < target:
             recent.append(learner.step(self._draw))
             if learner.update % self.settings.train.log_every == 0 or learner.update == target:
@@ -158,6 +168,10 @@ class Trainer:
         record = {"time": time.time(), "env": self.settings.env.model_dump(mode="json"), "data": data}
         self.learner.save(self.directory.checkpoints, record)
         self._saved = self.learner.update
+
+    def _last_loss(self) -> float | None:
+        losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
+        return losses[-1] if losses else None
 
     def _draw(self, size: int) -> Batch:
         assert self._sampler is not None, "draw_from comes first"

@@ -123,3 +123,14 @@ def test_a_damaged_ledger_is_refused_and_a_fresh_start_helps(tmp_path: Path) -> 
         chain.run(settings, run=tmp_path / "run")
     assert chain.run(settings, run=tmp_path / "run", fresh=True).status == "done"
     assert checkpoints.load(tmp_path / "run/checkpoints", "best").update == 2
+
+
+def test_nothing_is_made_or_lost_for_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
+    wrong = tiny(env={"name": "gym:Nothing-v7", "corridor": 1}, stages=STAGES)
+    with pytest.raises(UsageError):
+        chain.run(wrong, run=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    chain.run(tiny(env=lake_env(), epochs=1, stages=STAGES), run=tmp_path / "run")
+    with pytest.raises(UsageError):
+        chain.run(wrong, run=tmp_path / "run", fresh=True)
+    assert chain.run(tiny(env=lake_env(), epochs=1, stages=STAGES), run=tmp_path / "run").status == "skipped"

@@ -40,7 +40,9 @@ def test_unfinished_episodes_are_truncated_and_tagged(tmp_path: Path) -> None:
 def test_the_same_command_is_done_and_a_larger_target_goes_on_with_new_tasks(tmp_path: Path) -> None:
     settings = tiny(env={"corridor": 4})
     collect.run(settings, run=tmp_path / "run")
-    assert collect.run(settings, run=tmp_path / "run").status == "skipped"
+    skipped = collect.run(settings, run=tmp_path / "run")
+    assert skipped.status == "skipped"
+    assert skipped.metrics["return_mean"] is None
     more = collect.run(tiny(collect={"steps": 160}), run=tmp_path / "run")
     assert more.metrics["steps"] == 60
     actions = [t.columns["action"].tobytes() for t in trajectories(Lake.open(tmp_path / "run/lake"))]

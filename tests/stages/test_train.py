@@ -9,7 +9,7 @@ import torch
 
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Progress
-from pipelines.stages import collect, train
+from pipelines.stages import collect, evaluate, train
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.metrics_log import MetricsLog
 from tests.stages.recipes import tiny
@@ -107,3 +107,26 @@ def test_a_lake_of_other_spaces_is_refused_by_a_trained_run(tmp_path: Path, lake
     collect.run(tiny(env={"name": "dark-key-door"}), lake=tmp_path / "other")
     with pytest.raises(InputMissing, match="other spaces"):
         train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "other", 1.0)])
+
+
+@pytest.mark.parametrize("wrong", [{"device": "nonsense"}, {"batch_size": 5, "accumulate": 2}])
+def test_nothing_is_made_or_lost_for_a_training_that_cannot_start(tmp_path: Path, lake: Path, wrong: dict) -> None:
+    with pytest.raises(UsageError):
+        train.run(tiny(train=wrong), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    assert not (tmp_path / "run").exists()
+    train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    with pytest.raises(UsageError):
+        train.run(tiny(train=wrong), run=tmp_path / "run", lakes=[(lake, 1.0)], fresh=True)
+    assert train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)]).status == "skipped"
+
+
+def test_a_fresh_start_forgets_the_evaluations_of_what_it_replaces(tmp_path: Path, lake: Path) -> None:
+    for fresh in (False, True):
+        train.run(tiny(seed=int(fresh)), run=tmp_path / "run", lakes=[(lake, 1.0)], fresh=fresh)
+        assert evaluate.run(tiny(seed=int(fresh)), run=tmp_path / "run").status == "done"
+
+
+def test_what_is_skipped_tells_its_loss(tmp_path: Path, lake: Path) -> None:
+    done = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    skipped = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    assert skipped.metrics["loss"] == done.metrics["loss"]
