@@ -95,6 +95,8 @@ def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
         key = tuple(path)
         if chosen.get(key, value) != value:
             problems.append(f"{'.'.join(key)}: given twice, as {chosen[key]!r} and as {value!r}")
+        if any(isinstance(named.get(".".join(key[:end])), Mapping) for end in range(1, len(key))):
+            problems.append(f"{'.'.join(key)}: given twice, by an option that decides the whole table as well")
         chosen[key] = value
     if problems:
         raise UsageError("these options cannot be understood", problems=tuple(problems))

@@ -129,3 +129,9 @@ def test_sigterm_saves_and_the_same_command_goes_on(amago: Amago, tmp_path: Path
     assert '"status": "interrupted"' in out
     assert "Traceback" not in err
     assert amago(*arguments[:4], 100, *arguments[5:]).code == 0
+
+
+def test_an_option_and_a_setting_of_the_table_it_decides_are_refused_together(amago: Amago) -> None:
+    refused = amago("collect", "--env", "tmaze", "--epsilon", 0.3, "--set", "exploration.kind=bilevel")
+    assert refused.code == 2
+    assert "exploration.kind: given twice" in refused.err
