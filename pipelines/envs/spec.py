@@ -100,7 +100,9 @@ class ActionCodec:
             return (np.asarray(actions) + self.space.start).tolist()
         if self._scale is not None:
             low, half = self._scale
-            return list((low + (np.asarray(actions, dtype=np.float64) + 1) * half).astype(self._dtype))
+            scaled = low + (np.asarray(actions, dtype=np.float64) + 1) * half
+            whole = np.issubdtype(self._dtype, np.integer)
+            return list((np.rint(scaled) if whole else scaled).astype(self._dtype))
         shaped = np.asarray(actions).reshape(-1, *self._shape)
         return list((shaped + self._start).astype(self._dtype))
 

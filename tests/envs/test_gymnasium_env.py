@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from pipelines.envs.env import Env
 from pipelines.envs.make import make
+from pipelines.envs.spec import ActionCodec
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
@@ -225,3 +226,9 @@ def test_the_place_of_a_failure_is_told():
     env.step(np.zeros(1, np.int32))
     with pytest.raises(StageFailed, match=r"it broke \(.*own.py, line \d+\); -v shows"):
         env.step(np.zeros(1, np.int32))
+
+
+def test_a_box_of_integers_gets_the_nearest_one():
+    codec = ActionCodec(spaces.Box(0, 4, (1,), np.int64), name="x")
+    given = np.array([[-1.0], [-0.3], [0.2], [1.0]], np.float32)
+    assert [int(action[0]) for action in codec.decode(given)] == [0, 1, 2, 4]
