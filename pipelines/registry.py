@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping
+from functools import cached_property
 from importlib import metadata
 from typing import Any
 
@@ -28,13 +29,13 @@ class Registry:
 
     def names(self) -> list[str]:
         """Built-in and installed names, sorted."""
-        return sorted({*self._builtins, *(point.name for point in self._entry_points())})
+        return sorted({*self._builtins, *(point.name for point in self._entry_points)})
 
     def get(self, name: str) -> Any:
         """The member called `name`. UsageError if there is none, InputMissing if it cannot be imported."""
         if name in self._builtins:
             return self._load(self._builtins[name])
-        for point in self._entry_points():
+        for point in self._entry_points:
             if point.name == name:
                 return self._load(point.value)
         if ":" in name:
@@ -43,7 +44,9 @@ class Registry:
         hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(self.names())}, or module:attr"
         raise UsageError(f"unknown {self.kind} '{name}'", hint=hint)
 
+    @cached_property
     def _entry_points(self) -> metadata.EntryPoints:
+        """Reading them walks every installed distribution, so it is done once."""
         return metadata.entry_points(group=f"amago.{self.kind.replace(' ', '_')}")
 
     def _load(self, target: str) -> Any:

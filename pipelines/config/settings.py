@@ -122,7 +122,7 @@ class TrainSettings(SettingsModel):
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
     threads: int = Field(0, ge=0)
-    """CPU threads of the learner (0: all cores)."""
+    """CPU threads of the networks, learning or acting (0: all cores); small networks are fastest with 1."""
 
 
 class EvaluateSettings(SettingsModel):

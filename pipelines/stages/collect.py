@@ -33,6 +33,7 @@ from pipelines.rollout.actor import Rollout
 from pipelines.stages.environment import make_env
 from pipelines.stages.policies import Acting, load_policy
 from pipelines.stages.result import Result
+from pipelines.training.learner import use_threads
 
 
 def run(
@@ -59,6 +60,7 @@ def run(
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
         collector = stack.enter_context(Collector(settings, where, name=name, replaced=replaced))
+        use_threads(settings.train.threads)
         acting = load_policy(
             settings.collect.policy, collector.env, seed=collector.policy_seed, greedy=settings.collect.greedy
         )

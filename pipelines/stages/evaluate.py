@@ -28,6 +28,7 @@ from pipelines.stages.policies import trained
 from pipelines.stages.result import Result, Table
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
 _MOST_COLUMNS = 8  # attempts in a table
@@ -77,6 +78,7 @@ def judge(settings: Settings, checkpoint: Checkpoint, listener: Listener = silen
     """Play the episodes; the report as plain data."""
     wanted = settings.evaluate
     actors = min(wanted.actors, wanted.episodes)
+    use_threads(settings.train.threads)
     env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split)
     try:
         acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy)

@@ -37,7 +37,7 @@ class Learner:
             raise UsageError(
                 f"train.batch_size {train.batch_size} is not a multiple of train.accumulate {train.accumulate}"
             )
-        torch.set_num_threads(train.threads or os.cpu_count() or 1)
+        use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
         self.device = resolve_device(train.device)
         torch.manual_seed(seed)
@@ -129,6 +129,11 @@ class Learner:
             torch.cuda.set_rng_state_all(state["cuda"])
         self.update = checkpoint.update
         self.steps_seen = int(checkpoint.record["steps_seen"])
+
+
+def use_threads(threads: int) -> None:
+    """Let torch use so many CPU threads (0: all cores), in this whole process."""
+    torch.set_num_threads(threads or os.cpu_count() or 1)
 
 
 def load_agent(checkpoint: Checkpoint, device: str = "cpu") -> Agent:
