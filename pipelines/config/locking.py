@@ -1,4 +1,5 @@
-"""One process at a time: an advisory lock that says who holds it, and leaves nothing where nothing else was made."""
+"""Advisory locks between the processes of a host: `locked` waits its turn; `exclusive` refuses, says who holds it, and
+leaves nothing where nothing else was made."""
 
 from __future__ import annotations
 
@@ -53,3 +54,14 @@ def _claim(file: Path, what: str) -> int:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
             raise Locked(f"{what}, {holder}", hint="wait for it, or choose another directory") from error
+
+
+@contextmanager
+def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a flock on `path` (made if missing), waiting for it. Threads of one process exclude each other too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

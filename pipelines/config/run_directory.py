@@ -20,9 +20,9 @@ from typing import Any
 
 import tomli_w
 
-from pipelines.config.atomic import write_atomically
+from pipelines.config.atomic import explained, write_atomically
 from pipelines.config.load import read_toml
-from pipelines.config.locking import exclusive
+from pipelines.config.locking import exclusive, locked
 from pipelines.config.settings import EXTENSIBLE, STAGE_TABLES, Settings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 
@@ -90,7 +90,13 @@ class RunDirectory:
 
         UsageError as `refuse_changes`.
         """
-        self.refuse_changes(stage, settings, fresh=fresh)
+        with explained(f"write '{self.path}'"):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            self.refuse_changes(stage, settings, fresh=fresh)
+            self._record(stage, settings, fresh=fresh)
+
+    def _record(self, stage: str, settings: Settings, *, fresh: bool) -> None:
         stored, record, document = self.load_document(), self.load_record(), dump(settings)
         kept = {} if stage == "run" else stored
         merged = {**document, **kept, **{key: document[key] for key in _owned(stage) if key in document}}
@@ -103,7 +109,14 @@ class RunDirectory:
 
     def update_record(self, **fields: Any) -> None:
         """Set top-level fields of run.json."""
-        self._write_record({**self.load_record(), **fields})
+        with self._writing():
+            self._write_record({**self.load_record(), **fields})
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What one process reads and writes back, another does not change meanwhile: stages of one run may overlap."""
+        with explained(f"write '{self.path}'"), locked(self.path / ".record.lock"):
+            yield
 
     def _write_record(self, record: Mapping[str, Any]) -> None:
         write_atomically(self.record_path, json.dumps(record, indent=1))

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from pipelines.config.locking import locked
 from pipelines.errors import AmagoError, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import records
 from pipelines.lake.follower import all_segments
 from pipelines.lake.footer import TRAJECTORIES, read_footer
-from pipelines.lake.locks import locked
 from pipelines.lake.segment import segment_path, stored_bytes
 from pipelines.lake.steps import steps
 
