@@ -50,9 +50,7 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
         return path, value.strip()
 
 
-def merge(
-    base: Mapping[str, Any], over: Mapping[str, Any], *, where: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], *, where: tuple[str, ...] = ()) -> dict[str, Any]:
     """`over` laid on `base`, table by table; neither is changed. A new tag (`TAGS`) drops old parameters."""
     merged = copy.deepcopy(dict(base))
     for key, value in over.items():

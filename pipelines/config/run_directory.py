@@ -1,6 +1,6 @@
 """A run: one directory that says what was done, with what, and can be run again.
 
-    runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  lake/
+runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  lake/
 """
 
 from __future__ import annotations
