@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
 from pipelines.lake.schema import Column, Schema
 from pipelines.lake.segment import Unsealed
-from pipelines.lake.wal import Content, Log
+from pipelines.lake.wal import Content, Log, remove_unborn
 from pipelines.lake.writer import LOG_FORMAT, publish_log
 
 
@@ -41,6 +42,8 @@ def salvage(lake: Path, schema: Callable[[str], Schema], *, listener: Listener =
         finally:
             if log is not None:
                 log.close()
+    with contextlib.suppress(OSError):  # a read-only disk: they do no harm
+        remove_unborn(lake / "tmp")
     return saved
 
 

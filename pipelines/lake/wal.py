@@ -29,6 +29,24 @@ _CHECKED = struct.Struct("<cQ")
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
+def _claim_new(staged: Path) -> int:
+    """The descriptor of a new, locked file. One that `remove_unborn` took for a dead writer's is made again."""
+    while True:
+        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+
+
+def remove_unborn(tmp: Path) -> None:
+    """Remove logs whose writers died before giving them their names: they hold no trajectory yet."""
+    for path in tmp.glob("*.wal"):
+        log = Log.claim(path)
+        if log is not None:
+            log.drop()
+
+
 class Log:
     """An open log whose lock this process holds. Methods that fail raise OSError and leave whole frames."""
 
@@ -43,10 +61,9 @@ class Log:
     def create(cls, path: Path, header: dict[str, Any], *, tmp: Path) -> Log:
         """A new log, locked before its name appears."""
         staged = tmp / path.name
-        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = _claim_new(staged)
         log = cls(path, descriptor, 0)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             log._write([MAGIC])
             log._frame(b"H", [json.dumps(header).encode()])
             os.rename(staged, path)

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import subprocess
@@ -183,6 +184,16 @@ def kill_writers(lake: Lake, seed: int, *, writers: int = 2) -> list[str]:
         acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
         process.wait()
     return acknowledged
+
+
+def test_a_log_that_never_got_its_name_is_removed_and_a_living_one_is_not(lake: Lake) -> None:
+    dead, living = lake.path / "tmp" / "w.1.aa-00000000.wal", lake.path / "tmp" / "w.2.bb-00000000.wal"
+    dead.write_bytes(b"AMAGO")
+    with living.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lake.salvage()
+        assert not dead.exists()
+        assert living.exists()
 
 
 def check_nothing_lost(lake: Lake, acknowledged: list[str]) -> None:
