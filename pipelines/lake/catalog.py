@@ -27,7 +27,7 @@ from pipelines.errors import AmagoError, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import records
 from pipelines.lake.follower import all_segments
-from pipelines.lake.footer import TRAJECTORIES, read_footer
+from pipelines.lake.footer import read_footer
 from pipelines.lake.segment import segment_path, stored_bytes
 from pipelines.lake.steps import steps
 
@@ -277,7 +277,7 @@ def _read_footers(lake: Lake, ids: Sequence[str], listener: Listener) -> tuple[l
         path = segment_path(lake.path, id)
         try:
             footer = read_footer(path)
-            table = footer.trajectories.cast(TRAJECTORIES)
+            table = footer.trajectories
         except FileNotFoundError:
             continue
         except (AmagoError, ValueError) as error:
@@ -300,7 +300,6 @@ def _read_footers(lake: Lake, ids: Sequence[str], listener: Listener) -> tuple[l
         for name, value, kind in (
             ("segment", id, pa.string()),
             ("schema", header["schema"], pa.string()),
-            ("t_commit", header["t_commit"], pa.float64()),
         ):
             table = table.append_column(name, pa.array([value] * n, kind))
         tables.append(table)

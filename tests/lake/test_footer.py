@@ -1,0 +1,73 @@
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.errors import IntegrityError
+from pipelines.lake import footer
+from pipelines.lake.footer import TRAJECTORIES, Footer, read_footer
+from pipelines.lake.store import Lake
+from tests.lake.factories import fill, segment_files
+
+
+def packed(table: pa.Table, path: Path, **header: object) -> Footer:
+    """A footer as another version would have written it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    raw = sink.getvalue()
+    about = {"format": 1, "t_commit": 5.0, "trajectories_bytes": raw.size} | header
+    return Footer(about, base64.b64encode(pa.compress(raw, "zstd", asbytes=True)), path)
+
+
+def test_a_table_of_another_version_has_our_columns(tmp_path: Path) -> None:
+    older = pa.table({"length": pa.array([3, 4], pa.int32()), "env": ["a", "b"], "mood": ["good", "bad"]})
+    table = packed(older, tmp_path).trajectories
+    assert table.schema.equals(TRAJECTORIES)
+    assert table["length"].to_pylist() == [3, 4]
+    assert table["tags"].to_pylist() == table["uid"].to_pylist() == [None, None]
+    assert table["t_commit"].to_pylist() == [5.0, 5.0]
+
+
+def test_a_trajectory_keeps_the_time_it_was_first_committed(tmp_path: Path) -> None:
+    rewritten = pa.table({"t_commit": [1.0, None]})
+    found = packed(rewritten, tmp_path, replaces=["2026/a", "2026/b"])
+    assert found.trajectories["t_commit"].to_pylist() == [1.0, 5.0]
+    assert found.replaces == ("2026/a", "2026/b")
+
+
+def test_trajectories_of_a_new_segment_were_committed_with_it(lake: Lake) -> None:
+    fill(lake, [3, 4])
+    found = read_footer(segment_files(lake)[0])
+    assert found.trajectories["t_commit"].to_pylist() == [found.header["t_commit"]] * 2
+    assert found.replaces == ()
+
+
+@pytest.mark.parametrize("count", [1, 40, 900])
+def test_a_footer_read_from_the_files_end_is_the_one_arrow_reads(lake: Lake, count: int) -> None:
+    fill(lake, [1] * count)
+    path = segment_files(lake)[0]
+    with pa.OSFile(str(path)) as file:
+        values = dict(pa.ipc.open_file(file).metadata)
+    found = read_footer(path)
+    assert json.loads(values[b"amago"]) == found.header
+    assert values[b"trajectories"] == found.packed
+    assert found.trajectories.num_rows == count
+
+
+def test_a_file_cut_short_or_with_a_wrong_length_is_damaged(lake: Lake, tmp_path: Path) -> None:
+    fill(lake, [1] * 400)
+    data = segment_files(lake)[0].read_bytes()
+    rng = np.random.default_rng(0)
+    other = tmp_path / "x.arrow"
+    for length in [0, 1, 5, 9, 10, 11, 20, *rng.integers(0, len(data), 100).tolist()]:
+        other.write_bytes(data[:length])
+        with pytest.raises(IntegrityError):
+            read_footer(other)
+    for wrong in (-(2**31), -1, 0, 1, footer._TAIL, len(data), 2**31 - 1):
+        other.write_bytes(data[:-10] + wrong.to_bytes(4, "little", signed=True) + data[-6:])
+        with pytest.raises(IntegrityError):
+            read_footer(other)
