@@ -23,7 +23,7 @@ class Invocation:
     json: bool = False
     verbose: bool = False
     run: Path | None = None
-    lake: Path | None = None
+    lake: Path | str | None = None
     started: float = field(default_factory=time.monotonic)
 
     @classmethod

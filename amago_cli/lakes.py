@@ -37,7 +37,7 @@ def below(root: Path) -> Iterator[Path]:
             yield from below(child)
 
 
-def overview(path: Path) -> dict[str, Any]:
+def overview(path: Path | str) -> dict[str, Any]:
     """How much is in the lake at `path`: trajectories, steps, overlays, segments, bytes, environments."""
     from pipelines.lake.catalog import summary
     from pipelines.lake.store import Lake
@@ -45,4 +45,4 @@ def overview(path: Path) -> dict[str, Any]:
     lake = Lake.open(path)
     found = summary(lake)
     figures = {name: found[name] for name in ("trajectories", "steps", "overlays", "segments", "bytes")}
-    return {"lake": lake.path, **figures, "environments": sorted({task["env"] for task in found["tasks"]})}
+    return {"lake": lake.name, **figures, "environments": sorted({task["env"] for task in found["tasks"]})}

@@ -102,7 +102,7 @@ class Common:
     quiet: bool = False
     verbose: bool = False
 
-    def concerns(self, *, run: Path | None = None, lake: Path | None = None) -> None:
+    def concerns(self, *, run: Path | None = None, lake: Path | str | None = None) -> None:
         """Remember what the command is about, for its report should it fail."""
         self.invocation.run, self.invocation.lake = run, lake
 

@@ -15,7 +15,7 @@ from pipelines.data.batch import Batch
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.lake.blob import BlobCache
-from pipelines.lake.segment import SegmentFile
+from pipelines.lake.segment import SegmentFile, open_segment
 
 OPEN_FILES = 256
 TAKE_FROM = 4  # windows in one file from which on a gather beats slices
@@ -34,7 +34,7 @@ class Gatherer:
 
     def __init__(self, view: View, rows: int) -> None:
         self._view, self._rows = view, rows
-        self._files: OrderedDict[int, SegmentFile] = OrderedDict()
+        self._files: OrderedDict[str, SegmentFile] = OrderedDict()
         self._follower = view.follower
         self._cache = BlobCache()
         self._pool: list[dict[str, np.ndarray]] = []
@@ -77,7 +77,7 @@ class Gatherer:
         try:
             self._copy_from(self._file(number), rows, out)
         except (IntegrityError, FileNotFoundError) as error:
-            self._files.pop(number, None)
+            self._files.pop(self._follower.segments[number].file, None)
             raise SegmentLost(number, str(error)) from error
 
     def _copy_from(self, file: SegmentFile, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
@@ -97,13 +97,14 @@ class Gatherer:
                     target[i, : stop - r] = source[r:stop]
 
     def _file(self, number: int) -> SegmentFile:
-        if number not in self._files:
-            path = self._follower.segments[number].path
-            self._files[number] = SegmentFile(path, self._view.schema.columns, scattered=True, cache=self._cache)
+        id = self._follower.segments[number].file
+        if id not in self._files:
+            storage, columns = self._view.lake.storage, self._view.schema.columns
+            self._files[id] = open_segment(storage, id, columns, scattered=True, cache=self._cache)
             while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
-        self._files.move_to_end(number)
-        return self._files[number]
+        self._files.move_to_end(id)
+        return self._files[id]
 
     def _buffers(self, size: int) -> dict[str, np.ndarray]:
         """Arrays (size, rows, *shape) that nobody holds: fresh pages cost as much as the copy into them."""

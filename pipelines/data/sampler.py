@@ -58,7 +58,7 @@ class WindowSampler:
         cumulative = self._weights()
         if not len(cumulative) or not cumulative[-1] > 0:
             raise InputMissing(
-                f"lake '{self.view.lake.path}' has no trajectories to draw from",
+                f"lake '{self.view.lake.name}' has no trajectories to draw from",
                 hint="collect some first, or widen the selection",
             )
         point = self._rng.random(batch_size) * cumulative[-1]

@@ -93,16 +93,16 @@ class View:
         are gone.
         """
         if (snapshot["lake"], snapshot["schema"]) != (self.lake.id, self.schema.id):
-            raise InputMissing(f"lake '{self.lake.path}' is not the one that was drawn from before")
+            raise InputMissing(f"lake '{self.lake.name}' is not the one that was drawn from before")
         self._clear()
         self.follower.restore(snapshot["segments"])
         self._take()
         for segment in self.follower.segments:
             if segment.id in snapshot["dropped"]:
-                self.drop(segment.number, f"segment '{segment.path}' could not be read before")
+                self.drop(segment.number, f"segment '{segment.id}' could not be read before")
         if self._used != snapshot["trajectories"]:
             text = (
-                f"lake '{self.lake.path}' has {self._used} of the {snapshot['trajectories']} trajectories "
+                f"lake '{self.lake.name}' has {self._used} of the {snapshot['trajectories']} trajectories "
                 "that were drawn from before: what follows is not a repetition"
             )
             self._listener(Notice(text=text, level="warning"))

@@ -26,9 +26,9 @@ from pipelines.config.locking import locked
 from pipelines.errors import AmagoError, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import records
-from pipelines.lake.follower import all_segments
+from pipelines.lake.follower import live_segments
 from pipelines.lake.footer import read_footer
-from pipelines.lake.segment import segment_path, stored_bytes
+from pipelines.lake.segment import stored_bytes
 from pipelines.lake.steps import steps
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def remembered(lake: Lake, segment: str) -> list[str]:
     """The uids that the index, as it stands, has for a segment; none if the index cannot be read."""
     try:
         with (
-            locked(lake.path / "locks" / "index.lock", shared=True),
-            contextlib.closing(_connect_locked_down(lake.path / "index.duckdb")) as connection,
+            locked(lake.local / "locks" / "index.lock", shared=True),
+            contextlib.closing(_connect_locked_down(lake.local / "index.duckdb")) as connection,
         ):
             rows = connection.execute("select uid from trajectories where segment = ?", [segment]).fetchall()
             return [row[0] for row in rows]
@@ -106,7 +106,7 @@ def refresh(lake: Lake, *, listener: Listener = silent) -> None:
 
 def rebuild(lake: Lake, *, listener: Listener = silent) -> None:
     """Delete the index and build it again from the segments."""
-    with locked(lake.path / "locks" / "index.lock"):
+    with locked(lake.local / "locks" / "index.lock"):
         _remove(lake)
     refresh(lake, listener=listener)
 
@@ -162,7 +162,7 @@ def _offer(connection: duckdb.DuckDBPyConnection, lake: Lake, sql: str, listener
     listing = bool(words & {"show", "information_schema.tables", "duckdb_tables", "duckdb_views"})
     for name, load in records.TABLES.items():
         if name in words or listing:
-            connection.register(name, load(lake.path.resolve().parent))
+            connection.register(name, load(lake.run) if lake.run else records.table([], {}))
     if "steps" in words or listing:
         text = sql.lower()
         every = "*" in text or "select" not in words  # also "from steps", "describe steps"
@@ -177,7 +177,7 @@ def _reading(lake: Lake, listener: Listener) -> Iterator[duckdb.DuckDBPyConnecti
 
 
 def _open(lake: Lake, stack: contextlib.ExitStack, listener: Listener) -> duckdb.DuckDBPyConnection:
-    lock, index = lake.path / "locks" / "index.lock", lake.path / "index.duckdb"
+    lock, index = lake.local / "locks" / "index.lock", lake.local / "index.duckdb"
     try:
         _bring_up_to_date(lake, lock, index, listener)
         stack.enter_context(locked(lock, shared=True))
@@ -200,7 +200,7 @@ def _in_memory(lake: Lake, listener: Listener) -> duckdb.DuckDBPyConnection:
 
 
 def _bring_up_to_date(lake: Lake, lock: Path, index: Path, listener: Listener) -> None:
-    live = set(all_segments(lake.path))
+    live = set(live_segments(lake.storage))
     with locked(lock, shared=True):
         if index.exists() and _known(index, lake) == live:
             return
@@ -253,7 +253,7 @@ def _create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
 
 def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, listener: Listener) -> None:
     """Add the footers of new segments, forget segments that are no longer live; one transaction."""
-    live = all_segments(lake.path)
+    live = live_segments(lake.storage)
     known = {row[0] for row in connection.execute("select segment from segments").fetchall()}
     new, gone = [id for id in live if id not in known], sorted(known - set(live))
     segments, tables = _read_footers(lake, new, listener)
@@ -274,9 +274,8 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, listener: Listene
 def _read_footers(lake: Lake, ids: Sequence[str], listener: Listener) -> tuple[list[dict[str, Any]], list[pa.Table]]:
     segments, tables = [], []
     for id in ids:
-        path = segment_path(lake.path, id)
         try:
-            footer = read_footer(path)
+            footer = read_footer(lake.storage, id)
             table = footer.trajectories
         except FileNotFoundError:
             continue
@@ -293,7 +292,7 @@ def _read_footers(lake: Lake, ids: Sequence[str], listener: Listener) -> tuple[l
                 "t_commit": header["t_commit"],
                 "trajectories": n,
                 "rows": header["rows"],
-                "bytes": stored_bytes(path),
+                "bytes": stored_bytes(lake.storage, id),
                 "columns": list(header["columns"]),
             }
         )
@@ -309,4 +308,4 @@ def _read_footers(lake: Lake, ids: Sequence[str], listener: Listener) -> tuple[l
 def _remove(lake: Lake) -> None:
     for name in ("index.duckdb", "index.duckdb.wal"):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(lake.path / name)
+            os.unlink(lake.local / name)

@@ -1,60 +1,83 @@
 """Following a lake: what is live, in an order that repeats, at a cost that follows what is new.
 
-Live = listed - marked (tombstoned, quarantined) - trajectories seen before (by uid). An hour's directory is
-listed again only if its modification time moved or is too fresh to trust; of the known directories the newest
-48 are looked at (a writer's clock may be off), an unknown one always.
+Live = listed - hidden (expired, quarantined) - superseded by a rewritten segment - trajectories seen before (by
+uid). An hour's directory is listed again only if its modification time moved or is too fresh to trust; of the
+known directories the newest 48 are looked at (a writer's clock may be off), an unknown one always.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.config.atomic import storage_error
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.footer import Footer, read_footer, uid_array
-from pipelines.lake.segment import segment_path
+from pipelines.lake.keys import is_rewritten
+from pipelines.lake.storage import Storage
+from pipelines.lake.tombstones import FRESH_SECONDS, Hidden
+from pipelines.lake.uids import UidSet, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 WATCHED_HOURS = 48
-FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
+ROOT = "segments"
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A live segment and its trajectories: `uids` (n,) "S16", `row0` and `length` (actions), (n,) int64.
+    """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) int64 and `length` (n,) u4 (actions).
 
-    For an overlay, `columns` are those it stores, and `base` (n,) is the number (place in
-    `Follower.segments`) of the segment that holds the rest, from row `base_row0` on; otherwise `base` is its
-    own number and `base_row0` is `row0`.
+    `id` is the name under which they were first seen here; their rows lie in the file of segment `file`, another
+    one once they were rewritten. For an overlay, `columns` are those it stores, and `base` (n,) is the number
+    (place in `Follower.segments`) of the segment that holds the rest, from row `base_row0` on; otherwise `base` is
+    its own number and `base_row0` is `row0`.
     """
 
     number: int
     id: str
-    path: Path
+    file: str
     schema_id: str
     is_overlay: bool
     columns: tuple[str, ...]
     uids: np.ndarray
     row0: np.ndarray
     length: np.ndarray
-    base: np.ndarray
-    base_row0: np.ndarray
+    bases: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def base(self) -> np.ndarray:
+        return self.bases[0] if self.bases is not None else np.full(len(self.uids), self.number)
+
+    @property
+    def base_row0(self) -> np.ndarray:
+        return self.bases[1] if self.bases is not None else self.row0
+
+    def only(self, keep: np.ndarray) -> Segment:
+        """The same with some of its trajectories; `keep` is a mask or an index."""
+        bases = None if self.bases is None else (self.bases[0][keep], self.bases[1][keep])
+        return replace(self, uids=self.uids[keep], row0=self.row0[keep], length=self.length[keep], bases=bases)
+
+
+class Change(NamedTuple):
+    """What a refresh did: trajectories `added`; numbers of known segments that were `changed` (moved or reduced)."""
+
+    added: int
+    changed: tuple[int, ...]
 
 
 @dataclass
 class Follower:
-    """`segments` grows at each `refresh` and never changes otherwise. What cannot be read is told to
-    `listener`, kept in `unreadable` (id -> reason) and passed over.
+    """`segments` grows at each `refresh`; an entry is replaced when its trajectories move to another file or die.
+
+    What cannot be read is told to `listener`, kept in `unreadable` (id -> reason) and passed over.
     """
 
     lake: Lake
@@ -63,25 +86,118 @@ class Follower:
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._root = self.lake.path / "segments"
-        self._hours: dict[str, int] = {}
+        self._storage = self.lake.storage
+        self._hours: dict[str, int | None] = {}
         self._known: set[str] = set()
-        self._numbers: dict[str, int] = {}
+        self._aliases: dict[str, str] = {}  # superseded id -> id of the newest segment that has its trajectories
+        self._rewritten: dict[str, Footer] = {}
+        self._lying_in: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
+        self._derived: dict[int, set[int]] = {}  # number -> those of overlays on it
         self._waiting: dict[str, Footer] = {}
         self._seen = UidSet()
+        self._hidden = Hidden(self._storage)
+        self._changed: set[int] = set()
 
-    def refresh(self) -> int:
-        """Take in what is new; returns the number of new trajectories."""
-        marked = marked_segments(self.lake.path)
-        new = sorted(id for id in self._listed() if Path(id).name not in marked)
-        return self._admit(new, patient=True)
+    def refresh(self) -> Change:
+        """Take in what is new, what was rewritten and what has died."""
+        new = sorted(self._listed())
+        self._hide()
+        before = len(self.segments)
+        self._learn(new)
+        self._known.update(id for id in new if id in self._aliases)
+        added = self._admit(new, patient=True)
+        self._rewritten.clear()
+        changed = tuple(sorted(number for number in self._changed if number < before))
+        self._changed.clear()
+        return Change(added, changed)
 
     def restore(self, ids: Sequence[str]) -> int:
-        """Take in exactly these segments, in this order, as an earlier follower did; returns the
-        trajectories.
+        """Take in exactly these segments, in this order, as an earlier follower did; returns the number of their
+        trajectories that still live, wherever they lie now.
         """
-        marked = marked_segments(self.lake.path)
-        return sum(self._admit([id], patient=False) for id in ids if Path(id).name not in marked)
+        self._hide()
+        self._learn(list_all(self._storage, rewritten=True))
+        count, last = 0, None
+        for id in ids:
+            file = self._aliases.get(id)
+            if last is not None and last != file:
+                self._rewritten[last] = replace(self._rewritten[last])  # forgets the decoded table
+            last = file if file in self._rewritten else None
+            count += self._admit([id], patient=False)
+        self._rewritten.clear()
+        self._changed.clear()
+        return count
+
+    def _hide(self) -> None:
+        """Let what was hidden since the last time die."""
+        touched = self._hidden.refresh()
+        if not touched:
+            return
+        if any("/" not in name for name in touched):  # quarantine: a marker may also have gone
+            self._hours.clear()
+        for segment in list(self.segments):
+            if {segment.id, segment.file, segment.file.rpartition("/")[2]} & touched:
+                alive = self._hidden.alive(segment.file, segment.uids)
+                if segment.file != segment.id:
+                    alive &= self._hidden.alive(segment.id, segment.uids)
+                self._reduce(segment, alive)
+
+    def _learn(self, ids: Iterable[str]) -> None:
+        """Read which of `ids` were rewritten from others, and move what is known of those."""
+        for id in sorted(ids):
+            if not is_rewritten(id) or id in self._known or id in self._rewritten or self._hidden.hides(id):
+                continue
+            footer = self._footer(id)
+            if footer is None:
+                self._known.add(id)
+                continue
+            self._rewritten[id] = replace(footer)  # without the decoded table
+            for old in footer.replaces:
+                if id not in self._aliases or old not in self._aliases:
+                    self._aliases[old] = self._aliases.get(id, id)
+        for id, footer in self._rewritten.items():
+            if id not in self._aliases:
+                self._move(id, footer)
+
+    def _move(self, id: str, footer: Footer) -> None:
+        """Known trajectories now lie in the rewritten segment `id`."""
+        moved = [number for old in footer.replaces for number in self._lying_in.pop(old, ())]
+        if not moved:
+            return
+        uids, row0 = footer.uids(), footer.trajectories["row0"].to_numpy()
+        order = np.argsort(uids)
+        for segment in (self.segments[number] for number in moved):
+            place = positions(uids, segment.uids, order)
+            found = place >= 0
+            self._reduce(segment, found, file=id, row0=row0[place[found]])
+        self._lying_in.setdefault(id, []).extend(moved)
+
+    def _reduce(
+        self, old: Segment, keep: np.ndarray, *, file: str | None = None, row0: np.ndarray | None = None
+    ) -> None:
+        """Replace a segment by one that has only some trajectories, perhaps in another file, and what hangs on it."""
+        if keep.all() and file is None:
+            return
+        new = old.only(keep)
+        if file is not None and row0 is not None:
+            new = replace(new, file=file, row0=row0)
+        self.segments[old.number] = new
+        self._changed.add(old.number)
+        if old.number not in self._derived:
+            return
+        moved_to = np.full(len(old.uids), -1, dtype=np.int64)
+        moved_to[keep] = new.row0
+        for overlay in (self.segments[number] for number in self._derived[old.number]):
+            assert overlay.bases is not None
+            base, base_row0 = overlay.bases
+            rows = np.flatnonzero(base == old.number)
+            place = np.searchsorted(old.row0, base_row0[rows], side="right") - 1
+            alive = np.ones(len(base), dtype=bool)
+            alive[rows] = moved_to[place] >= 0
+            fresh = base_row0.copy()
+            fresh[rows] += moved_to[place] - old.row0[place]
+            self.segments[overlay.number] = replace(overlay, bases=(base, fresh)).only(alive)
+            self._changed.add(overlay.number)
 
     def _admit(self, ids: Iterable[str], *, patient: bool) -> int:
         """Steps first, then overlays. An overlay whose base is not there yet waits for the next refresh."""
@@ -89,10 +205,10 @@ class Follower:
         waited = set(overlays)
         self._waiting = {}
         for id in ids:
-            if id in self._known:
+            if id in self._known or self._hidden.hides(id):
                 continue
             self._known.add(id)
-            footer = self._footer(id)
+            footer = self._rewritten.get(self._aliases.get(id, id)) or self._footer(id)
             if footer is None:
                 continue
             if footer.is_overlay:
@@ -100,8 +216,8 @@ class Follower:
             else:
                 count += self._add(id, footer)
         for id, footer in sorted(overlays.items()):
-            bases = footer.trajectories["base_segment"].to_pylist()
-            missing = set(bases) - self._numbers.keys()
+            bases = set(footer.trajectories["base_segment"].to_pylist())
+            missing = {base for base in bases if not self._numbers(base) and not self._hidden.hides(base)}
             if missing and patient and id not in waited and not missing & self.unreadable.keys():
                 self._waiting[id] = footer
                 continue
@@ -111,62 +227,67 @@ class Follower:
         return count
 
     def _add(self, id: str, footer: Footer) -> int:
+        """Take in the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
+        file = self._aliases.get(id, id)
         table, number = footer.trajectories, len(self.segments)
-        uids = footer.uids()
-        row0 = table["row0"].to_numpy()
-        length = table["length"].to_numpy()
-        base, base_row0 = np.full(len(uids), number), row0
-        keep = self._seen.add(uids)
+        if file != id:
+            table = table.slice(*footer.part(id))
+        uids = uid_array(table["uid"])
+        keep = self._hidden.alive(file, uids) & self._hidden.alive(id, uids)
+        bases = None
         if footer.is_overlay:
-            base, base_row0 = self._bases(footer)
-            keep &= base >= 0
+            bases = self._bases(table)
+            keep &= bases[0] >= 0
+        keep &= self._seen.add(uids)
         segment = Segment(
             number=number,
             id=id,
-            path=footer.path,
+            file=file,
             schema_id=footer.header["schema"],
             is_overlay=footer.is_overlay,
             columns=footer.columns,
-            uids=uids[keep],
-            row0=row0[keep],
-            length=length[keep],
-            base=base[keep],
-            base_row0=base_row0[keep],
+            uids=uids,
+            row0=table["row0"].to_numpy(),
+            length=table["length"].to_numpy().astype(np.uint32),
+            bases=bases,
         )
-        self.segments.append(segment)
-        self._numbers[id] = number
-        return len(segment.uids)
+        # The footer's own buffers are let go: a mask copies.
+        self.segments.append(segment.only(keep))
+        self._lying_in.setdefault(file, []).append(number)
+        for base in np.unique(bases[0][keep]).tolist() if bases is not None else ():
+            self._derived.setdefault(base, set()).add(number)
+        return int(keep.sum())
 
-    def _bases(self, footer: Footer) -> tuple[np.ndarray, np.ndarray]:
+    def _bases(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         """Number of the base's segment (-1 where it is not live) and its first row, for every row of an
         overlay.
         """
-        table = footer.trajectories
         ids = np.array(table["base_segment"].to_pylist(), dtype=object)
         uids, offset = uid_array(table["base_uid"]), table["base_offset"].to_numpy()
         base, row0 = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
         for id in dict.fromkeys(ids):
-            if id not in self._numbers:
-                continue
-            segment, rows = self.segments[self._numbers[id]], np.flatnonzero(ids == id)
-            order = np.argsort(segment.uids)
-            place = np.searchsorted(segment.uids, uids[rows], sorter=order)
-            place = order[np.minimum(place, len(order) - 1)] if len(order) else np.zeros(len(rows), dtype=int)
-            found = segment.uids[place] == uids[rows] if len(order) else np.zeros(len(rows), dtype=bool)
-            base[rows[found]] = segment.number
-            row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
+            rows = np.flatnonzero(ids == id)
+            for segment in (self.segments[number] for number in self._numbers(id)):
+                place = positions(segment.uids, uids[rows])
+                found = place >= 0
+                base[rows[found]] = segment.number
+                row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
         return base, row0
+
+    def _numbers(self, id: str) -> list[int]:
+        """Numbers of the segments that have the trajectories of `id`, whatever became of its file."""
+        return self._lying_in.get(self._aliases.get(id, id), [])
 
     def _footer(self, id: str) -> Footer | None:
         try:
-            footer = read_footer(segment_path(self.lake.path, id))
+            footer = read_footer(self._storage, id)
             _ = footer.trajectories
             return footer
         except FileNotFoundError:
             self.unreadable[id] = "it is gone"
         except AmagoError as error:
             self.unreadable[id] = str(error)
-            self._tell(f"{error}; it is passed over, see: amago lake verify {self.lake.path}")
+            self._tell(f"{error}; it is passed over, see: amago lake verify {self.lake.name}")
         return None
 
     def _tell(self, text: str) -> None:
@@ -174,76 +295,46 @@ class Follower:
 
     def _listed(self) -> Iterable[str]:
         """Ids not known yet in the directories that may have changed."""
-        hours = sorted(entry.name for entry in _scan(self._root) if entry.is_dir())
+        hours = sorted(folders(self._storage, ROOT))
         watched = set(hours[-WATCHED_HOURS:])
         for hour in hours:
             if hour in self._hours and hour not in watched:
                 continue
-            try:
-                now, modified = time.time_ns(), os.stat(self._root / hour).st_mtime_ns
-            except FileNotFoundError:
+            now, stamp = time.time_ns(), self._storage.stamp(f"{ROOT}/{hour}")
+            if stamp is not None and self._hours.get(hour) == stamp:
                 continue
-            if self._hours.get(hour) == modified:
-                continue
-            self._hours[hour] = modified if now - modified > FRESH_SECONDS * 1e9 else -1
-            for name in list_segments(self._root / hour):
+            settled = stamp is not None and now - stamp > FRESH_SECONDS * 1e9
+            self._hours[hour] = stamp if settled else None
+            for name in list_segments(self._storage, hour):
                 if f"{hour}/{name}" not in self._known:
                     yield f"{hour}/{name}"
 
 
-def list_segments(hour: Path) -> list[str]:
+def folders(storage: Storage, folder: str) -> list[str]:
+    """Folders in `folder`. StageFailed when the storage refuses."""
+    try:
+        return storage.folders(folder)
+    except OSError as error:
+        raise storage_error(error, f"read '{storage.url(folder)}'") from error
+
+
+def list_segments(storage: Storage, hour: str) -> list[str]:
     """Names (without ending) of the segments of an hour, overlays included, blobs not, sorted."""
-    names = (entry.name for entry in _scan(hour))
+    try:
+        names = storage.names(f"{ROOT}/{hour}")
+    except OSError as error:
+        raise storage_error(error, f"read '{storage.url(f'{ROOT}/{hour}')}'") from error
     return sorted(n.removesuffix(".arrow") for n in names if n.endswith(".arrow") and not n.endswith(".blob.arrow"))
 
 
-def all_segments(lake: Path) -> list[str]:
-    """Ids of everything listed and not marked, sorted."""
-    marked = marked_segments(lake)
-    hours = sorted(entry.name for entry in _scan(lake / "segments") if entry.is_dir())
-    return [f"{h}/{n}" for h in hours for n in list_segments(lake / "segments" / h) if n not in marked]
+def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
+    """Ids of everything listed, sorted; `rewritten`: only of segments made from others."""
+    ids = (f"{hour}/{name}" for hour in sorted(folders(storage, ROOT)) for name in list_segments(storage, hour))
+    return [id for id in ids if not rewritten or is_rewritten(id)]
 
 
-def marked_segments(lake: Path, folders: Sequence[str] = ("tombstones", "quarantine")) -> set[str]:
-    """Names of segments taken out of sight by a tombstone or by quarantine."""
-    return {
-        entry.name.removesuffix(".json")
-        for folder in folders
-        for entry in _scan(lake / folder)
-        if entry.name.endswith(".json")
-    }
-
-
-def _scan(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise storage_error(error, f"read '{directory}'") from error
-
-
-class UidSet:
-    """A growing set of uids in 16 bytes each: sorted runs, merged like a binary counter."""
-
-    def __init__(self) -> None:
-        self._runs: list[np.ndarray] = []
-
-    def add(self, uids: np.ndarray) -> np.ndarray:
-        """(n,) bool: which of `uids` ("S16") were new, the first of equal ones only; all of them are in it
-        now.
-        """
-        values, first = np.unique(uids, return_index=True)
-        fresh = np.ones(len(values), dtype=bool)
-        for run in self._runs:
-            place = np.minimum(np.searchsorted(run, values), len(run) - 1)
-            fresh &= run[place] != values
-        new = np.zeros(len(uids), dtype=bool)
-        new[first[fresh]] = True
-        run = values[fresh]
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")
-        if len(run):
-            self._runs.append(run)
-        return new
+def live_segments(storage: Storage) -> list[str]:
+    """Ids of everything listed and not hidden, sorted; what was rewritten into others is still among them."""
+    hidden = Hidden(storage)
+    hidden.refresh()
+    return [id for id in list_all(storage) if not hidden.hides(id)]

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,8 @@ import pyarrow.compute as pc
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.arrow import UNREADABLE
+from pipelines.lake.keys import segment_key
+from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 
 FORMAT = 1
@@ -73,7 +73,7 @@ class Footer:
 
     header: Mapping[str, Any]
     packed: bytes
-    path: Path
+    path: str
 
     @cached_property
     def trajectories(self) -> pa.Table:
@@ -94,8 +94,13 @@ class Footer:
 
     @property
     def replaces(self) -> tuple[str, ...]:
-        """Ids of the segments that this one was rewritten from."""
+        """Ids of the segments that this one was rewritten from, and of those that they were rewritten from."""
         return tuple(self.header.get("replaces", ()))
+
+    def part(self, id: str) -> tuple[int, int]:
+        """First trajectory and number of trajectories that come from the replaced segment `id`."""
+        first, count = self.header["replaces"][id]
+        return int(first), int(count)
 
     def uids(self) -> np.ndarray:
         """(n,) "S16" raw uuids."""
@@ -152,7 +157,7 @@ def _crc(text: bytes, packed: bytes) -> str:
     return f"{zlib.crc32(packed, zlib.crc32(text)):08x}"
 
 
-def decode(values: Mapping[bytes, bytes] | None, path: Path) -> Footer:
+def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
     """A footer from a file's metadata. IntegrityError for a foreign file, InputMissing for a newer format."""
     texts = values or {}
     try:
@@ -170,12 +175,14 @@ def decode(values: Mapping[bytes, bytes] | None, path: Path) -> Footer:
     return footer
 
 
-def read_footer(path: Path) -> Footer:
-    """Footer of the segment at `path`, in less than 0.1 ms. FileNotFoundError if it is gone, IntegrityError if
-    unreadable.
+def read_footer(storage: Storage, id: str) -> Footer:
+    """Footer of a segment, in less than 0.1 ms from a local disk. FileNotFoundError if it is gone, IntegrityError
+    if unreadable.
     """
+    key = segment_key(id)
+    path = storage.url(key)
     try:
-        values = pa.ipc.open_file(pa.py_buffer(_tail(path))).metadata
+        values = pa.ipc.open_file(pa.py_buffer(_tail(storage, key))).metadata
         return decode(dict(values) if values is not None else None, path)
     except FileNotFoundError:
         raise
@@ -183,20 +190,15 @@ def read_footer(path: Path) -> Footer:
         raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
 
 
-def _tail(path: Path) -> bytes:
+def _tail(storage: Storage, key: str) -> bytes:
     """The end of an Arrow file from its footer on or earlier: all that its reader looks at before a batch.
 
     Reading it here is ten times faster than through Arrow's own files, whose reads go through a pool of threads.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
-        tail = os.pread(descriptor, _TAIL, max(0, size - _TAIL))
-        length, _ = _END.unpack(tail[-_END.size :].rjust(_END.size))
-        needed = min(length + 2 * _END.size, size)  # the reader wants room for the letters at the file's beginning
-        return tail if needed <= len(tail) else os.pread(descriptor, needed, max(0, size - needed))
-    finally:
-        os.close(descriptor)
+    tail = storage.tail(key, _TAIL)
+    length, _ = _END.unpack(tail[-_END.size :].rjust(_END.size))
+    needed = length + 2 * _END.size  # the reader wants room for the letters at the file's beginning
+    return storage.tail(key, needed) if len(tail) == _TAIL and needed > _TAIL else tail
 
 
 def info_of(row: Mapping[str, Any]) -> TrajectoryInfo:

@@ -41,11 +41,13 @@ class OverlayWriter(Writer):
         unknown = set(columns) - {c.name for c in schema.columns}
         if unknown or not columns:
             raise InputMissing(
-                f"lake '{lake.path}' has no columns {sorted(unknown)} to change",
+                f"lake '{lake.name}' has no columns {sorted(unknown)} to change",
                 hint=f"it has {', '.join(c.name for c in schema.columns)}",
             )
         stored = [c for c in schema.columns if c.name in columns]
-        super().__init__(lake.path, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds, columns=stored)
+        super().__init__(
+            lake.storage, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds, columns=stored
+        )
         self._reader = Reader(lake)
 
     def append(  # type: ignore[override]

@@ -6,13 +6,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
 from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import hex_uids, info_of, read_footer
-from pipelines.lake.segment import SegmentFile
+from pipelines.lake.segment import SegmentFile, open_segment
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
 
 if TYPE_CHECKING:
@@ -27,15 +28,18 @@ class Reader:
     def __init__(self, lake: Lake, *, listener: Listener = silent) -> None:
         self.lake = lake
         self.follower = Follower(lake, listener)
-        self._files: OrderedDict[int, SegmentFile] = OrderedDict()
-        self._tables: OrderedDict[int, tuple[pa.Table, dict[str, int]]] = OrderedDict()
+        self._files: OrderedDict[str, SegmentFile] = OrderedDict()
+        self._tables: OrderedDict[str, tuple[pa.Table, dict[str, int]]] = OrderedDict()
         self._places: dict[str, tuple[int, int]] = {}
         self._indexed = 0
 
     def refresh(self) -> None:
-        """Take in what is new in the lake."""
-        self.follower.refresh()
-        for segment in self.follower.segments[self._indexed :]:
+        """Take in what is new in the lake, what was rewritten and what has died."""
+        changed = self.follower.refresh().changed
+        if changed:
+            numbers = set(changed)
+            self._places = {uid: place for uid, place in self._places.items() if place[0] not in numbers}
+        for segment in (*(self.follower.segments[n] for n in changed), *self.follower.segments[self._indexed :]):
             for place, uid in enumerate(hex_uids(segment.uids)):
                 self._places[uid] = (segment.number, place)
         self._indexed = len(self.follower.segments)
@@ -43,52 +47,64 @@ class Reader:
     def uids(self) -> list[str]:
         """Every live trajectory, in the lake's order."""
         self.refresh()
-        return list(self._places)
+        return sorted(self._places, key=self._places.__getitem__)
 
     def locate(self, uid: str) -> tuple[Segment, int]:
         """The segment of a trajectory and its place in it."""
         if uid not in self._places:
             self.refresh()
         if uid not in self._places:
-            raise InputMissing(f"lake '{self.lake.path}' has no trajectory {uid}")
+            raise InputMissing(f"lake '{self.lake.name}' has no trajectory {uid}")
         number, place = self._places[uid]
         return self.follower.segments[number], place
 
     def file(self, number: int) -> SegmentFile:
-        """The mapped file of a segment; the last few stay open."""
-        if number not in self._files:
-            segment = self.follower.segments[number]
-            self._files[number] = SegmentFile(segment.path, self.lake.schema(segment.schema_id).columns)
+        """The mapped file in which the trajectories of a segment lie; the last few stay open."""
+        segment = self.follower.segments[number]
+        if segment.file not in self._files:
+            columns = self.lake.schema(segment.schema_id).columns
+            self._files[segment.file] = open_segment(self.lake.storage, segment.file, columns)
             while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
-        self._files.move_to_end(number)
-        return self._files[number]
+        self._files.move_to_end(segment.file)
+        return self._files[segment.file]
 
     def info(self, uid: str) -> TrajectoryInfo:
-        return info_of(self._row(uid))
+        return info_of(self.row(uid))
 
     def read(self, uid: str) -> Trajectory:
         """A copy of a trajectory. IntegrityError when its segment is damaged."""
+        try:
+            return self._read(uid)
+        except FileNotFoundError:  # rewritten and swept since the last look
+            self.refresh()
+            return self._read(uid)
+
+    def row(self, uid: str) -> Mapping[str, Any]:
+        """The trajectory's row in the footer of its segment."""
+        segment, _ = self.locate(uid)
+        if segment.file not in self._tables:
+            footer = read_footer(self.lake.storage, segment.file)
+            places = {uid: i for i, uid in enumerate(hex_uids(footer.uids()))}
+            self._tables[segment.file] = footer.trajectories, places
+            while len(self._tables) > OPEN_FILES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(segment.file)
+        table, places = self._tables[segment.file]
+        return table.slice(places[uid], 1).to_pylist()[0]
+
+    def _read(self, uid: str) -> Trajectory:
         segment, place = self.locate(uid)
         rows = int(segment.length[place]) + 1
-        own, base = self.file(segment.number), self.file(int(segment.base[place]))
-        start, base_start = int(segment.row0[place]), int(segment.base_row0[place])
-        columns = {}
+        own, start = self.file(segment.number), int(segment.row0[place])
+        base, base_start = own, start
+        if segment.bases is not None:
+            base, base_start = self.file(int(segment.bases[0][place])), int(segment.bases[1][place])
+        columns: dict[str, np.ndarray] = {}
         for column in self.lake.schema(segment.schema_id).columns:
             file, row = (own, start) if column.name in segment.columns else (base, base_start)
             columns[column.name] = file.read_rows(column.name, row, row + rows)
         return Trajectory(columns=columns, info=self.info(uid), uid=uid)
-
-    def _row(self, uid: str) -> Mapping[str, Any]:
-        segment, _ = self.locate(uid)
-        if segment.number not in self._tables:
-            footer = read_footer(segment.path)
-            places = {uid: i for i, uid in enumerate(hex_uids(footer.uids()))}
-            self._tables[segment.number] = footer.trajectories, places
-            while len(self._tables) > OPEN_FILES:
-                self._tables.popitem(last=False)
-        table, places = self._tables[segment.number]
-        return table.slice(places[uid], 1).to_pylist()[0]
 
 
 def read(lake: Lake, uid: str) -> Trajectory:

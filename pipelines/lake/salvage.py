@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 
-from pipelines.config.atomic import storage_error, write_atomically
+from pipelines.config.atomic import storage_error
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
+from pipelines.lake.keys import segment_key
 from pipelines.lake.schema import Column, Schema
 from pipelines.lake.segment import Unsealed
+from pipelines.lake.storage import Storage
 from pipelines.lake.wal import Content, Log, remove_unborn
 from pipelines.lake.writer import LOG_FORMAT, publish_log
 
 
-def salvage(lake: Path, schema: Callable[[str], Schema], *, listener: Listener = silent) -> int:
+def salvage(storage: Storage, schema: Callable[[str], Schema], *, listener: Listener = silent) -> int:
     """Seal the logs of dead writers; returns the number of trajectories saved. Safe at any time, by anyone.
 
     `schema` gives the Schema of an id. A log that cannot be sealed now (a full or read-only disk, a newer
@@ -29,12 +30,12 @@ def salvage(lake: Path, schema: Callable[[str], Schema], *, listener: Listener =
     rest is sealed.
     """
     saved = 0
-    for path in sorted((lake / "wal").glob("*.wal")):
+    for path in sorted((storage.local / "wal").glob("*.wal")):
         log = None
         try:
             log = Log.claim(path)
             if log is not None:
-                saved += _salvage_one(lake, log, schema, listener)
+                saved += _salvage_one(storage, log, schema, listener)
         except OSError as error:
             listener(Notice(text=str(storage_error(error, f"salvage '{path}'")), level="warning"))
         except AmagoError as error:
@@ -43,25 +44,25 @@ def salvage(lake: Path, schema: Callable[[str], Schema], *, listener: Listener =
             if log is not None:
                 log.close()
     with contextlib.suppress(OSError):  # a read-only disk: they do no harm
-        remove_unborn(lake / "tmp")
+        remove_unborn(storage.local / "tmp")
     return saved
 
 
-def _salvage_one(lake: Path, log: Log, schema: Callable[[str], Schema], listener: Listener) -> int:
+def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], listener: Listener) -> int:
     writer = log.path.stem.rpartition("-")[0]
-    for leftover in (lake / "tmp").glob(f"{writer}.*.tmp"):
+    for leftover in (storage.local / "tmp").glob(f"{writer}.*.tmp"):
         leftover.unlink(missing_ok=True)
     content = log.read()
     for segment in content.marks:
-        segments.drop_orphan(segments.segment_path(lake, segment))
-    published = any(segments.segment_path(lake, segment).exists() for segment in content.marks)
+        segments.drop_orphan(storage, segment)
+    published = any(storage.exists(segment_key(segment)) for segment in content.marks)
     if published or content.header is None or not (content.records or content.damaged):
         log.drop()
         return 0
     if int(content.header["format"]) > LOG_FORMAT:
         raise AmagoError("it was written by a newer version", hint="upgrade amago")
     if content.damaged:
-        _quarantine(lake, log, content, listener)
+        _quarantine(storage, log, content, listener)
     log.truncate(content.valid)
     if not content.records:
         log.drop()
@@ -70,14 +71,16 @@ def _salvage_one(lake: Path, log: Log, schema: Callable[[str], Schema], listener
     known = {c.name: c for c in schema(schema_id).columns}
     columns = [known[name] for name in names]
     items = [_unsealed(columns, row, data) for row, data in content.records]
-    publish_log(lake, log, schema_id, columns, items, overlay=content.header["overlay"])
+    publish_log(storage, log, schema_id, columns, items, overlay=content.header["overlay"])
     return len(items)
 
 
-def _quarantine(lake: Path, log: Log, content: Content, listener: Listener) -> None:
-    kept = lake / "quarantine" / log.path.name
-    write_atomically(kept, log.path.read_bytes())
-    text = f"{content.damaged} trajectories in the log of a dead writer are damaged; it is kept as '{kept}'"
+def _quarantine(storage: Storage, log: Log, content: Content, listener: Listener) -> None:
+    kept = f"quarantine/{log.path.name}"
+    storage.write(kept, log.path.read_bytes())
+    text = (
+        f"{content.damaged} trajectories in the log of a dead writer are damaged; it is kept as '{storage.url(kept)}'"
+    )
     listener(Notice(text=text, level="warning"))
 
 

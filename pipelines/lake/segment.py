@@ -8,10 +8,9 @@ more in lz4 batches of 32 rows. A segment's id is "HOUR/STEM" ("HOUR/STEM.ovl" f
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +23,9 @@ from pipelines.errors import IntegrityError
 from pipelines.lake import footer
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, storage_dtype, to_arrow, to_numpy
 from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob
+from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.schema import Column
+from pipelines.lake.storage import Storage
 
 
 @dataclass
@@ -47,10 +48,6 @@ class Staged:
         for path in (self.main, self.blob):
             if path is not None:
                 path.unlink(missing_ok=True)
-
-
-def segment_path(lake: Path, segment: str) -> Path:
-    return lake / "segments" / f"{segment}.arrow"
 
 
 def new_segment(writer: str, sequence: int, *, overlay: bool, after: int = 0) -> tuple[str, int]:
@@ -105,20 +102,30 @@ def stage(
     return Staged(main, blob)
 
 
-def publish(staged: Staged, target: Path) -> None:
+def publish(storage: Storage, staged: Staged, id: str) -> None:
     """Give the files their names, the blob first: a segment that is listed is whole."""
-    if not target.parent.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic.sync_directory(target.parent.parent)
     if staged.blob is not None:
-        atomic.publish(staged.blob, blob_path(target))
-    atomic.publish(staged.main, target)
+        storage.publish(staged.blob, blob_key(id))
+    storage.publish(staged.main, segment_key(id))
 
 
-def drop_orphan(target: Path) -> None:
+def drop_orphan(storage: Storage, id: str) -> None:
     """Remove the blob of a segment whose publication ended before its main file had a name; by its log's owner."""
-    if not target.exists():
-        blob_path(target).unlink(missing_ok=True)
+    if not storage.exists(segment_key(id)):
+        storage.remove(blob_key(id))
+
+
+def open_segment(
+    storage: Storage,
+    id: str,
+    schema_columns: Sequence[Column],
+    *,
+    scattered: bool = False,
+    cache: BlobCache | None = None,
+) -> SegmentFile:
+    """The segment, fetched if it lies elsewhere, and mapped; see `SegmentFile`."""
+    path = storage.fetch(segment_key(id))
+    return SegmentFile(path, schema_columns, scattered=scattered, cache=cache, wide=lambda: storage.fetch(blob_key(id)))
 
 
 def checksum(values: np.ndarray, crc: int = 0) -> int:
@@ -138,7 +145,8 @@ class SegmentFile:
     """A mapped segment. `columns` are read-only views of the file (rows, *shape), wide columns excepted.
 
     `scattered`: short ranges anywhere will be read. `cache`: where decoded wide rows are kept. FileNotFoundError
-    if it is gone, IntegrityError if it does not hold what its footer says.
+    if it is gone, IntegrityError if it does not hold what its footer says. `wide` gives the file of its wide columns,
+    which otherwise lies beside it.
     """
 
     def __init__(
@@ -148,15 +156,16 @@ class SegmentFile:
         *,
         scattered: bool = False,
         cache: BlobCache | None = None,
+        wide: Callable[[], Path] | None = None,
     ) -> None:
         self.path, self.schema_columns = path, schema_columns
         self._blob: BlobFile | None = None
         try:
             reader = pa.ipc.open_file(pa.py_buffer(mapped(path, scattered=scattered)))
-            self.footer = footer.decode(dict(reader.metadata), path)
+            self.footer = footer.decode(dict(reader.metadata), str(path))
             self.rows = int(self.footer.header["rows"])
             stored = [c for c in schema_columns if c.name in self.footer.columns]
-            plain, wide = [c for c in stored if not c.is_blob], [c for c in stored if c.is_blob]
+            plain, blobs = [c for c in stored if not c.is_blob], [c for c in stored if c.is_blob]
             batch = reader.get_batch(0)
             if not reader.schema.equals(arrow_schema(plain)) or (plain and batch.num_rows != self.rows):
                 raise ValueError("its columns are not those of its schema")
@@ -165,8 +174,15 @@ class SegmentFile:
             raise
         except UNREADABLE as error:
             raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
-        if wide:
-            self._blob = BlobFile(blob_path(path), wide, self.rows, scattered=scattered, cache=cache)
+        if blobs:
+            beside = blob_path(path) if wide is None else self._fetched(wide)
+            self._blob = BlobFile(beside, blobs, self.rows, scattered=scattered, cache=cache)
+
+    def _fetched(self, wide: Callable[[], Path]) -> Path:
+        try:
+            return wide()
+        except FileNotFoundError as error:
+            raise IntegrityError(f"segment '{self.path}' is damaged: its wide columns are gone") from error
 
     def copy_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         """Copy rows [start, stop) of a column of either kind into `out` (stop - start, *shape)."""
@@ -184,12 +200,12 @@ class SegmentFile:
         return out
 
 
-def stored_bytes(path: Path) -> int:
-    """Size of a segment on disk, its blob file included; 0 for what is gone."""
+def stored_bytes(storage: Storage, id: str) -> int:
+    """Size of a segment where it is stored, its blob file included; 0 for what is gone."""
     sizes = []
-    for part in (path, blob_path(path)):
+    for key in (segment_key(id), blob_key(id)):
         try:
-            sizes.append(os.stat(part).st_size)
+            sizes.append(storage.size(key))
         except FileNotFoundError:
             sizes.append(0)
     return sum(sizes)

@@ -18,7 +18,7 @@ from pipelines.lake.arrow import arrow_type, to_arrow
 from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import SegmentFile
+from pipelines.lake.segment import open_segment
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -52,20 +52,22 @@ def steps(lake: Lake, wanted: Callable[[str], bool], *, listener: Listener = sil
 
 def _table(lake: Lake, follower: Follower, segment: Segment, names: list[str], derived: list[str]) -> pa.Table:
     schema = {c.name: c for c in lake.schema(segment.schema_id).columns}
-    rows = segment.length + 1
-    arrays: dict[str, Any] = _derived(segment, rows, derived)
+    rows = segment.length.astype(np.int64) + 1
+    arrays: dict[str, Any] = _derived(follower, segment, rows, derived)
     present = [schema[name] for name in names if name in schema]
     if segment.is_overlay:
         arrays |= _overlaid(follower, segment, rows, list(schema.values()), present)
     else:
-        arrays |= _stored(segment, rows, list(schema.values()), present)
+        arrays |= _stored(follower, segment, rows, list(schema.values()), present)
     return pa.table(arrays)
 
 
-def _stored(segment: Segment, rows: np.ndarray, schema: list[Column], present: list[Column]) -> Mapping[str, pa.Array]:
+def _stored(
+    follower: Follower, segment: Segment, rows: np.ndarray, schema: list[Column], present: list[Column]
+) -> Mapping[str, pa.Array]:
     if not present:
         return {}
-    file = SegmentFile(segment.path, schema)
+    file = open_segment(follower.lake.storage, segment.file, schema)
     whole = int(rows.sum()) == file.rows
     index = None if whole else np.repeat(segment.row0 - _before(rows), rows) + np.arange(rows.sum())
     arrays = {}
@@ -83,7 +85,7 @@ def _overlaid(
     follower: Follower, segment: Segment, rows: np.ndarray, schema: list[Column], present: list[Column]
 ) -> Mapping[str, pa.Array]:
     files = {
-        number: SegmentFile(follower.segments[number].path, schema)
+        number: open_segment(follower.lake.storage, follower.segments[number].file, schema)
         for number in {segment.number, *segment.base.tolist()}
     }
     arrays = {}
@@ -99,12 +101,13 @@ def _overlaid(
     return arrays
 
 
-def _derived(segment: Segment, rows: np.ndarray, names: list[str]) -> dict[str, pa.Array]:
+def _derived(follower: Follower, segment: Segment, rows: np.ndarray, names: list[str]) -> dict[str, pa.Array]:
     place = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
     arrays: dict[str, Any] = {}
     known: dict[str, dict[str, Any]] = {}
     if {"env", "task", "policy_version"} & set(names):
-        table = read_footer(segment.path).trajectories.select(["uid", "env", "task", "policy_version"])
+        table = read_footer(follower.lake.storage, segment.file).trajectories
+        table = table.select(["uid", "env", "task", "policy_version"])
         known = {row["uid"].hex(): row for row in table.to_pylist()}
     uids = hex_uids(segment.uids)
     for name in names:

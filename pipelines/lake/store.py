@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config import atomic
-from pipelines.config.atomic import explained, write_atomically
+from pipelines.config.atomic import explained, storage_error
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, silent
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces, space_to_json
+from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
 
 if TYPE_CHECKING:
@@ -33,21 +33,43 @@ if TYPE_CHECKING:
 
 FORMAT_NAME, VERSION = "amago-lake", 1
 FEATURES: frozenset[str] = frozenset()  # required features that this version understands
-_DIRECTORIES = ("schemas", "segments", "wal", "tmp", "locks")
+_HEADER = "lake.json"
 
 
 class Lake:
-    """An open lake. Opening reads `lake.json` only; any number of processes may hold one."""
+    """An open lake. Opening reads `lake.json` only; any number of processes may hold one.
 
-    def __init__(self, path: Path, header: dict[str, Any]) -> None:
-        self.path = path
+    `storage` holds its files; `local` is the directory of this host for logs, locks and the index (for a lake in a
+    directory, the lake itself). Locations are directories or "s3://bucket/prefix".
+    """
+
+    def __init__(self, storage: Storage, header: dict[str, Any]) -> None:
+        self.storage = storage
+        self.local = storage.local
         self.id: str = header["id"]
         self._schemas: dict[str, Schema] = {}
 
+    @property
+    def name(self) -> str:
+        """What messages and records call the lake: where it is."""
+        return self.storage.url()
+
+    @property
+    def path(self) -> Path:
+        """The lake's directory; InputMissing if it lies in an object store."""
+        if isinstance(self.storage, LocalStorage):
+            return self.storage.root
+        raise InputMissing(f"lake '{self.name}' is not in a directory of this host")
+
+    @property
+    def run(self) -> Path | None:
+        """The directory the lake lies in, which may be that of a run; None in an object store."""
+        return self.path.resolve().parent if isinstance(self.storage, LocalStorage) else None
+
     @classmethod
     def create(cls, path: Path | str) -> Lake:
-        """A new, empty lake; the directory must not hold one. StageFailed when it cannot be written."""
-        path = Path(path)
+        """A new, empty lake; there must not be one at `path`. StageFailed when it cannot be written."""
+        storage = connect(path)
         header = {
             "format": FORMAT_NAME,
             "version": VERSION,
@@ -55,18 +77,15 @@ class Lake:
             "required_features": [],
             "created": time.time(),
         }
-        text = json.dumps(header, indent=1) + "\n"
         with explained(f"create lake '{path}'"):
-            for name in _DIRECTORIES:
-                (path / name).mkdir(parents=True, exist_ok=True)
+            storage.create_folders()
             try:
-                staged = atomic.stage(path / "tmp", "lake.json", lambda file: file.write(text.encode()))
-                atomic.publish_new(staged, path / "lake.json")
+                storage.create(_HEADER, (json.dumps(header, indent=1) + "\n").encode())
             except FileExistsError as error:
                 raise InputMissing(
                     f"'{path}' is a lake already", hint="open it, or choose another directory"
                 ) from error
-        return cls(path, header)
+        return cls(storage, header)
 
     @classmethod
     def open(cls, path: Path | str) -> Lake:
@@ -75,18 +94,19 @@ class Lake:
         InputMissing if there is none, or if it needs a newer version; IntegrityError if its header is
         damaged.
         """
-        found = _locate(Path(path))
-        if found is None:
+        storage = _locate(path)
+        if storage is None:
             raise InputMissing(f"no lake at '{path}'", hint="make one with: amago collect --env ENV --lake DIR")
+        found = storage.url()
         try:
-            header = json.loads((found / "lake.json").read_text())
+            header = json.loads(storage.read(_HEADER))
             name, version, features = header["format"], int(header["version"]), header["required_features"]
-            lake = cls(found, header)
+            lake = cls(storage, header)
         except OSError as error:
-            raise InputMissing(f"lake '{found}' cannot be read: {error.strerror}") from error
+            raise InputMissing(f"lake '{found}' cannot be read: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(
-                f"'{found / 'lake.json'}' is damaged", hint="restore it from a copy; the segments need it not"
+                f"'{storage.url(_HEADER)}' is damaged", hint="restore it from a copy; the segments need it not"
             ) from error
         if name != FORMAT_NAME or version > VERSION:
             raise InputMissing(
@@ -104,32 +124,34 @@ class Lake:
     @classmethod
     def find(cls, path: Path | str) -> Lake | None:
         """As `open`, but None if there is none."""
-        return cls.open(path) if _locate(Path(path)) else None
+        return cls.open(path) if _locate(path) else None
 
     @classmethod
     def open_or_create(cls, path: Path | str) -> Lake:
         """The lake at `path`, made first if it is not there; processes that do so at once get the same one."""
-        if _locate(Path(path)) is None:
+        if _locate(path) is None:
             with contextlib.suppress(InputMissing):  # somebody else was first
                 return cls.create(path)
         return cls.open(path)
 
     def register(self, schema: Schema) -> str:
         """Make `schema` known to readers; returns its id. Repeating it changes nothing."""
-        target = self.path / "schemas" / f"{schema.id}.json"
-        if not target.exists():
-            write_atomically(target, json.dumps(schema.to_json(), indent=1) + "\n")
+        key = _schema_key(schema.id)
+        with explained(f"write '{self.storage.url(key)}'"):
+            if not self.storage.exists(key):
+                self.storage.write(key, (json.dumps(schema.to_json(), indent=1) + "\n").encode())
         self._schemas[schema.id] = schema
         return schema.id
 
     def schema(self, schema_id: str) -> Schema:
         """The schema of an id. InputMissing if unknown, IntegrityError if its file is not what it says."""
         if schema_id not in self._schemas:
-            path = self.path / "schemas" / f"{schema_id}.json"
+            key = _schema_key(schema_id)
+            path = self.storage.url(key)
             try:
-                schema = Schema.from_json(json.loads(path.read_text()))
+                schema = Schema.from_json(json.loads(self.storage.read(key)))
             except FileNotFoundError as error:
-                raise InputMissing(f"lake '{self.path}' has no schema {schema_id}") from error
+                raise InputMissing(f"lake '{self.name}' has no schema {schema_id}") from error
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise IntegrityError(f"schema '{path}' is damaged") from error
             if schema.id != schema_id:
@@ -139,7 +161,8 @@ class Lake:
 
     def schemas(self) -> dict[str, Schema]:
         """Every schema by id."""
-        return {p.stem: self.schema(p.stem) for p in sorted((self.path / "schemas").glob("*.json"))}
+        names = sorted(name for name in self.storage.names("schemas") if name.endswith(".json") and name[0] != ".")
+        return {id: self.schema(id) for id in (name.removesuffix(".json") for name in names)}
 
     def require_schema(self, schema: Schema) -> str:
         """The id of `schema` if the lake holds it, or holds nothing yet; InputMissing says what differs."""
@@ -147,7 +170,7 @@ class Lake:
         if known and schema.id not in known:
             nearest = min((difference(s.spaces, schema.spaces) for s in known.values()), key=len)
             raise InputMissing(
-                f"lake '{self.path}' holds steps of other spaces: {'; '.join(nearest)}",
+                f"lake '{self.name}' holds steps of other spaces: {'; '.join(nearest)}",
                 hint="choose another lake, or the environment that filled this one",
             )
         return schema.id
@@ -159,7 +182,7 @@ class Lake:
             return next(iter(known.values()))
         what = "is empty" if not known else f"holds steps of {len(known)} different spaces"
         hint = "fill it with: amago collect" if not known else "name the environment whose steps are meant"
-        raise InputMissing(f"lake '{self.path}' {what}", hint=hint)
+        raise InputMissing(f"lake '{self.name}' {what}", hint=hint)
 
     def writer(
         self,
@@ -172,7 +195,7 @@ class Lake:
         """A new writer of `schema`, after salvage of what dead writers left."""
         self.salvage()
         self.register(schema)
-        return Writer(self.path, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
+        return Writer(self.storage, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
 
     def overlay_writer(
         self,
@@ -193,11 +216,20 @@ class Lake:
         """Seal the logs of dead writers; returns the number of trajectories saved."""
         from pipelines.lake.salvage import salvage
 
-        return salvage(self.path, self.schema, listener=listener)
+        return salvage(self.storage, self.schema, listener=listener)
 
 
-def _locate(path: Path) -> Path | None:
-    return next((p for p in (path, path / "lake") if (p / "lake.json").is_file()), None)
+def _locate(path: Path | str) -> Storage | None:
+    storage = connect(path)
+    places = (storage,) if is_remote(path) else (storage, storage.below("lake"))
+    try:
+        return next((place for place in places if place.exists(_HEADER)), None)
+    except OSError as error:
+        raise storage_error(error, f"read '{path}'") from error
+
+
+def _schema_key(schema_id: str) -> str:
+    return f"schemas/{schema_id}.json"
 
 
 def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")) -> list[str]:

@@ -7,25 +7,25 @@ again.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.config.atomic import explained, write_atomically
+from pipelines.config.atomic import explained
 from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import catalog
-from pipelines.lake.blob import BLOB_ROWS, blob_path
-from pipelines.lake.follower import list_segments, marked_segments
+from pipelines.lake.blob import BLOB_ROWS
+from pipelines.lake.follower import ROOT, list_all
 from pipelines.lake.footer import Footer, read_footer
+from pipelines.lake.keys import segment_key
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import SegmentFile, as_stored, checksum, segment_path
+from pipelines.lake.segment import SegmentFile, as_stored, checksum, open_segment, stored_bytes
+from pipelines.lake.storage import Storage
+from pipelines.lake.tombstones import Hidden
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -62,16 +62,15 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
 
     Damage is reported, not raised; InputMissing for segments of a newer format.
     """
-    root = lake.path / "segments"
-    hours = sorted(entry.name for entry in os.scandir(root) if entry.is_dir()) if root.is_dir() else []
-    expired = marked_segments(lake.path, ("tombstones",))
-    ids = [f"{h}/{name}" for h in hours for name in list_segments(root / h) if name not in expired]
+    hidden = Hidden(lake.storage)
+    hidden.refresh()
+    ids = [id for id in list_all(lake.storage) if id not in hidden.whole]
     corrupt, trajectories, size = [], 0, 0
     for done, id in enumerate(ids, 1):
         try:
             footer = check(lake, id)
             trajectories += footer.trajectories.num_rows
-            size += sum(p.stat().st_size for p in (footer.path, blob_path(footer.path)) if p.exists())
+            size += stored_bytes(lake.storage, id)
             _unmark(lake, id)
         except FileNotFoundError:
             pass  # expired meanwhile
@@ -84,7 +83,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
         trajectories=trajectories,
         bytes=size,
         corrupt=tuple(corrupt),
-        foreign=tuple(_foreign(lake.path, hours)),
+        foreign=tuple(_foreign(lake.storage)),
     )
 
 
@@ -99,13 +98,13 @@ def check(lake: Lake, id: str) -> Footer:
 
     _Damage if anything in it is not what its footer says, InputMissing for a newer format, FileNotFoundError.
     """
-    path = segment_path(lake.path, id)
+    path = lake.storage.url(segment_key(id))
     uids: tuple[str, ...] = ()
     try:
-        footer = read_footer(path)
+        footer = read_footer(lake.storage, id)
         table = footer.trajectories
         uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
-        file = SegmentFile(path, _columns(lake, footer))
+        file = open_segment(lake.storage, id, _columns(lake, footer))
         rows = table["length"].to_numpy() + 1
         if rows.sum() != file.rows or np.any(table["row0"].to_numpy() != np.cumsum(rows) - rows):
             raise IntegrityError(f"segment '{path}' is damaged: its trajectories do not cover its rows")
@@ -171,32 +170,31 @@ def _pieces(file: SegmentFile, name: str, start: int, stop: int) -> Iterator[np.
 def _mark(lake: Lake, found: Corrupt, listener: Listener) -> None:
     text = f"{found.reason}; it is set aside with its {len(found.trajectories)} trajectories"
     try:
-        write_atomically(_marker(lake, found.segment), json.dumps(asdict(found), indent=1) + "\n")
+        with explained("write its marker"):
+            lake.storage.write(_marker(found.segment), (json.dumps(asdict(found), indent=1) + "\n").encode())
     except StageFailed as error:
         text = f"{found.reason}; it cannot be set aside: {error}"
     listener(Notice(text=text, level="warning"))
 
 
 def _unmark(lake: Lake, id: str) -> None:
-    marker = _marker(lake, id)
-    if marker.exists():
-        with explained(f"remove '{marker}'"), contextlib.suppress(FileNotFoundError):
-            marker.unlink()
+    marker = _marker(id)
+    with explained(f"remove '{lake.storage.url(marker)}'"):
+        if lake.storage.exists(marker):
+            lake.storage.remove(marker)
 
 
-def _marker(lake: Lake, id: str) -> Path:
-    return lake.path / "quarantine" / f"{Path(id).name}.json"
+def _marker(id: str) -> str:
+    return f"quarantine/{id.rpartition('/')[2]}.json"
 
 
-def _foreign(lake: Path, hours: list[str]) -> Iterator[str]:
-    root = lake / "segments"
-    if root.is_dir():
-        yield from (entry.path for entry in os.scandir(root) if not entry.is_dir())
-    for hour in hours:
-        names = {entry.name for entry in os.scandir(root / hour)}
+def _foreign(storage: Storage) -> Iterator[str]:
+    yield from (storage.url(f"{ROOT}/{name}") for name in sorted(storage.names(ROOT)))
+    for hour in sorted(storage.folders(ROOT)):
+        names = set(storage.names(f"{ROOT}/{hour}"))
         for name in sorted(names):
             belongs = name.endswith(".arrow") and (
                 not name.endswith(".blob.arrow") or name.removesuffix(".blob.arrow") + ".arrow" in names
             )
             if not belongs:
-                yield str(root / hour / name)
+                yield storage.url(f"{ROOT}/{hour}/{name}")

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -24,8 +23,10 @@ import numpy as np
 from pipelines.config.atomic import explained
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
+from pipelines.lake.keys import segment_key
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
 from pipelines.lake.segment import Unsealed
+from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.lake.wal import Log
 
@@ -51,7 +52,7 @@ class Writer:
 
     def __init__(
         self,
-        lake: Path,
+        storage: Storage,
         schema: Schema,
         *,
         name: str | None = None,
@@ -59,7 +60,7 @@ class Writer:
         seal_seconds: float = 10.0,
         columns: Sequence[Column] | None = None,
     ) -> None:
-        self._lake = lake
+        self._storage = storage
         self.schema = schema
         self.columns = tuple(columns if columns is not None else schema.columns)
         label = re.sub(r"[^A-Za-z0-9_.]", "_", name or "w")[:32]
@@ -102,8 +103,8 @@ class Writer:
         """Publish what was appended since the last time as one segment. StageFailed leaves it in the log."""
         if self._log is None:
             return
-        with explained(f"write a segment into '{self._lake}'"):
-            publish_log(self._lake, self._log, self.schema.id, self.columns, self._unsealed, overlay=self._overlay)
+        with explained(f"write a segment into '{self._storage.url()}'"):
+            publish_log(self._storage, self._log, self.schema.id, self.columns, self._unsealed, overlay=self._overlay)
         self._log, self._unsealed, self._unsealed_bytes = None, [], 0
 
     def close(self) -> None:
@@ -122,7 +123,7 @@ class Writer:
         text = json.dumps({"uid": uid.hex, **row, "crc": crc}, default=_plain)
         row = json.loads(text)  # what salvage would read: one form, however it comes to the segment
         check_row(row)
-        with explained(f"append to lake '{self._lake}'"):
+        with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
             self._log.append(text.encode(), list(stored.values()))
@@ -151,7 +152,7 @@ class Writer:
             "columns": [c.name for c in self.columns],
             "overlay": self._overlay,
         }
-        return Log.create(self._lake / "wal" / f"{name}.wal", header, tmp=self._lake / "tmp")
+        return Log.create(self._storage.local / "wal" / f"{name}.wal", header, tmp=self._storage.local / "tmp")
 
 
 def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -200,7 +201,7 @@ def _summary(stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def publish_log(
-    lake: Path,
+    storage: Storage,
     log: Log,
     schema_id: str,
     columns: Sequence[Column],
@@ -211,20 +212,20 @@ def publish_log(
     """Seal a log whose lock is held: stage, mark, rename, drop. Returns the segment's id; OSError leaves the
     log.
     """
-    published = next((id for id in log.marks if segments.segment_path(lake, id).exists()), None)
+    published = next((id for id in log.marks if storage.exists(segment_key(id))), None)
     if published is not None:  # an earlier attempt failed after the rename
         log.drop()
         return published
     writer, _, sequence = log.path.stem.rpartition("-")
-    staged = segments.stage(lake / "tmp", writer, schema_id, columns, items, overlay=overlay)
+    staged = segments.stage(storage.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
     try:
         segment, _ = segments.new_segment(writer, int(sequence), overlay=overlay)
         log.mark(segment)
-        segments.publish(staged, segments.segment_path(lake, segment))
+        segments.publish(storage, staged, segment)
     except BaseException:
         staged.discard()
         for id in log.marks:
-            segments.drop_orphan(segments.segment_path(lake, id))
+            segments.drop_orphan(storage, id)
         raise
     log.drop()
     return segment

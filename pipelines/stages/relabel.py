@@ -50,7 +50,7 @@ def run(settings: Settings, *, lake: Path, listener: Listener = silent) -> Resul
     return Result(
         command="relabel",
         status="done" if chosen else "skipped",
-        lake=store.path,
+        lake=store.name,
         metrics={
             "trajectories": written,
             "steps": steps,
@@ -59,7 +59,7 @@ def run(settings: Settings, *, lake: Path, listener: Listener = silent) -> Resul
             "considered": len(chosen),
             "trajectories_per_second": read / seconds if read else 0.0,
         },
-        outputs=[store.path],
+        outputs=[store.name],
         seconds=seconds,
     )
 

@@ -24,8 +24,8 @@ class Result:
     command: str
     status: str = "done"
     run: Path | None = None
-    lake: Path | None = None
+    lake: Path | str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    outputs: Sequence[Path] = ()
+    outputs: Sequence[Path | str] = ()
     tables: Sequence[Table] = ()
     seconds: float = 0.0

@@ -59,7 +59,7 @@ def run(
         command="train",
         status="done" if trainer.learner.update > before else "skipped",
         run=run,
-        lake=lake.path,
+        lake=lake.name,
         metrics=metrics,
         outputs=[directory.checkpoints / f"{trainer.learner.update:06d}"],
         seconds=time.monotonic() - started,
@@ -123,7 +123,7 @@ class Trainer:
         self._view.refresh()
         if not self._view.num_trajectories:
             raise InputMissing(
-                f"lake '{lake.path}' has no trajectories to learn from", hint="fill it with: amago collect"
+                f"lake '{lake.name}' has no trajectories to learn from", hint="fill it with: amago collect"
             )
 
     def train(self, target: int, listener: Listener = silent) -> dict[str, Any]:

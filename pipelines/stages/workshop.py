@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -119,7 +120,7 @@ class Workshop:
         label = settings.evaluate.label
         if label:
             labelled = self.directory.load_record().get("labelled", {})
-            self.directory.update_record(labelled={**labelled, label: result.outputs[0].name})
+            self.directory.update_record(labelled={**labelled, label: Path(result.outputs[0]).name})
 
     def _export(self, settings: Settings, target: int, listener: Listener) -> None:
         self._training(listener).save()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.lake.footer import Footer, read_footer
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 
@@ -74,6 +76,11 @@ def fill(
 
 def segment_files(lake: Lake) -> list[Path]:
     return sorted((lake.path / "segments").glob("*/*.arrow"))
+
+
+def footer_at(path: Path) -> Footer:
+    """The footer of a segment by its file."""
+    return read_footer(LocalStorage(path.parents[2]), f"{path.parent.name}/{path.name.removesuffix('.arrow')}")
 
 
 def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:

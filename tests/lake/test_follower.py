@@ -4,21 +4,22 @@ import shutil
 import numpy as np
 
 from pipelines.events import Notice
-from pipelines.lake.follower import Follower, UidSet, all_segments, marked_segments
-from pipelines.lake.segment import segment_path
+from pipelines.lake.follower import Follower, live_segments
 from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.uids import UidSet
 from tests.lake.factories import fill, segment_files
 
 
 def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:
     follower = Follower(lake)
-    assert follower.refresh() == 0
+    assert follower.refresh().added == 0
     fill(lake, [3, 4, 5], seal_every=1)
-    assert follower.refresh() == 3
+    assert follower.refresh().added == 3
     first = list(follower.segments)
-    assert follower.refresh() == 0
+    assert follower.refresh().added == 0
     fill(lake, [6])
-    assert follower.refresh() == 1
+    assert follower.refresh().added == 1
     assert follower.segments[:3] == first
     assert [s.number for s in follower.segments] == [0, 1, 2, 3]
     assert [int(s.length[0]) for s in follower.segments] == [3, 4, 5, 6]
@@ -28,7 +29,7 @@ def test_a_new_follower_sees_the_same_order(lake: Lake) -> None:
     fill(lake, [3] * 8, seal_every=1)
     one, two = Follower(lake), Follower(lake)
     one.refresh(), two.refresh()
-    assert [s.id for s in one.segments] == [s.id for s in two.segments] == all_segments(lake.path)
+    assert [s.id for s in one.segments] == [s.id for s in two.segments] == live_segments(lake.storage)
 
 
 def test_a_segment_that_comes_late_into_an_old_hour_is_seen(lake: Lake) -> None:
@@ -40,9 +41,9 @@ def test_a_segment_that_comes_late_into_an_old_hour_is_seen(lake: Lake) -> None:
     held = lake.path / "tmp" / "held"
     shutil.move(late, held)
     follower = Follower(lake)
-    assert follower.refresh() == 1
+    assert follower.refresh().added == 1
     shutil.move(held, old / late.name)
-    assert follower.refresh() == 1
+    assert follower.refresh().added == 1
 
 
 def test_a_quiet_directory_is_not_listed_again(lake: Lake, monkeypatch) -> None:
@@ -54,7 +55,7 @@ def test_a_quiet_directory_is_not_listed_again(lake: Lake, monkeypatch) -> None:
     listed = []
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or real(path))
-    assert follower.refresh() == 0
+    assert follower.refresh().added == 0
     assert str(hour) not in listed
 
 
@@ -67,21 +68,19 @@ def test_what_cannot_be_read_is_told_once_and_passed_over(lake: Lake) -> None:
     (lake.path / "segments" / "stray").write_text("x")
     told: list = []
     follower = Follower(lake, told.append)
-    assert follower.refresh() == 2
-    assert follower.refresh() == 0
+    assert follower.refresh().added == 2
+    assert follower.refresh().added == 0
     assert len(told) == len(follower.unreadable) == 2
     assert all(isinstance(event, Notice) and "amago lake verify" in event.text for event in told)
 
 
-def test_marked_segments_are_out_of_sight(lake: Lake) -> None:
+def test_hidden_segments_are_out_of_sight(lake: Lake) -> None:
     fill(lake, [3, 4, 5], seal_every=1)
-    ids = all_segments(lake.path)
-    for folder, id in zip(("tombstones", "quarantine"), ids, strict=False):
-        (lake.path / folder).mkdir()
-        (lake.path / folder / f"{id.split('/')[1]}.json").write_text("{}")
-    assert len(marked_segments(lake.path)) == 2
-    assert all_segments(lake.path) == ids[2:]
-    assert Follower(lake).refresh() == 1
+    ids = live_segments(lake.storage)
+    bury(lake.storage, Tombstone(time=0.0, reason="test", segments=(ids[0],)))
+    lake.storage.write(f"quarantine/{ids[1].split('/')[1]}.json", b"{}")
+    assert live_segments(lake.storage) == ids[2:]
+    assert Follower(lake).refresh().added == 1
     assert Follower(lake).restore(ids) == 1
 
 
@@ -90,10 +89,10 @@ def test_a_trajectory_published_twice_counts_once(lake: Lake) -> None:
     path = segment_files(lake)[0]
     shutil.copy(path, path.with_name("f" + path.name[1:]))
     follower = Follower(lake)
-    assert follower.refresh() == 2
+    assert follower.refresh().added == 2
     assert sum(len(s.uids) for s in follower.segments) == 2
     fill(lake, [5])
-    assert follower.refresh() == 1
+    assert follower.refresh().added == 1
 
 
 def test_restore_repeats_an_order(lake: Lake) -> None:
@@ -105,8 +104,8 @@ def test_restore_repeats_an_order(lake: Lake) -> None:
     again.restore(ids)
     assert [s.id for s in again.segments] == ids
     fill(lake, [5])
-    assert again.refresh() == 1
-    assert segment_path(lake.path, ids[0]) == again.segments[0].path
+    assert again.refresh().added == 1
+    assert [s.file for s in again.segments[:2]] == ids
 
 
 def test_uid_set_equals_a_python_set() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from pipelines.errors import IntegrityError
 from pipelines.lake import footer
-from pipelines.lake.footer import TRAJECTORIES, Footer, read_footer
+from pipelines.lake.footer import TRAJECTORIES, Footer
 from pipelines.lake.store import Lake
-from tests.lake.factories import fill, segment_files
+from tests.lake.factories import fill, footer_at, segment_files
 
 
 def packed(table: pa.Table, path: Path, **header: object) -> Footer:
@@ -20,7 +20,7 @@ def packed(table: pa.Table, path: Path, **header: object) -> Footer:
         stream.write_table(table)
     raw = sink.getvalue()
     about = {"format": 1, "t_commit": 5.0, "trajectories_bytes": raw.size} | header
-    return Footer(about, base64.b64encode(pa.compress(raw, "zstd", asbytes=True)), path)
+    return Footer(about, base64.b64encode(pa.compress(raw, "zstd", asbytes=True)), str(path))
 
 
 def test_a_table_of_another_version_has_our_columns(tmp_path: Path) -> None:
@@ -34,14 +34,15 @@ def test_a_table_of_another_version_has_our_columns(tmp_path: Path) -> None:
 
 def test_a_trajectory_keeps_the_time_it_was_first_committed(tmp_path: Path) -> None:
     rewritten = pa.table({"t_commit": [1.0, None]})
-    found = packed(rewritten, tmp_path, replaces=["2026/a", "2026/b"])
+    found = packed(rewritten, tmp_path, replaces={"2026/a": [0, 1], "2026/b": [1, 1]})
     assert found.trajectories["t_commit"].to_pylist() == [1.0, 5.0]
     assert found.replaces == ("2026/a", "2026/b")
+    assert found.part("2026/b") == (1, 1)
 
 
 def test_trajectories_of_a_new_segment_were_committed_with_it(lake: Lake) -> None:
     fill(lake, [3, 4])
-    found = read_footer(segment_files(lake)[0])
+    found = footer_at(segment_files(lake)[0])
     assert found.trajectories["t_commit"].to_pylist() == [found.header["t_commit"]] * 2
     assert found.replaces == ()
 
@@ -52,7 +53,7 @@ def test_a_footer_read_from_the_files_end_is_the_one_arrow_reads(lake: Lake, cou
     path = segment_files(lake)[0]
     with pa.OSFile(str(path)) as file:
         values = dict(pa.ipc.open_file(file).metadata)
-    found = read_footer(path)
+    found = footer_at(path)
     assert json.loads(values[b"amago"]) == found.header
     assert values[b"trajectories"] == found.packed
     assert found.trajectories.num_rows == count
@@ -62,12 +63,13 @@ def test_a_file_cut_short_or_with_a_wrong_length_is_damaged(lake: Lake, tmp_path
     fill(lake, [1] * 400)
     data = segment_files(lake)[0].read_bytes()
     rng = np.random.default_rng(0)
-    other = tmp_path / "x.arrow"
+    other = tmp_path / "segments" / "h" / "x.arrow"
+    other.parent.mkdir(parents=True)
     for length in [0, 1, 5, 9, 10, 11, 20, *rng.integers(0, len(data), 100).tolist()]:
         other.write_bytes(data[:length])
         with pytest.raises(IntegrityError):
-            read_footer(other)
+            footer_at(other)
     for wrong in (-(2**31), -1, 0, 1, footer._TAIL, len(data), 2**31 - 1):
         other.write_bytes(data[:-10] + wrong.to_bytes(4, "little", signed=True) + data[-6:])
         with pytest.raises(IntegrityError):
-            read_footer(other)
+            footer_at(other)

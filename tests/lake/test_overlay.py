@@ -5,7 +5,8 @@ from pipelines.errors import InputMissing
 from pipelines.lake import catalog, reading
 from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.segment import segment_path
+from pipelines.lake.keys import segment_key
+from pipelines.lake.segment import stored_bytes
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.lake.verify import verify
@@ -30,7 +31,7 @@ def test_an_overlay_reads_as_if_it_had_been_written_whole(lake: Lake, schema) ->
     expected = relabel(lake, written, schema=schema)
     for uid, values in {**written, **expected}.items():
         assert_same(dict(reading.read(lake, uid).columns), values)
-    assert Follower(lake).refresh() == 8
+    assert Follower(lake).refresh().added == 8
 
 
 def test_an_overlay_costs_the_changed_columns_only(lake: Lake) -> None:
@@ -40,7 +41,7 @@ def test_an_overlay_costs_the_changed_columns_only(lake: Lake) -> None:
             writer.append(uid, {"reward": values["reward"]}, method="same")
     overlay = next(s for s in _follow(lake).segments if s.is_overlay)
     assert overlay.columns == ("reward",)
-    assert overlay.path.stat().st_size < 4 * 5001 * 4 + 10_000
+    assert stored_bytes(lake.storage, overlay.file) < 4 * 5001 * 4 + 10_000
 
 
 def test_an_overlay_may_start_inside_its_base(lake: Lake) -> None:
@@ -105,24 +106,24 @@ def test_an_overlay_seen_before_its_base_waits_for_it(lake: Lake) -> None:
     relabel(lake, written)
     base = next(s for s in _follow(lake).segments if not s.is_overlay)
     held = lake.path / "tmp" / "held"
-    base.path.rename(held)
+    path = lake.storage.fetch(segment_key(base.id))
+    path.rename(held)
     follower = Follower(lake)
-    assert follower.refresh() == 0
-    held.rename(base.path)
-    assert follower.refresh() == 2
-    assert follower.refresh() == 0
+    assert follower.refresh().added == 0
+    held.rename(path)
+    assert follower.refresh().added == 2
+    assert follower.refresh().added == 0
 
 
 def test_an_overlay_whose_base_is_gone_is_left_out_with_a_notice(lake: Lake) -> None:
     written = fill(lake, [5, 6, 7], seal_every=1)
     relabel(lake, written)
-    segment_path(
-        lake.path, next(s.id for s in _follow(lake).segments if next(iter(written)) in hex_uids(s.uids))
-    ).unlink()
+    lost = next(s.id for s in _follow(lake).segments if next(iter(written)) in hex_uids(s.uids))
+    lake.storage.remove(segment_key(lost))
     told: list = []
     follower = Follower(lake, told.append)
     follower.refresh()
-    assert follower.refresh() == 1  # the other overlay in the same file
+    assert follower.refresh().added == 1  # the other overlay in the same file
     assert sum(len(s.uids) for s in follower.segments) == 3
     assert "derives from segments that are not here" in told[0].text
 

@@ -10,10 +10,9 @@ from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Progress
 from pipelines.lake import catalog, footer, reading
 from pipelines.lake.follower import Follower
-from pipelines.lake.footer import read_footer
 from pipelines.lake.store import Lake
 from pipelines.lake.verify import verify
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, fill, segment_files
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, fill, footer_at, segment_files
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
@@ -41,7 +40,7 @@ def test_a_flipped_bit_names_the_trajectory_and_takes_the_segment_out_of_sight(l
     assert found.damaged == (second,)
     assert "obs.state" in found.reason
     assert any("set aside" in getattr(event, "text", "") for event in told)
-    assert Follower(lake).refresh() == 2
+    assert Follower(lake).refresh().added == 2
     assert catalog.query(lake, "select count(*) from trajectories")[1] == [(2,)]
     marker = json.loads((lake.path / "quarantine" / f"{path.stem}.json").read_text())
     assert marker["trajectories"] == list(written)[:2]
@@ -89,7 +88,7 @@ def test_foreign_files_are_reported_and_harm_nobody(lake: Lake) -> None:
     report = verify(lake)
     assert [found.segment for found in report.corrupt] == [f"{hour.name}/zz"]
     assert {path.rsplit("/", 1)[1] for path in report.foreign} == {"notes.txt", "lonely.blob.arrow", "README"}
-    assert Follower(lake).refresh() == 1
+    assert Follower(lake).refresh().added == 1
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES], ids=["plain", "images"])
@@ -112,10 +111,10 @@ def test_damage_anywhere_is_found_or_harmless(lake: Lake, schema) -> None:
         if verify(lake).corrupt:
             found += 1
         else:
-            assert follower.refresh() == 0
+            assert follower.refresh().added == 0
             for uid, values in written.items():
                 assert_same(dict(reading.read(lake, uid).columns), values)
-            rows = {row["uid"].hex(): row["length"] for row in read_footer(files[0]).trajectories.to_pylist()}
+            rows = {row["uid"].hex(): row["length"] for row in footer_at(files[0]).trajectories.to_pylist()}
             assert rows == {uid: len(values["reward"]) - 1 for uid, values in written.items()}
         path.write_bytes(whole)
         assert verify(lake).corrupt == ()
@@ -129,7 +128,7 @@ def test_a_segment_of_a_newer_version_is_not_set_aside(lake: Lake, monkeypatch: 
     with pytest.raises(InputMissing, match="upgrade amago"):
         verify(lake)
     told: list = []
-    assert Follower(lake, told.append).refresh() == 0
+    assert Follower(lake, told.append).refresh().added == 0
     assert "upgrade amago" in told[0].text
     assert not (lake.path / "quarantine").exists()
 

@@ -51,7 +51,7 @@ def test_the_log_of_a_living_writer_is_left_alone(lake: Lake) -> None:
         assert lake.salvage() == 0
         with lake.writer(SCHEMA):
             pass
-    assert Follower(lake).refresh() == 1
+    assert Follower(lake).refresh().added == 1
 
 
 def test_a_forked_child_does_not_keep_its_parents_log_alive(lake: Lake) -> None:
@@ -130,7 +130,7 @@ def test_a_crash_at_any_step_of_sealing_neither_loses_nor_doubles(
         with pytest.raises(Killed):
             lake.salvage()
     lake.salvage()
-    assert Follower(lake).refresh() == 6
+    assert Follower(lake).refresh().added == 6
     assert sorted(reading.Reader(lake).uids()) == sorted(written)
     assert list((lake.path / "wal").iterdir()) == []
 

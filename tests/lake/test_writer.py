@@ -11,10 +11,10 @@ from pipelines.config import atomic
 from pipelines.errors import StageFailed
 from pipelines.lake import reading
 from pipelines.lake.follower import Follower
-from pipelines.lake.footer import hex_uids, read_footer
+from pipelines.lake.footer import hex_uids
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, segment_files
+from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, footer_at, segment_files
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
@@ -31,7 +31,7 @@ def test_what_the_writer_says_of_a_trajectory_is_kept(lake: Lake) -> None:
     with lake.writer(SCHEMA) as writer:
         uid = writer.append(values, INFO)
     assert reading.read(lake, uid).info == INFO
-    row = read_footer(segment_files(lake)[0]).trajectories.to_pylist()[0]
+    row = footer_at(segment_files(lake)[0]).trajectories.to_pylist()[0]
     assert row["uid"].hex() == uid
     assert row["return"] == pytest.approx(float(values["reward"][1:].sum()))
     assert (row["length"], row["terminated"], row["truncated"], row["base_uid"]) == (9, True, False, None)
@@ -115,7 +115,7 @@ def test_two_writers_share_a_lake_without_knowing_of_each_other(lake: Lake) -> N
         one.seal()
         uids.add(two.append(columns(rng, 3), TrajectoryInfo()))
     follower = Follower(lake)
-    assert follower.refresh() == len(uids) == 11
+    assert follower.refresh().added == len(uids) == 11
 
 
 def refuse(code: int):
@@ -225,7 +225,7 @@ def test_an_info_that_could_not_be_sealed_is_refused_before_it_is_logged(lake: L
         with pytest.raises(ValueError, match="trajectory"):
             writer.append(values, info)
         writer.append(values, INFO)
-    assert Follower(lake).refresh() == 1
+    assert Follower(lake).refresh().added == 1
 
 
 def test_sealing_again_after_a_failure_past_the_rename_doubles_nothing(

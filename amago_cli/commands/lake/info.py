@@ -19,8 +19,8 @@ def info(common: Common, lake: LakeArgument) -> Any:
     from pipelines.stages.result import Result, Table
 
     opened = Lake.open(lake)
-    common.concerns(lake=opened.path)
-    facts = overview(opened.path)
+    common.concerns(lake=opened.name)
+    facts = overview(opened.name)
     names, sources = query(opened, _SOURCES)
     schemas = opened.schemas()
     columns = [
@@ -30,7 +30,7 @@ def info(common: Common, lake: LakeArgument) -> Any:
     ]
     return Result(
         command="lake info",
-        lake=opened.path,
+        lake=opened.name,
         metrics={**{name: facts[name] for name in _FIGURES}, "id": opened.id, "schemas": list(schemas)},
         tables=(
             Table(title="sources", columns=names, rows=sources),

@@ -26,6 +26,6 @@ def sql(
     from pipelines.lake.store import Lake
 
     opened = Lake.open(lake)
-    common.concerns(lake=opened.path)
+    common.concerns(lake=opened.name)
     columns, rows = catalog.query(opened, query)
     return Rows(columns=columns, rows=rows)

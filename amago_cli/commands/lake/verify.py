@@ -21,14 +21,14 @@ def verify(common: Common, lake: LakeArgument) -> Any:
     from pipelines.stages.result import Result, Table
 
     opened = Lake.open(lake)
-    common.concerns(lake=opened.path)
+    common.concerns(lake=opened.name)
     with common.listening() as listener:
         opened.salvage(listener=listener)
         checked = engine.verify(opened, listener)
     corrupt = [str(segment) for segment in checked.corrupt]
     result = Result(
         command="lake verify",
-        lake=opened.path,
+        lake=opened.name,
         metrics={
             "segments_checked": checked.segments_checked,
             "trajectories": checked.trajectories,
@@ -47,7 +47,7 @@ def verify(common: Common, lake: LakeArgument) -> Any:
     )
     if corrupt:
         error = IntegrityError(
-            f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''} in lake '{opened.path}':"
+            f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''} in lake '{opened.name}':"
             f" {', '.join(corrupt)}"
         )
         error.result = result
