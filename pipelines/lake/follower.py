@@ -88,6 +88,7 @@ class Follower:
     def __post_init__(self) -> None:
         self._storage = self.lake.storage
         self._hours: dict[str, int | None] = {}
+        self._names: dict[str, set[str]] = {}  # of the files in each hour's directory when it was last listed
         self._known: set[str] = set()
         self._aliases: dict[str, str] = {}  # superseded id -> id of the newest segment that has its trajectories
         self._rewritten: dict[str, Footer] = {}
@@ -135,6 +136,7 @@ class Follower:
             return
         if any("/" not in name for name in touched):  # quarantine: a marker may also have gone
             self._hours.clear()
+            self._names.clear()
         for segment in list(self.segments):
             if {segment.id, segment.file, segment.file.rpartition("/")[2]} & touched:
                 alive = self._hidden.alive(segment.file, segment.uids)
@@ -305,9 +307,10 @@ class Follower:
                 continue
             settled = stamp is not None and now - stamp > FRESH_SECONDS * 1e9
             self._hours[hour] = stamp if settled else None
-            for name in list_segments(self._storage, hour):
-                if f"{hour}/{name}" not in self._known:
-                    yield f"{hour}/{name}"
+            names = set(_names(self._storage, hour))
+            ids = (f"{hour}/{name}" for name in _segments(names - self._names.get(hour, set())))
+            self._names[hour] = names
+            yield from (id for id in ids if id not in self._known)
 
 
 def folders(storage: Storage, folder: str) -> list[str]:
@@ -320,11 +323,18 @@ def folders(storage: Storage, folder: str) -> list[str]:
 
 def list_segments(storage: Storage, hour: str) -> list[str]:
     """Names (without ending) of the segments of an hour, overlays included, blobs not, sorted."""
+    return sorted(_segments(_names(storage, hour)))
+
+
+def _names(storage: Storage, hour: str) -> list[str]:
     try:
-        names = storage.names(f"{ROOT}/{hour}")
+        return storage.names(f"{ROOT}/{hour}")
     except OSError as error:
         raise storage_error(error, f"read '{storage.url(f'{ROOT}/{hour}')}'") from error
-    return sorted(n.removesuffix(".arrow") for n in names if n.endswith(".arrow") and not n.endswith(".blob.arrow"))
+
+
+def _segments(names: Iterable[str]) -> list[str]:
+    return [n.removesuffix(".arrow") for n in names if n.endswith(".arrow") and not n.endswith(".blob.arrow")]
 
 
 def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:

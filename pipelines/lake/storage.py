@@ -31,7 +31,7 @@ class Storage(Protocol):
         """Make what a new lake needs before its first file."""
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files directly in `folder`; none if there is no such folder."""
+        """Names of what lies directly in `folder`, folders perhaps among it; none if there is no such folder."""
 
     def folders(self, folder: str) -> list[str]:
         """Names of the folders directly in `folder`."""
@@ -89,10 +89,17 @@ class LocalStorage:
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def names(self, folder: str) -> list[str]:
-        return [entry.name for entry in self._scan(folder) if not entry.is_dir()]
+        try:
+            return os.listdir(self.root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def folders(self, folder: str) -> list[str]:
-        return [entry.name for entry in self._scan(folder) if entry.is_dir()]
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def stamp(self, folder: str) -> int | None:
         try:
@@ -152,13 +159,6 @@ class LocalStorage:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic.sync_directory(path.parent.parent)
-
-    def _scan(self, folder: str) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(self.root / folder) as entries:
-                return list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
 
 
 def is_remote(location: Path | str) -> bool:

@@ -59,7 +59,7 @@ def read_tombstone(storage: Storage, name: str) -> Tombstone:
             segments=tuple(data["segments"]),
             trajectories={id: tuple(uids) for id, uids in data["trajectories"].items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IsADirectoryError) as error:
         raise IntegrityError(
             f"tombstone '{storage.url(key)}' is damaged",
             hint="restore it from a copy, or remove it: what it hid is seen again",

@@ -189,7 +189,7 @@ def _marker(id: str) -> str:
 
 
 def _foreign(storage: Storage) -> Iterator[str]:
-    yield from (storage.url(f"{ROOT}/{name}") for name in sorted(storage.names(ROOT)))
+    yield from (storage.url(f"{ROOT}/{name}") for name in sorted(set(storage.names(ROOT)) - set(storage.folders(ROOT))))
     for hour in sorted(storage.folders(ROOT)):
         names = set(storage.names(f"{ROOT}/{hour}"))
         for name in sorted(names):
