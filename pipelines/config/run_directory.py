@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import platform
+import secrets
 import socket
 import subprocess
 import sys
@@ -40,6 +41,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
         self.lake = self.path / "lake"
+        self._id = secrets.token_hex(4)
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
@@ -68,14 +70,23 @@ class RunDirectory:
             pass
         raise IntegrityError(
             f"'{self.record_path}' is damaged",
-            hint="restore it from a copy, or remove it: the run goes on without its history",
+            hint="restore it from a copy, or remove it: the run goes on without its history and counts its steps anew",
         )
 
     @property
     def name(self) -> str:
-        """What its trajectories are marked with: the directory's name when the run began, also after a move."""
+        """The directory's name when the run began, also after a move."""
         name = self.load_record().get("name")
         return name if isinstance(name, str) else self.path.resolve().name
+
+    @property
+    def identity(self) -> str:
+        """What its trajectories and its policy are called in a lake that others may share: NAME-ID, and only the name
+        for a run begun before runs had an id. The id is drawn once, and final when something is recorded.
+        """
+        record = self.load_record()
+        id = record.get("id") if record else self._id
+        return f"{self.name}-{id}" if isinstance(id, str) else self.name
 
     def refuse_changes(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
         """UsageError with a diff if the run already has this stage with other values, unless `fresh`.
@@ -105,7 +116,8 @@ class RunDirectory:
         stages = {**record.get("stages", {}), stage: done}
         if fresh and stage != "collect":  # said of checkpoints that go
             record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
-        self._write_record({**record, "name": self.name, **_circumstances(), "stages": stages})
+        named = {"name": self.name} | ({} if record else {"id": self._id})
+        self._write_record({**record, **named, **_circumstances(), "stages": stages})
 
     def update_record(self, **fields: Any) -> None:
         """Set top-level fields of run.json."""
@@ -185,6 +197,13 @@ def _circumstances() -> dict[str, Any]:
         "git_commit": _git_commit(),
         "hardware": {"host": socket.gethostname(), "machine": platform.machine(), "cores": os.cpu_count()},
     }
+
+
+def process() -> dict[str, Any]:
+    """Who this process is: `host`, `pid`, `argv`, `started` (seconds since the epoch: now) and versions."""
+    facts = _circumstances()
+    who = {"host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv, "started": time.time()}
+    return who | {"versions": facts["versions"], "git_commit": facts["git_commit"]}
 
 
 def _git_commit() -> str | None:

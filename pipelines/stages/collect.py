@@ -20,14 +20,14 @@ from urllib.parse import quote
 import numpy as np
 
 from pipelines.config.locking import exclusive
-from pipelines.config.run_directory import RunDirectory
+from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
 from pipelines.envs.exploration import Exploration
 from pipelines.events import Event, Listener, Progress, silent
+from pipelines.lake import collectors
 from pipelines.lake.catalog import query
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
-from pipelines.lake.writer import Writer
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.actor import Rollout
 from pipelines.stages.environment import make_env
@@ -52,20 +52,22 @@ def run(
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
             directory.refuse_changes("collect", settings, fresh=fresh)
-            name = directory.name
+            name = directory.identity
         else:
             name = f"{settings.env.name}-{settings.seed}"
             busy = f"lake '{where}' is being filled with '{name}'"
             stack.enter_context(exclusive(where / f".{quote(name, safe='')}.lock", what=busy))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
-        collector = stack.enter_context(Collector(settings, where, name=name, replaced=replaced))
+        collector = stack.enter_context(Collector(settings, where, name=name, run=directory, replaced=replaced))
         use_threads(settings.train.threads)
         acting = load_policy(
             settings.collect.policy, collector.env, seed=collector.policy_seed, greedy=settings.collect.greedy
         )
         if directory is not None:  # nothing is written before everything asked for is there
             directory.record("collect", settings, fresh=fresh)
+            if not fresh or replaced:
+                collector.name = directory.identity  # another stage of a new run may have named it meanwhile
         collector.act_by(acting)
         metrics = collector.collect(settings.collect.steps, listener)
     return Result(
@@ -83,11 +85,13 @@ class Collector:
     """A rollout that pours into a lake; environments and unfinished episodes live from one `collect` to the next.
 
     `name` is written into every trajectory: what it has stored counts towards the target of a later process. The
-    lake is made when somebody is to act; `replaced`: what is there is removed then.
+    lake is made when somebody is to act, and told who fills it; `replaced`: what is there is removed then.
     """
 
-    def __init__(self, settings: Settings, lake: Path, *, name: str, replaced: bool = False) -> None:
-        self._settings, self._where, self._name, self._replaced = settings, lake, name, replaced
+    def __init__(
+        self, settings: Settings, lake: Path, *, name: str, run: RunDirectory | None = None, replaced: bool = False
+    ) -> None:
+        self._settings, self._where, self.name, self._run, self._replaced = settings, lake, name, run, replaced
         existing = None if replaced else Lake.find(lake)
         self.before = stored_steps(existing, name) if existing else 0
         actors = settings.collect.actors
@@ -101,6 +105,7 @@ class Collector:
         )
         self.exploration.steps = self.before // actors
         self.rollout: Rollout | None = None
+        self._policies: set[str] = set()
 
     def __enter__(self) -> Collector:
         return self
@@ -119,27 +124,41 @@ class Collector:
     def act_by(self, acting: Acting) -> None:
         """Let `acting` act from now on; its memory is rebuilt from the episodes in progress."""
         if self.rollout is None:
-            self.writer = self._open_writer()
+            self._lake = self._open_lake()
+            schema = Schema(self.env.spec.spaces)
+            self.writer = self._lake.writer(schema, name=self.name, seal_seconds=self._settings.collect.seal_seconds)
             self.rollout = Rollout(
                 self.env,
                 acting.policy,
                 exploration=self.exploration,
                 sink=self.writer.append,
                 seed=self._settings.seed,
-                collector=self._name,
+                collector=self.name,
                 keep_unfinished=True,
             )
         elif isinstance(acting.policy, AgentPolicy):
             acting.policy.rebuild(self.rollout.prefixes())
         self.rollout.policy = acting.policy
         self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
+        if acting.policy_id not in self._policies:
+            self._policies.add(acting.policy_id)
+            source = None if acting.run is None else collectors.place(acting.run)
+            collectors.add_policy(self._lake, self.name, acting.policy_id, source)
 
-    def _open_writer(self) -> Writer:
+    def _open_lake(self) -> Lake:
         if self._replaced:
             shutil.rmtree(self._where, ignore_errors=True)
-        lake, schema = Lake.open_or_create(self._where), Schema(self.env.spec.spaces)
-        lake.require_schema(schema)
-        return lake.writer(schema, name=self._name, seal_seconds=self._settings.collect.seal_seconds)
+        lake = Lake.open_or_create(self._where)
+        lake.require_schema(Schema(self.env.spec.spaces))
+        collectors.register(
+            lake,
+            self.name,
+            run=None if self._run is None else collectors.place(self._run.path) | {"id": self._run.identity},
+            env=self._settings.env.model_dump(mode="json"),
+            seed=self._settings.seed,
+            process=process(),
+        )
+        return lake
 
     def seal(self) -> None:
         """Let readers see everything that has ended so far."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
@@ -18,11 +19,12 @@ from pipelines.training.learner import load_agent
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
-    """A policy, the run or name it came from, and the gradient updates behind it (-1: none, it is not trained)."""
+    """A policy, what it is called, the gradient updates behind it (-1: none, it is not trained), and its run."""
 
     policy: Policy
     policy_id: str
     version: int = -1
+    run: Path | None = None
 
 
 def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acting:
@@ -36,9 +38,11 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acti
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
     path, _, which = name.partition("@")
-    if RunDirectory(path).exists():
-        checkpoint = checkpoints.load(RunDirectory(path).checkpoints, which or "latest")
-        return trained(checkpoint, env, policy_id=RunDirectory(path).name, seed=seed, greedy=greedy)
+    run = RunDirectory(path)
+    if run.exists():
+        checkpoint = checkpoints.load(run.checkpoints, which or "latest")
+        acting = trained(checkpoint, env, policy_id=run.identity, seed=seed, greedy=greedy)
+        return replace(acting, run=run.path)
     if ":" not in name:
         raise InputMissing(
             f"no run at '{path}' whose policy could act", hint="give random, expert, RUN[@CHECKPOINT] or module:attr"

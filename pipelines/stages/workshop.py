@@ -58,7 +58,7 @@ class Workshop:
 
     def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is None:
-            collector = Collector(settings, self.directory.lake, name=self.directory.name)
+            collector = Collector(settings, self.directory.lake, name=self.directory.identity, run=self.directory)
             self._collector = self._stack.enter_context(collector)
         if self._collector.steps >= target:
             return
@@ -84,7 +84,12 @@ class Workshop:
             )
         learner.agent.eval()
         self._agent_policy.greedy = greedy
-        return Acting(policy=self._agent_policy, policy_id=self.directory.name, version=learner.update)
+        return Acting(
+            policy=self._agent_policy,
+            policy_id=self.directory.identity,
+            version=learner.update,
+            run=self.directory.path,
+        )
 
     def _training(self, listener: Listener) -> Trainer:
         if self._trainer is None:
@@ -152,7 +157,7 @@ class Workshop:
         """Totals of the run, the newest training figures, and the last evaluation's scores."""
         done = checkpoints.numbers(self.directory.checkpoints)
         stored = Lake.find(self.directory.lake)
-        steps = stored_steps(stored, self.directory.name) if stored else 0
+        steps = stored_steps(stored, self.directory.identity) if stored else 0
         figures: dict[str, Any] = {
             "epochs": self.settings.epochs,
             "steps": self._collector.steps if self._collector else steps,

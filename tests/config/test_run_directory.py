@@ -21,6 +21,28 @@ def test_a_record_can_be_run_again_and_names_the_run_for_good(tmp_path: Path) ->
     assert RunDirectory(tmp_path / "new").name == "new"
 
 
+def test_an_identity_is_kept_for_good_and_tells_runs_of_one_name_apart(tmp_path: Path) -> None:
+    one, other = RunDirectory(tmp_path / "x" / "a"), RunDirectory(tmp_path / "y" / "a")
+    unrecorded = one.identity
+    for run in (one, other):
+        run.record("collect", Settings())
+    assert one.identity == unrecorded != other.identity
+    assert one.identity.startswith("a-")
+    (tmp_path / "x" / "a").rename(tmp_path / "b")
+    moved = RunDirectory(tmp_path / "b")
+    moved.record("train", Settings(), fresh=True)
+    assert moved.identity == unrecorded
+
+
+def test_a_run_begun_before_runs_had_an_id_keeps_its_plain_name(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "a")
+    run.record("collect", Settings())
+    old = {key: value for key, value in run.load_record().items() if key != "id"}
+    run.record_path.write_text(json.dumps(old))
+    RunDirectory(tmp_path / "a").record("train", Settings())
+    assert RunDirectory(tmp_path / "a").identity == "a"
+
+
 def test_only_the_tables_of_a_stage_that_was_done_are_compared(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.record("collect", Settings())

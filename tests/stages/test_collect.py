@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, Interrupted, Locked, UsageError
 from pipelines.events import Event, Progress
+from pipelines.lake import collectors
 from pipelines.lake.catalog import query
 from pipelines.lake.reading import trajectories
 from pipelines.lake.store import Lake
@@ -71,7 +74,41 @@ def test_a_trained_policy_acts_and_is_recorded(tmp_path: Path) -> None:
         tmp_path / "run/lake",
         "select policy_id, policy_version, sum(length) from trajectories group by all order by policy_version",
     )
-    assert versions == [("random", -1, 100), ("run", 6, 100)]
+    assert versions == [("random", -1, 100), (RunDirectory(tmp_path / "run").identity, 6, 100)]
+
+
+def test_runs_of_one_name_on_one_lake_count_their_own_steps(tmp_path: Path) -> None:
+    for place in ("x", "y"):
+        assert collect.run(tiny(), run=tmp_path / place / "a", lake=tmp_path / "lake").metrics["steps"] == 100
+    assert rows(tmp_path / "lake", "select count(distinct collector) from trajectories") == [(2,)]
+    assert collect.run(tiny(), run=tmp_path / "x" / "a", lake=tmp_path / "lake").status == "skipped"
+
+
+def test_what_an_older_run_stored_under_its_plain_name_counts(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "a")
+    run.record("collect", tiny())
+    run.record_path.write_text(json.dumps({k: v for k, v in run.load_record().items() if k != "id"}))
+    collect.run(tiny(), run=tmp_path / "a")
+    assert rows(tmp_path / "a/lake", "select distinct collector from trajectories") == [("a",)]
+    assert collect.run(tiny(), run=tmp_path / "a").status == "skipped"
+
+
+def test_a_lake_is_told_who_fills_it(tmp_path: Path) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
+    collect.run(tiny(), run=tmp_path / "other", lake=tmp_path / "run/lake")
+    more = tiny(collect={"steps": 120, "policy": f"{tmp_path}/run@6"})
+    collect.run(more, run=tmp_path / "other", lake=tmp_path / "run/lake")
+    lake, other = Lake.open(tmp_path / "run"), RunDirectory(tmp_path / "other")
+    found = collectors.read_all(lake)
+    assert set(found) == {RunDirectory(tmp_path / "run").identity, other.identity}
+    record = found[other.identity]
+    assert record["run"] == collectors.place(tmp_path / "other") | {"id": other.identity}
+    assert (record["env"]["name"], record["env"]["corridor"], record["seed"]) == ("tmaze", 4, 0)
+    source = collectors.place(tmp_path / "run")
+    assert record["policies"] == {"random": None, RunDirectory(tmp_path / "run").identity: source}
+    assert [process["pid"] for process in record["processes"]] == [os.getpid()] * 2
+    assert record["processes"][0]["versions"]["numpy"] == np.__version__
 
 
 def test_the_expert_solves_the_maze(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Who filled a lake: `collectors/NAME.json`, a file for every collector, from which lineage goes on.
+
+    collector   what its trajectories are marked with
+    run         its run directory: {"path" as given, "absolute", "id"}; null for one without a run
+    env, seed   the settings of its environment
+    started     when its first process began (seconds since the epoch)
+    policies    policy id -> the run directory it came from ({"path", "absolute"}), null for one that is not a run
+    processes   {"host", "pid", "argv", "started", "versions"} of its processes, the newest last
+
+A lake can be read without these files: they say where it came from, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pipelines.config.atomic import explained
+from pipelines.config.json_files import parse_object
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+FOLDER = "collectors"
+_MOST_PROCESSES = 32
+
+
+def register(
+    lake: Lake,
+    collector: str,
+    *,
+    run: Mapping[str, Any] | None,
+    env: Mapping[str, Any],
+    seed: int,
+    process: Mapping[str, Any],
+) -> None:
+    """A process of `collector` begins. Only one at a time may bear that name. StageFailed when it cannot be written."""
+    known = read(lake, collector) or {"collector": collector, "started": process["started"], "policies": {}}
+    processes = [*known.get("processes", []), dict(process)][-_MOST_PROCESSES:]
+    _write(lake, {**known, "run": run, "env": dict(env), "seed": seed, "processes": processes})
+
+
+def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any] | None) -> None:
+    """A policy acts for `collector` from now on."""
+    known = read(lake, collector) or {"collector": collector}
+    policies = known.get("policies", {})
+    if policy_id not in policies or policies[policy_id] != run:
+        _write(lake, {**known, "policies": {**policies, policy_id: run}})
+
+
+def read(lake: Lake, collector: str) -> dict[str, Any] | None:
+    """What a collector said of itself; None if nothing can be read."""
+    try:
+        return parse_object(lake.storage.read(_key(collector)))
+    except OSError:
+        return None
+
+
+def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
+    """Every collector that said something of itself, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in sorted(lake.storage.names(FOLDER)):
+        if not name.endswith(".json") or name.startswith("."):
+            continue
+        try:
+            record = parse_object(lake.storage.read(f"{FOLDER}/{name}"))
+        except OSError:
+            continue
+        if record is not None and isinstance(record.get("collector"), str):
+            found[record["collector"]] = record
+    return found
+
+
+def place(path: Path) -> dict[str, str]:
+    """A directory as given and as it is found from anywhere on this host."""
+    return {"path": str(path), "absolute": str(Path(path).resolve())}
+
+
+def _write(lake: Lake, record: Mapping[str, Any]) -> None:
+    key = _key(record["collector"])
+    with explained(f"write '{lake.storage.url(key)}'"):
+        lake.storage.write(key, (json.dumps(record, indent=1, default=str) + "\n").encode())
+
+
+def _key(collector: str) -> str:
+    return f"{FOLDER}/{quote(collector, safe='')}.json"
