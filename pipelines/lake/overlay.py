@@ -8,7 +8,6 @@ one more trajectory: the base stays live beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ from pipelines.errors import InputMissing
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.lake.writer import Writer, checked
+from pipelines.lake.writer import Writer, checked, row_of
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -67,8 +66,8 @@ class OverlayWriter(Writer):
         base changes what led to row 0, so `base_offset` > 0 needs `action` and `reward` among the columns
         (zeros at row 0).
         """
-        stored = checked(self.columns, columns)
-        rows = len(next(iter(stored.values())))
+        rows = len(next(iter(columns.values())))
+        stored = checked(self.columns, columns, [rows])
         base, place = self._reader.locate(base_uid)
         if base.is_overlay:
             raise InputMissing(f"trajectory {base_uid} is an overlay itself", hint="derive from its base")
@@ -86,15 +85,14 @@ class OverlayWriter(Writer):
             for name in (REWARD, TERMINATED, TRUNCATED)
         }
         given = info if info is not None else self._reader.info(base_uid)
-        row = asdict(given) | {
-            "tags": list(given.tags.items()),
+        row = row_of(given) | {
             "length": rows - 1,
             "return": float(decisive[REWARD][1:].sum(dtype=np.float64)),
             "terminated": bool(decisive[TERMINATED][-1]),
             "truncated": bool(decisive[TRUNCATED][-1]),
             "base_uid": base_uid,
             "base_segment": base.id,
-            "base_offset": base_offset,
+            "base_offset": int(base_offset),
             "relabel_method": method,
         }
-        return self._append(stored, row)
+        return self._append(stored, [rows], [row])[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,3 +47,23 @@ class Trajectory:
     def length(self) -> int:
         """T, the number of actions."""
         return len(self.columns["reward"]) - 1
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Several trajectories laid one after another: `columns` hold the T + 1 rows of each, `rows` says how many."""
+
+    columns: Mapping[str, np.ndarray]
+    rows: Sequence[int]
+    infos: Sequence[TrajectoryInfo]
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """Each of them; their columns share the memory of all."""
+        start = 0
+        for count, info in zip(self.rows, self.infos, strict=True):
+            stop = start + count
+            yield Trajectory({name: values[start:stop] for name, values in self.columns.items()}, info)
+            start = stop

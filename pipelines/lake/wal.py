@@ -16,16 +16,15 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 MAGIC = b"AMAGOWAL1\n"
 _FRAME = struct.Struct("<cQI")
 _CHECKED = struct.Struct("<cQ")
+_PIECES = 512  # in one system call, which takes 1024 at most
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
@@ -65,7 +64,7 @@ class Log:
         log = cls(path, descriptor, 0)
         try:
             log._write([MAGIC])
-            log._frame(b"H", [json.dumps(header).encode()])
+            log._frames([(b"H", [json.dumps(header).encode()])])
             os.rename(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)
@@ -89,15 +88,14 @@ class Log:
         os.close(descriptor)
         return None
 
-    def append(self, row: bytes, columns: Sequence[np.ndarray]) -> None:
-        """Log one trajectory: its JSON row and its C-contiguous columns."""
-        parts = [c.reshape(-1).view(np.uint8).data for c in columns]
-        self._frame(b"T", [struct.pack("<I", len(row)), row, *parts])
+    def append(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Log trajectories, all of them or none: for each its JSON row and the bytes of its columns."""
+        self._frames([(b"T", [struct.pack("<I", len(row)), row, data]) for row, data in records])
 
     def mark(self, segment: str) -> None:
         """Note that the log's trajectories are about to be published as `segment`."""
         self.marks.append(segment)
-        self._frame(b"S", [segment.encode()])
+        self._frames([(b"S", [segment.encode()])])
 
     def truncate(self, size: int) -> None:
         """Forget everything after `size` bytes (a torn tail)."""
@@ -123,14 +121,17 @@ class Log:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _frame(self, kind: bytes, parts: Sequence[bytes | memoryview]) -> None:
-        length = sum(len(part) for part in parts)
-        crc = zlib.crc32(_CHECKED.pack(kind, length))
-        for part in parts:
-            crc = zlib.crc32(part, crc)
-        self._write([_FRAME.pack(kind, length, crc), *parts])
+    def _frames(self, frames: Iterable[tuple[bytes, Sequence[bytes]]]) -> None:
+        pieces: list[bytes] = []
+        for kind, parts in frames:
+            length = sum(map(len, parts))
+            crc = zlib.crc32(_CHECKED.pack(kind, length))
+            for part in parts:
+                crc = zlib.crc32(part, crc)
+            pieces += _FRAME.pack(kind, length, crc), *parts
+        self._write(pieces if len(pieces) <= _PIECES else [b"".join(pieces)])
 
-    def _write(self, parts: Sequence[bytes | memoryview]) -> None:
+    def _write(self, parts: Sequence[bytes]) -> None:
         total = sum(len(part) for part in parts)
         try:
             written = os.writev(self._descriptor, parts)

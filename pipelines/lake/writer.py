@@ -13,8 +13,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -25,9 +25,10 @@ from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
 from pipelines.lake.keys import segment_key
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
+from pipelines.lake.sealer import Sealer
 from pipelines.lake.segment import Unsealed
 from pipelines.lake.storage import Storage
-from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
 LOG_FORMAT = 1
@@ -39,6 +40,7 @@ _KINDS: dict[str, Any] = {
     "attempts": list,
     "tags": list,
 }
+_PLAIN = {str, int, float, bool, type(None)}  # what JSON gives back as it was
 
 
 class Writer:
@@ -66,6 +68,7 @@ class Writer:
         label = re.sub(r"[^A-Za-z0-9_.]", "_", name or "w")[:32]
         self.name = f"{label}.{os.getpid():x}.{secrets.token_hex(4)}"
         self._seal_bytes, self._seal_seconds = seal_bytes, seal_seconds
+        self._sealer = Sealer(self._publish)
         self._log: Log | None = None
         self._unsealed: list[Unsealed] = []
         self._unsealed_bytes = 0
@@ -87,60 +90,80 @@ class Writer:
     def append(self, columns: Mapping[str, np.ndarray], info: TrajectoryInfo) -> str:
         """Store a trajectory of T actions given as T + 1 rows a column; returns its uid (32 hex digits).
 
-        ValueError when the columns are not those of the schema. StageFailed when the disk refuses; what was
-        acknowledged before stays safe.
+        ValueError when the columns are not those of the schema. StageFailed when the disk refuses this one, or has
+        refused a segment since the last call; what was acknowledged before stays safe.
         """
-        stored = checked(self.columns, columns)
-        row = asdict(info) | {"tags": list(info.tags.items())} | _summary(stored)
-        return self._append(stored, row)
+        return self.append_many(Trajectories(columns, [len(values) for values in columns.values()][:1], [info]))[0]
+
+    def append_many(self, trajectories: Trajectories) -> list[str]:
+        """As `append`, for several at once: a fraction of the cost each. All are stored or none."""
+        stored, rows = checked(self.columns, trajectories.columns, trajectories.rows), trajectories.rows
+        described = [row_of(info) for info in trajectories.infos]
+        return self._append(stored, rows, [a | b for a, b in zip(described, _summaries(stored, rows), strict=True)])
 
     def poll(self) -> None:
-        """Seal if the oldest unsealed trajectory has waited long enough."""
+        """Begin to seal if the oldest unsealed trajectory has waited long enough."""
+        self._sealer.check()
         if self._unsealed and time.monotonic() - self._opened >= self._seal_seconds:
-            self.seal()
+            self._cut()
 
     def seal(self) -> None:
-        """Publish what was appended since the last time as one segment. StageFailed leaves it in the log."""
-        if self._log is None:
-            return
-        with explained(f"write a segment into '{self._storage.url()}'"):
-            publish_log(self._storage, self._log, self.schema.id, self.columns, self._unsealed, overlay=self._overlay)
-        self._log, self._unsealed, self._unsealed_bytes = None, [], 0
+        """Publish all that was appended, and wait for it. StageFailed leaves it in its logs."""
+        self._sealer.retry()
+        self._cut()
+        self._sealer.finish()
 
     def close(self) -> None:
         """Seal the rest."""
         self.seal()
 
+    def _cut(self) -> None:
+        """Hand the log over to be published; the next trajectory begins another."""
+        if self._log is not None:
+            log, items = self._log, self._unsealed
+            self._log, self._unsealed, self._unsealed_bytes = None, [], 0
+            self._sealer.submit(log, items)
+
+    def _publish(self, log: Log, items: Sequence[Unsealed]) -> None:
+        with explained(f"write a segment into '{self._storage.url()}'"):
+            publish_log(self._storage, log, self.schema.id, self.columns, items, overlay=self._overlay)
+
     def _abandon(self) -> None:
+        self._sealer.abandon()
         if self._log is not None:
             self._log.close()
             self._log, self._unsealed = None, []
 
-    def _append(self, stored: dict[str, np.ndarray], row: dict[str, Any]) -> str:
-        uid, crc = uuid4(), 0
-        for values in stored.values():
-            crc = segments.checksum(values, crc)
-        text = json.dumps({"uid": uid.hex, **row, "crc": crc}, default=_plain)
-        row = json.loads(text)  # what salvage would read: one form, however it comes to the segment
-        check_row(row)
+    def _append(
+        self, stored: Mapping[str, np.ndarray], rows: Sequence[int], described: list[dict[str, Any]]
+    ) -> list[str]:
+        """Log trajectories laid one after another, of `rows` rows each, with all of their row but uid and crc."""
+        self._sealer.check()
+        owned = {name: np.array(values) for name, values in stored.items()}
+        items, records, start = [], [], 0
+        for count, row in zip(rows, described, strict=True):
+            stop = start + count
+            columns = {name: values[start:stop] for name, values in owned.items()}
+            data = b"".join(values.data for values in columns.values())
+            uid, start = uuid4(), stop
+            row["crc"] = zlib.crc32(data)
+            records.append((_to_json({"uid": uid.hex, **row}).encode(), data))
+            items.append(Unsealed(uid.bytes, columns, row))
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
-            self._log.append(text.encode(), list(stored.values()))
-        owned = {name: np.array(values) for name, values in stored.items()}
-        self._unsealed.append(Unsealed(uid.bytes, owned, row))
+            self._log.append(records)
         size = sum(values.nbytes for values in owned.values())
+        self._unsealed += items
         self._unsealed_bytes += size
-        self.trajectories, self.steps, self.bytes = (
-            self.trajectories + 1,
-            self.steps + row["length"],
-            self.bytes + size,
-        )
+        self.trajectories += len(items)
+        self.steps += sum(rows) - len(items)
+        self.bytes += size
         if self._unsealed_bytes >= self._seal_bytes:
-            self.seal()
+            self._cut()
         else:
             self.poll()
-        return uid.hex
+        return [item.uid.hex() for item in items]
 
     def _open_log(self) -> Log:
         name = f"{self.name}-{self._sequence:08d}"
@@ -155,13 +178,16 @@ class Writer:
         return Log.create(self._storage.local / "wal" / f"{name}.wal", header, tmp=self._storage.local / "tmp")
 
 
-def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`values` in storage form and order. ValueError unless names, dtypes, shapes and numbers of rows fit."""
+def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:
+    """`values` in storage form and order. ValueError unless names, dtypes, shapes and numbers of rows fit.
+
+    `rows`: of each of the trajectories that lie one after another in `values`.
+    """
     if set(values) != {c.name for c in columns}:
         raise ValueError(f"columns {sorted(values)} given, {sorted(c.name for c in columns)} expected")
-    rows = {len(v) for v in values.values()}
-    if len(rows) != 1 or min(rows) < 2:
-        raise ValueError(f"a trajectory of T actions needs T + 1 >= 2 rows in every column, got {sorted(rows)}")
+    if {len(v) for v in values.values()} != {sum(rows)} or min(rows) < 2:
+        found = sorted({len(v) for v in values.values()})
+        raise ValueError(f"a trajectory of T actions needs T + 1 >= 2 rows in every column, got {found} for {rows}")
     for column in columns:
         array = values[column.name]
         if array.shape[1:] != column.shape or not np.can_cast(array.dtype, storage_dtype(column), "same_kind"):
@@ -172,16 +198,27 @@ def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray]) -> dict
     return {c.name: segments.as_stored(c, values[c.name]) for c in columns}
 
 
-def check_row(row: Mapping[str, Any]) -> None:
-    """ValueError unless the footer can hold the row: what is logged must be possible to seal."""
+def row_of(info: TrajectoryInfo) -> dict[str, Any]:
+    """What the footer's table says of a trajectory, as far as its writer knows it, in the form that JSON gives back.
+
+    ValueError unless the footer can hold it: what is logged must be possible to seal.
+    """
+    row = dict(vars(info))
+    row["tags"] = [list(pair) for pair in info.tags.items()]
+    row["attempts"] = list(info.attempts)
     for name, kind in _KINDS.items():
         value = row[name]
+        if type(value) not in _PLAIN and kind is not list:
+            row[name] = value = json.loads(_to_json(value))
         if not isinstance(value, kind) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
             raise ValueError(f"'{name}' of a trajectory is {value!r}, {kind} expected")
+    if not all(type(value) is bool for value in row["attempts"]):
+        row["attempts"] = json.loads(_to_json(row["attempts"]))
+        if not all(type(value) is bool for value in row["attempts"]):
+            raise ValueError(f"'attempts' of a trajectory are {row['attempts']!r}, booleans expected")
     if not all(isinstance(text, str) for pair in row["tags"] for text in pair):
         raise ValueError(f"'tags' of a trajectory are {row['tags']!r}, texts expected")
-    if not all(isinstance(value, bool) for value in row["attempts"]):
-        raise ValueError(f"'attempts' of a trajectory are {row['attempts']!r}, booleans expected")
+    return row
 
 
 def _plain(value: Any) -> Any:
@@ -191,13 +228,18 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"a trajectory's row cannot hold {value!r}")
 
 
-def _summary(stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return {
-        "length": len(stored[REWARD]) - 1,
-        "return": float(stored[REWARD][1:].sum(dtype=np.float64)),
-        "terminated": bool(stored[TERMINATED][-1]),
-        "truncated": bool(stored[TRUNCATED][-1]),
-    }
+_to_json = json.JSONEncoder(default=_plain).encode
+
+
+def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """What follows from the columns of each trajectory."""
+    ends = np.cumsum(rows)
+    spans = np.column_stack([ends - rows + 1, ends]).ravel()  # what lies in a first row led to nothing
+    returns = np.add.reduceat(np.append(stored[REWARD], 0.0), spans, dtype=np.float64)[::2]
+    terminated, truncated = stored[TERMINATED][ends - 1] != 0, stored[TRUNCATED][ends - 1] != 0
+    summed = zip(rows, returns.tolist(), terminated.tolist(), truncated.tolist(), strict=True)
+    for count, value, over, cut in summed:
+        yield {"length": count - 1, "return": value, "terminated": over, "truncated": cut}
 
 
 def publish_log(

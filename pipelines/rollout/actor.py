@@ -16,11 +16,11 @@ from pipelines.errors import AmagoError, StageFailed
 from pipelines.events import Listener, Progress, silent
 from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, zeros
-from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.rollout.policy_client import Policy
 from pipelines.rollout.recorder import Recorder
 
-Sink = Callable[[dict[str, np.ndarray], TrajectoryInfo], object]
+Sink = Callable[[Trajectories], object]
 UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
 _PROGRESS_SECONDS = 0.2
 _FIRST_ROWS = 1024
@@ -61,10 +61,10 @@ class RolloutStats:
 class Rollout:
     """N actors, their policy, exploration and unfinished episodes.
 
-    `sink(columns, info)` receives every episode that ends (columns of `lake.schema`, T + 1 rows);
-    `on_episode` its summary. `policy_version` may be set between calls: an episode is recorded under the
-    version that acted at its end. Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`,
-    stored as truncated, tagged `unfinished`, with no success (they did not fail), and left out of all means.
+    `sink` receives the episodes that end in a step, together (columns of `lake.schema`); `on_episode` the summary of
+    each. `policy_version` may be set between calls: an episode is recorded under the version that acted at its end.
+    Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated, tagged `unfinished`,
+    with no success (they did not fail), and left out of all means.
     """
 
     def __init__(
@@ -209,49 +209,57 @@ class Rollout:
             self._attempts[actor] = []
 
     def _hand_over(self, actors: np.ndarray, *, unfinished: bool = False) -> None:
-        """Give the episodes of `actors` to the sink, once each, even if the sink is interrupted."""
-        spec, now = self.env.spec, time.time()
-        for actor, task in zip(actors.tolist(), self.env.tasks(actors), strict=True):
-            length, self._time[actor] = int(self._time[actor]), 0
-            outcomes = tuple(self._attempts[actor])
-            success = (outcomes[-1] if outcomes else False) if spec.has_success else None
-            attempts = outcomes if spec.has_success and spec.num_attempts != 1 else ()
-            if self._recorder is not None and self._sink is not None:
-                columns = self._recorder.episode(actor)
-                if unfinished and not columns[TERMINATED][-1]:
-                    columns[TRUNCATED][-1] = 1
-                info = TrajectoryInfo(
+        """Give the episodes of `actors` to the sink, once, even if the sink is interrupted."""
+        lengths = self._time[actors]
+        tasks, spec = self.env.tasks(actors), self.env.spec
+        outcomes = [tuple(self._attempts[actor]) for actor in actors.tolist()]
+        success = [(seen[-1] if seen else False) if spec.has_success else None for seen in outcomes]
+        attempts = outcomes if spec.has_success and spec.num_attempts != 1 else [()] * len(actors)
+        if self._recorder is not None and self._sink is not None:
+            columns, rows = self._recorder.episodes(actors)
+            if unfinished:
+                last = np.cumsum(rows) - 1
+                columns[TRUNCATED][last] = columns[TERMINATED][last] == 0
+            now, tags = time.time(), {UNFINISHED: "true"} if unfinished else {}
+            epsilon, began = (self._epsilon[actors] / lengths).tolist(), self._began[actors].tolist()
+            infos = [
+                TrajectoryInfo(
                     env=spec.name,
-                    task=task,
+                    task=tasks[i],
                     policy_id=self.policy_id,
                     policy_version=self.policy_version,
                     collector=self._collector,
                     seed=self._seed,
-                    success=None if unfinished else success,
-                    attempts=attempts,
-                    epsilon=float(self._epsilon[actor]) / length,
-                    t_start=float(self._began[actor]),
+                    success=None if unfinished else success[i],
+                    attempts=attempts[i],
+                    epsilon=epsilon[i],
+                    t_start=began[i],
                     t_end=now,
-                    tags={UNFINISHED: "true"} if unfinished else {},
+                    tags=tags,
                 )
-                self._sink(columns, info)
-            self.total_trajectories += 1
-            if unfinished:
-                continue
-            self._returns.append(float(self._return[actor]))
-            if success is not None:
-                self._successes.append(success)
-            if self._on_episode is not None:
-                episode = Episode(
-                    actor=actor,
-                    number=int(self.env.episodes.current[actor]),
-                    task=task,
-                    length=length,
-                    total_reward=float(self._return[actor]),
-                    success=success,
-                    attempts=attempts,
-                )
-                self._on_episode(episode)
+                for i in range(len(actors))
+            ]
+            self._time[actors] = 0  # from here on they are the sink's
+            self._sink(Trajectories(columns, rows, infos))
+        self.total_trajectories += len(actors)
+        if unfinished:
+            return
+        returns = self._return[actors].tolist()
+        self._returns += returns
+        self._successes += [outcome for outcome in success if outcome is not None]
+        if self._on_episode is None:
+            return
+        for i, actor in enumerate(actors.tolist()):
+            episode = Episode(
+                actor=actor,
+                number=int(self.env.episodes.current[actor]),
+                task=tasks[i],
+                length=int(lengths[i]),
+                total_reward=returns[i],
+                success=success[i],
+                attempts=attempts[i],
+            )
+            self._on_episode(episode)
 
     def finish(self) -> int:
         """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were

@@ -66,17 +66,17 @@ class Recorder:
         buffers[TRUNCATED][now] = truncated
         buffers[RESET][now] = reset
 
-    def episode(self, actor: int) -> dict[str, np.ndarray]:
-        """A copy of all rows of the actor's episode: T + 1 rows."""
-        return self._copy(actor, self._now + 1)
+    def episodes(self, actors: np.ndarray) -> tuple[dict[str, np.ndarray], list[int]]:
+        """A copy of all rows of the episodes of `actors` (m,), one after another, and how many each has: T + 1."""
+        rows = self._now + 1 - self._first[actors]
+        step = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows - self._first[actors], rows)
+        of = np.repeat(actors, rows)
+        return {name: buffer[step, of] for name, buffer in self._buffers.items()}, rows.tolist()
 
     def prefix(self, actor: int) -> dict[str, np.ndarray]:
-        """A copy of the rows before the newest: T rows, which the policy has already acted on."""
-        return self._copy(actor, self._now)
-
-    def _copy(self, actor: int, stop: int) -> dict[str, np.ndarray]:
+        """A copy of the actor's rows before the newest: T rows, which the policy has already acted on."""
         first = self._first[actor]
-        return {name: buffer[first:stop, actor].copy() for name, buffer in self._buffers.items()}
+        return {name: buffer[first : self._now, actor].copy() for name, buffer in self._buffers.items()}
 
     def _make_room(self) -> None:
         """Move unfinished episodes to the front; double the buffer where they fill half of it."""

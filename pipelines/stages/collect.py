@@ -131,7 +131,7 @@ class Collector:
                 self.env,
                 acting.policy,
                 exploration=self.exploration,
-                sink=self.writer.append,
+                sink=self.writer.append_many,
                 seed=self._settings.seed,
                 collector=self.name,
                 keep_unfinished=True,

@@ -141,7 +141,7 @@ def test_a_log_of_a_newer_version_is_left_with_a_notice(lake: Lake) -> None:
     header = json.loads(data[len(MAGIC) + 13 : frame_ends(data)[0]])
     log.unlink()
     newer = Log.create(log, {**header, "format": 9}, tmp=lake.path / "tmp")
-    newer.append(b'{"length": 1}', [np.zeros(4, np.uint8)])
+    newer.append([(b'{"length": 1}', bytes(4))])
     newer.close()
     told: list = []
     assert lake.salvage(listener=told.append) == 0

@@ -1,6 +1,8 @@
 import errno
 import os
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 from pipelines.config import atomic
 from pipelines.errors import StageFailed
 from pipelines.lake import reading
+from pipelines.lake import segment as segments
 from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.sealer import WAITING
 from pipelines.lake.store import Lake
-from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, footer_at, segment_files
 
 
@@ -57,13 +61,21 @@ def test_wide_columns_go_to_a_compressed_file(lake: Lake) -> None:
         assert pa.ipc.open_file(file).num_record_batches == 4  # 101 rows, 32 a batch
 
 
+def eventually(count: int, lake: Lake) -> None:
+    """Wait until the lake has so many segment files."""
+    deadline = time.monotonic() + 20
+    while len(segment_files(lake)) != count:
+        assert time.monotonic() < deadline, segment_files(lake)
+        time.sleep(0.005)
+
+
 def test_segments_are_sealed_by_size_age_and_close(lake: Lake) -> None:
     rng = np.random.default_rng(0)
     writer = lake.writer(SCHEMA, seal_bytes=1000, seal_seconds=1e9)
     writer.append(columns(rng, 10), TrajectoryInfo())
     assert segment_files(lake) == []
     writer.append(columns(rng, 100), TrajectoryInfo())
-    assert len(segment_files(lake)) == 1
+    eventually(1, lake)
     assert (writer.trajectories, writer.steps) == (2, 110)
     aged = lake.writer(SCHEMA, seal_seconds=0.05)
     aged.append(columns(rng, 1), TrajectoryInfo())
@@ -71,9 +83,10 @@ def test_segments_are_sealed_by_size_age_and_close(lake: Lake) -> None:
     assert len(segment_files(lake)) == 1
     time.sleep(0.06)
     aged.poll()
-    assert len(segment_files(lake)) == 2
+    eventually(2, lake)
     writer.append(columns(rng, 1), TrajectoryInfo())
     writer.close()
+    aged.close()
     assert len(segment_files(lake)) == 3
     assert list((lake.path / "wal").iterdir()) == list((lake.path / "tmp").iterdir()) == []
 
@@ -106,6 +119,107 @@ def test_columns_of_another_form_are_refused_and_nothing_is_logged(lake: Lake, s
     with lake.writer(SCHEMA) as writer, pytest.raises(ValueError, match=r"column|rows"):
         writer.append(values, TrajectoryInfo())
     assert segment_files(lake) == []
+
+
+def laid_together(values: list[dict[str, np.ndarray]], infos: list[TrajectoryInfo]) -> Trajectories:
+    joined = {name: np.concatenate([v[name] for v in values]) for name in values[0]}
+    return Trajectories(joined, [len(v["reward"]) for v in values], infos)
+
+
+def rows_of(lake: Lake) -> list[dict]:
+    """What is said of the trajectories of a lake of one segment, apart from their names and when they came."""
+    table = footer_at(next(path for path in segment_files(lake) if ".blob" not in path.name)).trajectories
+    return table.drop_columns(["uid", "t_commit"]).to_pylist()
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
+@pytest.mark.parametrize("crash", [False, True], ids=["sealed", "salvaged"])
+def test_many_appended_at_once_are_each_as_if_appended_alone(lake: Lake, tmp_path: Path, schema, crash: bool) -> None:
+    rng, other = np.random.default_rng(0), Lake.create(tmp_path / "other")
+    values = [columns(rng, int(rng.integers(1, 20)), schema) for _ in range(700)]
+    infos = [replace(INFO, seed=i, attempts=(True,) * (i % 3), tags={"i": str(i)}) for i in range(700)]
+    writer = lake.writer(schema, seal_seconds=1e9)
+    uids = writer.append_many(laid_together(values, infos))
+    assert (writer.trajectories, writer.steps) == (700, sum(len(v["reward"]) - 1 for v in values))
+    writer._abandon() if crash else writer.close()
+    with other.writer(schema, seal_seconds=1e9) as one_by_one:
+        alone = [one_by_one.append(v, info) for v, info in zip(values, infos, strict=True)]
+    assert lake.salvage() == (700 if crash else 0)
+    ours, theirs = reading.Reader(lake), reading.Reader(other)
+    assert ours.uids() == uids
+    for a, b in zip(rows_of(lake), rows_of(other), strict=True):
+        assert a.pop("return") == pytest.approx(b.pop("return"), rel=1e-12, abs=1e-12)
+        assert a == b
+    for uid, partner in zip(uids, alone, strict=True):
+        assert_same(dict(ours.read(uid).columns), dict(theirs.read(partner).columns))
+
+
+def test_one_bad_trajectory_keeps_its_whole_company_out(lake: Lake) -> None:
+    values = [columns(np.random.default_rng(0), 5) for _ in range(3)]
+    with lake.writer(SCHEMA) as writer:
+        with pytest.raises(ValueError, match="trajectory"):
+            writer.append_many(laid_together(values, [INFO, TrajectoryInfo(seed=2**70), INFO]))
+        with pytest.raises(ValueError, match="rows"):
+            writer.append_many(Trajectories(laid_together(values, [INFO] * 3).columns, [6, 11, 1], [INFO] * 3))
+    assert segment_files(lake) == []
+
+
+def test_acting_goes_on_while_a_segment_is_written_and_waits_when_the_disk_is_far_behind(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, going, real = columns(np.random.default_rng(0), 5), threading.Event(), segments.publish
+
+    def slow(*arguments: object) -> None:
+        assert going.wait(30)
+        real(*arguments)
+
+    monkeypatch.setattr(segments, "publish", slow)
+    with lake.writer(SCHEMA, seal_bytes=1, seal_seconds=1e9) as writer:
+        uids = [writer.append(values, INFO) for _ in range(1 + WAITING)]
+        assert segment_files(lake) == []
+        assert lake.salvage() == 0  # their logs are held
+        blocked = threading.Thread(target=lambda: uids.append(writer.append(values, INFO)))
+        blocked.start()
+        blocked.join(0.2)
+        assert blocked.is_alive()
+        going.set()
+        blocked.join(30)
+        writer.seal()
+        assert len(segment_files(lake)) == 2 + WAITING
+    assert reading.Reader(lake).uids() == uids
+
+
+def test_what_a_refusing_disk_said_in_the_background_is_heard_and_nothing_is_lost(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = columns(np.random.default_rng(0), 5)
+    writer = lake.writer(SCHEMA, seal_bytes=1, seal_seconds=1e9)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse(errno.ENOSPC))
+        uids = [writer.append(values, INFO)]
+        writer._sealer._join()
+        with pytest.raises(StageFailed, match="no space left"):
+            writer.append(values, INFO)
+    uids.append(writer.append(values, INFO))  # the one that was refused a voice was not stored
+    writer.close()
+    assert reading.Reader(lake).uids() == uids
+    assert list((lake.path / "wal").iterdir()) == list((lake.path / "tmp").iterdir()) == []
+
+
+def test_a_forked_child_has_no_part_in_its_parents_writing(lake: Lake) -> None:
+    writer = lake.writer(SCHEMA)
+    writer.append(columns(np.random.default_rng(0), 5), INFO)
+    child = os.fork()
+    if child == 0:
+        try:
+            writer.seal()
+        except StageFailed:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert segment_files(lake) == []
+    writer.close()
+    assert len(reading.Reader(lake).uids()) == 1
 
 
 def test_two_writers_share_a_lake_without_knowing_of_each_other(lake: Lake) -> None:
@@ -145,7 +259,7 @@ def test_a_refusing_disk_is_said_plainly_and_costs_nothing_acknowledged(
     writer.close()
     follower = Follower(lake)
     follower.refresh()
-    assert hex_uids(follower.segments[0].uids) == [first, second]
+    assert [hex_uids(segment.uids) for segment in follower.segments] == [[first], [second]]
 
 
 def test_a_short_write_leaves_whole_records_only(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,10 @@ STRATEGIES = ("final", "future", "random")
 def collect(seed, size=3, steps=400):
     env = make("goal-frozen-lake", num_envs=4, seed=seed, params={"size": size, "max_episode_steps": 12})
     found = []
-    sink = lambda columns, info: found.append(Trajectory(columns, info, uid=str(len(found))))  # noqa: E731
+
+    def sink(ended):
+        found.extend(Trajectory(each.columns, each.info, uid=str(len(found) + i)) for i, each in enumerate(ended))
+
     Rollout(env, RandomPolicy(env.spec.spaces.action, seed=seed), sink=sink).run(steps=steps)
     return found
 

@@ -28,7 +28,7 @@ def make_rollout(name="meta-frozen-lake", params=LAKE, *, num_envs=4, policy=Non
         env,
         policy or RandomPolicy(action, seed=seed),
         exploration=exploration and Exploration(exploration, action, num_envs, horizon=env.spec.horizon, seed=seed),
-        sink=lambda columns, info: stored.append((columns, info)),
+        sink=lambda found: stored.extend((each.columns, each.info) for each in found),
         seed=seed,
         **kwargs,
     )
@@ -177,10 +177,9 @@ def test_an_episode_is_handed_over_once_even_if_the_sink_is_interrupted():
     rollout, stored = make_rollout("tmaze", {"corridor": 3}, keep_unfinished=True)
     store = rollout._sink
 
-    def interrupted(columns, info):
-        store(columns, info)
-        if len(stored) == 2:
-            raise KeyboardInterrupt
+    def interrupted(found):
+        store(found)
+        raise KeyboardInterrupt
 
     rollout._sink = interrupted
     with pytest.raises(KeyboardInterrupt):

@@ -24,6 +24,13 @@ def row(rng, n):
     }
 
 
+def check(columns, entries):
+    assert set(columns) == {column.name for column in SCHEMA.columns}
+    for name, column in columns.items():
+        assert column.dtype == SCHEMA.column(name).dtype
+        np.testing.assert_array_equal(column, [entry.get(name, 0) for entry in entries])
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 4), steps=st.integers(1, 60), rows=st.sampled_from([2, 3, 8]))
 def test_equals_lists_kept_by_hand(seed, n, steps, rows):
@@ -40,11 +47,11 @@ def test_equals_lists_kept_by_hand(seed, n, steps, rows):
                 {"obs": new["observation"]["obs"][i]}
                 | {k: new[k][i] for k in ("action", "reward", "terminated", "truncated", "reset")}
             )
-            for columns, rows_of in ((recorder.episode(i), kept[i]), (recorder.prefix(i), kept[i][:-1])):
-                assert set(columns) == {column.name for column in SCHEMA.columns}
-                for name, column in columns.items():
-                    assert column.dtype == SCHEMA.column(name).dtype
-                    np.testing.assert_array_equal(column, [entry.get(name, 0) for entry in rows_of])
+            check(recorder.prefix(i), kept[i][:-1])
+        chosen = rng.permutation(n)[: rng.integers(1, n + 1)]
+        columns, counts = recorder.episodes(chosen)
+        assert counts == [len(kept[i]) for i in chosen]
+        check(columns, [entry for i in chosen for entry in kept[i]])
         assert recorder.lengths.tolist() == [len(entries) - 1 for entries in kept]
         over = np.flatnonzero(new["terminated"] | new["truncated"])
         if len(over):

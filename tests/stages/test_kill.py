@@ -24,12 +24,12 @@ from pathlib import Path
 from pipelines.lake.writer import Writer
 from pipelines.stages import collect
 from tests.stages.recipes import tiny
-append = Writer.append
-def acknowledged(self, columns, info):
-    uid = append(self, columns, info)
-    print(uid, flush=True)
-    return uid
-Writer.append = acknowledged
+append = Writer.append_many
+def acknowledged(self, trajectories):
+    uids = append(self, trajectories)
+    print("\\n".join(uids), flush=True)
+    return uids
+Writer.append_many = acknowledged
 collect.run(tiny(collect={"steps": int(sys.argv[2]), "seal_seconds": 0.2}), run=Path(sys.argv[1]))
 """
 

@@ -1,0 +1,96 @@
+"""Logs on their way into segments, published by a thread of their own: the disk's fsync stalls nobody who acts.
+
+One log at a time, in order. A log that cannot be published stays first in the line, with its lock held; the error is
+raised to the writer's next call, and the line moves again with the log that comes next.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pipelines.errors import StageFailed
+from pipelines.lake.segment import Unsealed
+from pipelines.lake.wal import Log
+
+WAITING = 2  # logs in line, besides the one being published, before who brings another has to wait
+Publish = Callable[[Log, Sequence[Unsealed]], object]
+
+
+class Sealer:
+    """`publish(log, items)` makes a segment of a log and drops it. Methods are for the writer's thread."""
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._line: deque[tuple[Log, Sequence[Unsealed]]] = deque()
+        self._moved = threading.Condition()  # its lock is held for moments only
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._process = os.getpid()
+
+    def submit(self, log: Log, items: Sequence[Unsealed]) -> None:
+        """Publish `log`, sooner or later; waits while the line is too long. Raises an earlier log's error."""
+        self._line.append((log, items))
+        self._run()
+        with self._moved:
+            self._moved.wait_for(lambda: self._error is not None or len(self._line) <= WAITING + 1)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong since the last time."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def retry(self) -> None:
+        """Begin again with what failed; its error is news only if it comes again."""
+        self._error = None
+        self._run()
+
+    def finish(self) -> None:
+        """Return when all are published, or raise the error of the first that could not be."""
+        self._join()
+        self.check()
+
+    def abandon(self) -> None:
+        """Let go of the logs that are not published: salvage will deal with them."""
+        self._stopped = True
+        self._join()
+        while self._line:
+            self._line.popleft()[0].close()
+        self._error, self._stopped = None, False
+
+    def _join(self) -> None:
+        thread = self._thread
+        if thread is not None and self._mine():
+            thread.join()
+
+    def _run(self) -> None:
+        if not self._mine():
+            raise StageFailed("a lake's writer belongs to the process that made it", hint="open one in each process")
+        with self._moved:
+            if self._thread is None and self._line:
+                self._thread = threading.Thread(target=self._work, name="amago-sealer")
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._moved:
+                if not self._line or self._error is not None or self._stopped:
+                    self._thread = None
+                    return
+            try:
+                self._publish(*self._line[0])
+            except BaseException as error:
+                self._error = error
+            else:
+                self._line.popleft()
+            with self._moved:
+                self._moved.notify_all()
+
+    def _mine(self) -> bool:
+        """Whether this is not a forked child, which has neither the thread nor the logs."""
+        return os.getpid() == self._process
