@@ -1,0 +1,323 @@
+"""Many processes at once on one lake: who does what in a storm, and what must hold afterwards.
+
+Writers acknowledge into ledgers of their own; what a trajectory must contain follows from a key in its observation,
+so every reader can tell a whole trajectory from any other. Processes come from a fork server and are killed with -9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.data.sampler import WindowSampler
+from pipelines.data.view import View
+from pipelines.errors import InputMissing
+from pipelines.lake import catalog
+from pipelines.lake.reading import Reader
+from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.lake.verify import verify
+
+COMMIT_SECONDS = 0.05
+LONGEST = 16
+PLAIN = Schema(
+    Spaces(
+        observation={"obs.key": Box(shape=(), dtype="int64"), "obs.state": Box(shape=(3,))},
+        action=Discrete(n=5),
+    )
+)
+PICTURES = Schema(
+    Spaces(
+        observation={"obs.key": Box(shape=(), dtype="int64"), "obs.picture": Box(shape=(20, 20, 3), dtype="uint8")},
+        action=Discrete(n=5),
+    )
+)
+Columns = Mapping[str, np.ndarray]
+
+
+def content(key: int, schema: Schema = PLAIN) -> dict[str, np.ndarray]:
+    """The one trajectory that belongs to a key."""
+    rng = np.random.default_rng(key)
+    values = schema.empty(int(rng.integers(2, LONGEST)) + 1)
+    values["obs.key"][...] = key
+    name = schema.columns[1].name
+    values[name][...] = rng.integers(0, 256, values[name].shape)
+    values["action"][1:] = rng.integers(0, 5, len(values["action"]) - 1)
+    values["reward"][1:] = rng.standard_normal(len(values["reward"]) - 1)
+    values["terminated"][-1] = 1
+    return values
+
+
+def checksum(schema: Schema, columns: Columns) -> int:
+    """CRC32 over the columns in the schema's order, as the footer has it."""
+    crc = 0
+    for column in schema.columns:
+        crc = zlib.crc32(np.ascontiguousarray(columns[column.name]).tobytes(), crc)
+    return crc
+
+
+def differs(schema: Schema, columns: Columns) -> str | None:
+    """What is wrong with a trajectory that was read, or None."""
+    expected = content(int(columns["obs.key"][0]), schema)
+    wrong = [name for name, values in expected.items() if not np.array_equal(values, columns[name])]
+    return f"key {int(columns['obs.key'][0])}: {', '.join(wrong)}" if wrong else None
+
+
+class Ledger:
+    """An append-only file of JSON lines; a line is there as a whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(self, **fields: Any) -> None:
+        os.write(self._descriptor, (json.dumps(fields) + "\n").encode())
+
+    @staticmethod
+    def lines(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
+        for path in sorted(folder.glob(pattern)):
+            text = path.read_text()
+            yield from (json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines())
+
+
+def write(lake: Path, notes: Path, number: int, life: int, seed: int) -> None:
+    """A collector: a trajectory and a commit each 50 ms, for ever. The last of the writers makes pictures."""
+    schema = PICTURES if number == 7 else PLAIN
+    ledger = Ledger(notes / f"writer-{number}-{life}")
+    rng = random.Random(f"{seed}-{number}-{life}")
+    keys = (rng.getrandbits(62) for _ in itertools.count())
+    writer = Lake.open(lake).writer(schema, name=f"w{number}", seal_seconds=1e9)
+    due = time.monotonic()
+    while True:
+        uids = []
+        for key in itertools.islice(keys, rng.randint(1, 3)):
+            columns = content(key, schema)
+            uids.append(writer.append(columns, TrajectoryInfo(env="storm", task=f"t{number}", seed=key)))
+            ledger.note(uid=uids[-1], crc=checksum(schema, columns))
+        writer.seal()
+        ledger.note(sealed=uids, time=time.time())
+        due = max(due + COMMIT_SECONDS, time.monotonic() - 1)
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def follow(lake: Path, notes: Path, seed: int) -> None:
+    """A trainer: takes in what is new, draws whole trajectories as windows, and compares every byte."""
+    ledger, opened = Ledger(notes / "follower"), Lake.open(lake)
+    told: list[Any] = []
+    view = View(opened, PLAIN.id, listener=told.append)
+    sampler = WindowSampler(view, length=LONGEST, seed=seed, placement="full")
+    seen = windows = 0
+    while True:
+        view.refresh()
+        segments = view.follower.segments
+        uids = [uid.ljust(16, b"\0").hex() for segment in segments[seen:] for uid in segment.uids.tolist()]
+        seen = len(segments)
+        if uids:
+            ledger.note(seen=uids, time=time.time())
+        with contextlib.suppress(InputMissing):
+            batch = sampler.sample(32)
+            for i, length in enumerate(batch.lengths.tolist()):
+                whole = {name: values[i, :length] for name, values in batch.columns.items()}
+                wrong = differs(PLAIN, whole)
+                if wrong is not None:
+                    ledger.note(wrong=wrong, by="follower")
+            windows += len(batch.lengths)
+            ledger.note(windows=32)
+        for event in told:
+            ledger.note(told=str(getattr(event, "text", event)))
+        told.clear()
+        time.sleep(0.02)
+
+
+def read(lake: Path, notes: Path, seed: int) -> None:
+    """A reader of single trajectories, against their checksums, and a user who asks SQL."""
+    ledger, opened, rng = Ledger(notes / "reader"), Lake.open(lake), random.Random(seed)
+    told: list[Any] = []
+    reader = Reader(opened, listener=told.append)
+    for turn in itertools.count():
+        uids = reader.uids()
+        for uid in rng.sample(uids, min(20, len(uids))):
+            try:
+                segment, _ = reader.locate(uid)
+                schema = opened.schema(segment.schema_id)
+                columns = reader.read(uid).columns
+                expected = reader.row(uid)["crc"]
+            except InputMissing:  # expired since
+                continue
+            wrong = differs(schema, columns)
+            if wrong is None and checksum(schema, columns) != expected:
+                wrong = f"{uid}: not the checksum of its footer"
+            if wrong is not None:
+                ledger.note(wrong=wrong, by="reader")
+            ledger.note(read=uid)
+        if turn % 20 == 0:
+            (count, distinct), *_ = catalog.query(opened, "select count(*), count(distinct uid) from trajectories")[1]
+            ledger.note(counted=count)
+            if count != distinct:
+                ledger.note(wrong=f"{count} rows for {distinct} uids", by="sql")
+        for event in told:
+            ledger.note(told=str(getattr(event, "text", event)))
+        told.clear()
+        time.sleep(0.05)
+
+
+@dataclass
+class Outcome:
+    """What a storm left behind. `expired`: uids that a tombstone names, or whose segment it names."""
+
+    acknowledged: dict[str, int]
+    sealed: dict[str, float]
+    seen: dict[str, float]
+    expired: set[str]
+    live: list[str]
+    wrong: list[str]
+    told: list[str]
+    failures: list[str]
+    commits: int
+    kills: int
+    reads: int
+    windows: int
+    seconds: float
+    index: list[tuple[Any, ...]] = field(default_factory=list)
+    rebuilt: list[tuple[Any, ...]] = field(default_factory=list)
+    corrupt: int = 0
+    foreign: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    segments: int = 0
+
+    @property
+    def lost(self) -> set[str]:
+        return set(self.acknowledged) - set(self.live) - self.expired
+
+    @property
+    def doubled(self) -> list[str]:
+        return [uid for uid, count in Counter(self.live).items() if count > 1]
+
+    def visible(self) -> float:
+        """Median seconds from a commit to the moment a follower has it."""
+        waits = [max(0.0, self.seen[uid] - at) for uid, at in self.sealed.items() if uid in self.seen]
+        return statistics.median(waits) if waits else float("nan")
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "seconds": round(self.seconds, 1),
+            "commits_per_second": round(self.commits / self.seconds, 1),
+            "visible_median_seconds": round(self.visible(), 3),
+            "acknowledged": len(self.acknowledged),
+            "live": len(self.live),
+            "expired": len(self.expired),
+            "lost": len(self.lost),
+            "doubled": len(self.doubled),
+            "kills": self.kills,
+            "read_by_uid": self.reads,
+            "windows": self.windows,
+            "wrong_reads": len(self.wrong),
+            "segments_at_the_end": self.segments,
+        }
+
+
+class Storm:
+    """Processes on a lake; those that are killed come again until the end."""
+
+    def __init__(self, folder: Path, *, writers: int, seed: int) -> None:
+        self.lake, self.notes = folder / "lake", folder / "notes"
+        self.notes.mkdir(parents=True)
+        lake = Lake.create(self.lake)
+        lake.register(PLAIN)
+        lake.register(PICTURES)
+        self._rng, self._seed, self._writers = random.Random(seed), seed, writers
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
+        self._living: dict[str, BaseProcess] = {}
+        self._lives: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.kills = 0
+
+    def begin(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
+        process = self._context.Process(target=work, args=(self.lake, self.notes, *arguments), daemon=True)
+        process.start()
+        self._living[name] = process
+
+    def begin_writer(self, number: int) -> None:
+        name = f"writer-{number}"
+        self.begin(name, write, number, self._lives[name], self._seed)
+        self._lives[name] += 1
+
+    def kill(self, name: str) -> None:
+        process = self._living.pop(name)
+        if process.exitcode is not None:
+            self.failures.append(f"{name} ended with exit code {process.exitcode}")
+        process.kill()
+        process.join()
+        self.kills += 1
+
+    def rage(self, seconds: float, others: Mapping[str, Callable[..., None]]) -> Outcome:
+        """Writers, a follower, a reader and `others` (each called with lake, notes and a seed) for so long."""
+        for number in range(self._writers):
+            self.begin_writer(number)
+        for name, work in {"follower": follow, "reader": read, **others}.items():
+            self.begin(name, work, self._seed)
+        begun = time.monotonic()
+        try:
+            while time.monotonic() - begun < seconds:
+                time.sleep(self._rng.uniform(0.1, 0.7))
+                number = self._rng.randrange(self._writers)
+                self.kill(f"writer-{number}")
+                self.begin_writer(number)
+                dead = [name for name, process in self._living.items() if process.exitcode is not None]
+                if dead:
+                    break
+        finally:
+            took = time.monotonic() - begun
+            for name in sorted(self._living):
+                self.kill(name)
+        return self._outcome(took)
+
+    def _outcome(self, seconds: float) -> Outcome:
+        lake = Lake.open(self.lake)
+        lake.salvage()
+        written = list(Ledger.lines(self.notes, "writer-*"))
+        followed = list(Ledger.lines(self.notes, "follower"))
+        was_read = list(Ledger.lines(self.notes, "reader"))
+        everything = "select * from trajectories order by uid"
+        index = catalog.query(lake, everything)[1]
+        catalog.rebuild(lake)
+        report = verify(lake)
+        seals = [line for line in written if "sealed" in line]
+        return Outcome(
+            acknowledged={line["uid"]: line["crc"] for line in written if "uid" in line},
+            sealed={uid: line["time"] for line in seals for uid in line["sealed"]},
+            seen={uid: line["time"] for line in reversed(followed) if "seen" in line for uid in line["seen"]},
+            expired={uid for line in Ledger.lines(self.notes, "expired") for uid in line["expired"]},
+            live=Reader(lake).uids(),
+            wrong=[line["wrong"] for line in followed + was_read if "wrong" in line],
+            told=[line["told"] for line in followed + was_read if "told" in line],
+            failures=self.failures,
+            commits=len(seals),
+            kills=self.kills,
+            reads=sum("read" in line for line in was_read),
+            windows=sum(line.get("windows", 0) for line in followed),
+            seconds=seconds,
+            index=index,
+            rebuilt=catalog.query(lake, everything)[1],
+            corrupt=len(report.corrupt),
+            foreign=report.foreign,
+            leftovers=tuple(path.name for name in ("wal", "tmp") for path in (self.lake / name).iterdir()),
+            segments=report.segments_checked,
+        )
