@@ -145,7 +145,9 @@ class RunDirectory:
     def _refuse_changes(
         self, stage: str, stored: Mapping[str, Any], wanted: Mapping[str, Any], owned: Sequence[str]
     ) -> None:
-        before, after = _flat(stored, owned), _flat(wanted, owned)
+        defaults, after = _flat(dump(Settings()), owned), _flat(wanted, owned)
+        # A setting that an older version did not know has had its default.
+        before = {key: defaults[key] for key in after.keys() & defaults.keys()} | _flat(stored, owned)
         changed = [
             f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
             for key in sorted(before.keys() | after.keys())

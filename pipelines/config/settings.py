@@ -39,6 +39,9 @@ EXTENSIBLE = frozenset(
         "train.keep_checkpoints",
         "train.log_every",
         "train.threads",
+        "train.follow",
+        "train.refresh_seconds",
+        "train.prefetch",
         "epochs",
     }
 )
@@ -109,8 +112,26 @@ class TrainSettings(SettingsModel):
     """Global norm at which gradients are clipped."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches per update; each has batch_size / accumulate windows."""
-    weighting: Literal["timestep", "trajectory"] = "timestep"
-    """Draw trajectories in proportion to their windows, or all alike."""
+    where: str = ""
+    """SQL predicate over the `trajectories` table: what is drawn from; empty: all."""
+    weight: str = ""
+    """SQL expression over it: relative weight of a trajectory, on top of the other ways to weigh; empty: 1."""
+    weighting: Literal["timestep", "trajectory", "task"] = "timestep"
+    """Draw trajectories in proportion to their windows, all alike, or so that every task has the same share."""
+    half_life: float = Field(0.0, ge=0)
+    """Environment steps collected since after which a trajectory counts half (0: age does not matter)."""
+    priority: float = Field(0.0, ge=0, le=2)
+    """Exponent of a trajectory's mean TD error, in proportion to which it is drawn (0: errors do not matter)."""
+    priority_beta: float = Field(0.4, ge=0, le=1)
+    """How much of the bias by priorities the loss corrects (1: all of it)."""
+    anneal_steps: int = Field(0, ge=0)
+    """Updates over which the weights of several lakes move, where a range is given (`--from-lake A:0.8..0.2`)."""
+    follow: bool = False
+    """Keep taking in what others add to the lakes; wait for the first trajectories where there are none."""
+    refresh_seconds: float = Field(2.0, gt=0)
+    """Between two looks at the lakes, when they are followed."""
+    prefetch: int = Field(1, ge=0, le=16)
+    """Batches read ahead by a thread of their own (0: none; priorities need none)."""
     placement: Literal["full", "any"] = "full"
     """Where windows begin: `full`, wherever one has as many steps as the trajectory allows; `any`, at every step."""
     checkpoint_every: int = Field(500, ge=1)

@@ -13,12 +13,18 @@ class Batch:
     """`columns`: (B, L + 1, *shape) in the lake's dtypes, zeros on the right of what is real; `lengths` (B,)
     int64: real rows, 2 to L + 1; `start` (B,) int64: time index of a window's row 0 in its trajectory.
 
+    `trajectory` (B,) int64: row of the view's table it is from; `lake` (B,) int64: which lake of a mixture.
+    `importance` (B,) float64, at most 1: what a window's loss is multiplied by, where draws follow priorities.
+
     The arrays belong to whoever holds the batch; the sampler uses their memory again only when nobody does.
     """
 
     columns: Mapping[str, np.ndarray]
     lengths: np.ndarray
     start: np.ndarray
+    trajectory: np.ndarray | None = None
+    lake: np.ndarray | None = None
+    importance: np.ndarray | None = None
 
     @property
     def mask(self) -> np.ndarray:

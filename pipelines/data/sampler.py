@@ -1,88 +1,139 @@
-"""Drawing windows. A trajectory of T actions has T + 1 rows; a window of L steps is rows [s, s + L + 1) of
-it.
-
-Placement "any" puts the start s uniformly on 0 .. T - 1, every start that keeps one step of loss, so that
-each time step is equally often the first, and windows near the end are padded on the right. Placement "full"
-uses the starts 0 .. max(T - L, 0) alone: windows are as long as the trajectory allows. The number of starts
-is what a trajectory offers, and its weight under "timestep"; under "trajectory" each has the same.
-"""
+"""Drawing windows from one view: which trajectories and where, by a `Strategy`; what is in them, by a `Gatherer`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from pipelines.data.batch import Batch
-from pipelines.data.gather import Gatherer, SegmentLost
+from pipelines.data.gather import Columns, Gatherer, SegmentLost
+from pipelines.data.strategy import Strategy
+from pipelines.data.sum_tree import SumTree
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
+from pipelines.lake.uids import positions
 
-Weighting = Literal["timestep", "trajectory"]
-Placement = Literal["any", "full"]
+MEMORY = 0.3  # share of the newest TD error in a trajectory's moving average
+LEAST = 1e-6  # of a priority: nothing is ruled out for having been predicted once
 
 
 class WindowSampler:
-    """Draws batches of windows of `length` steps from a view, the same ones for the same seed and view."""
+    """Draws batches of windows of `length` steps from a view, the same ones for the same seed and view.
+
+    `seed` may be a generator that is shared with others. With priorities, the view must have been made with the
+    strategy's `extra` fields.
+    """
 
     def __init__(
-        self,
-        view: View,
-        *,
-        length: int,
-        seed: int,
-        weighting: Weighting = "timestep",
-        placement: Placement = "any",
+        self, view: View, *, length: int, seed: int | np.random.Generator, strategy: Strategy | None = None
     ) -> None:
-        self.view, self.length = view, length
-        self.weighting, self.placement = weighting, placement
+        self.view, self.length, self.strategy = view, length, strategy or Strategy()
         self._rng = np.random.default_rng(seed)
         self._gatherer = Gatherer(view, length + 1)
         self._version = -1
         self._cumulative = np.zeros(0)
+        self._last = 0
+        self._mass = np.zeros(0)
+        self._tree = SumTree(self._mass)
+        self._highest = 1.0
 
-    def sample(self, batch_size: int) -> Batch:
-        """`batch_size` windows: independent draws, ordered by segment. InputMissing if there is nothing to
-        draw from.
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw from."""
+        self._weigh()
+        return not self._total > 0
+
+    def sample(self, batch_size: int, out: Columns | None = None) -> Batch:
+        """`batch_size` windows: independent draws, ordered by segment; in `out`, if given. InputMissing if there is
+        nothing to draw from.
         """
         while True:
             chosen, start = self.draw(batch_size)
             try:
-                return self._gatherer.gather(chosen, start)
+                batch = self._gatherer.gather(chosen, start, out)
             except SegmentLost as lost:
-                self.view.drop(lost.number, str(lost))
+                self.view.lose(lost.number, str(lost))
+                continue
+            return replace(batch, importance=self._importance(batch)) if self.strategy.priority else batch
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the view's table and starts of the windows, both (batch_size,) int64."""
-        cumulative = self._weights()
-        if not len(cumulative) or not cumulative[-1] > 0:
+        if self.is_empty:
             raise InputMissing(
                 f"lake '{self.view.lake.name}' has no trajectories to draw from",
                 hint="collect some first, or widen the selection",
             )
-        point = self._rng.random(batch_size) * cumulative[-1]
-        chosen = np.minimum(np.searchsorted(cumulative, point, side="right"), len(cumulative) - 1)
-        starts = self._starts(self.view.table["length"][chosen].astype(np.int64))
+        point = self._rng.random(batch_size) * self._total
+        if self.strategy.priority:
+            chosen = self._tree.find(point)
+        else:
+            chosen = np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
+        starts = self.strategy.starts(self.view.table["length"][chosen].astype(np.int64), self.length)
         start = (self._rng.random(batch_size) * starts).astype(np.int64)
         return chosen, np.minimum(start, starts - 1)
 
-    def _starts(self, length: np.ndarray) -> np.ndarray:
-        """Number of windows that trajectories of `length` actions offer."""
-        return length if self.placement == "any" else np.maximum(length - self.length, 0) + 1
+    def prioritise(self, trajectory: np.ndarray, error: np.ndarray) -> None:
+        """Let the mean absolute TD errors (n,) of windows of the trajectories (n,) count in their priorities."""
+        rows, which = np.unique(trajectory, return_inverse=True)
+        mean = np.bincount(which, weights=error) / np.bincount(which) + LEAST
+        table = self.view.table
+        old = table["priority"][rows]
+        table["priority"][rows] = np.where(table["measured"][rows], old + MEMORY * (mean - old), mean)
+        table["measured"][rows] = True
+        self._highest = max(self._highest, float(table["priority"][rows].max()))
+        if self._version == self.view.version:
+            self._tree.set(rows, self._mass[rows] * self._powers(rows))
 
-    def _weights(self) -> np.ndarray:
-        if self._version != self.view.version:
-            table = self.view.table
-            weight = table["weight"].astype(np.float64)
-            if self.weighting == "timestep":
-                weight *= self._starts(table["length"].astype(np.int64))
-            self._cumulative, self._version = np.cumsum(weight), self.view.version
-        return self._cumulative
+    @property
+    def _total(self) -> float:
+        if self.strategy.priority:
+            return self._tree.total
+        return float(self._cumulative[-1]) if len(self._cumulative) else 0.0
+
+    def _weigh(self) -> None:
+        if self._version == self.view.version:
+            return
+        table = self.view.table
+        mass = self.strategy.mass(table, self.length)
+        if self.strategy.priority:
+            table["priority"][table["priority"] == 0] = self._highest
+            self._mass = mass
+            self._tree = SumTree(mass * self._powers(slice(None)))
+        else:
+            self._last = int(np.flatnonzero(mass)[-1]) if mass.any() else 0
+            self._cumulative = np.cumsum(mass, out=mass)
+        self._version = self.view.version
+
+    def _powers(self, rows: Any) -> np.ndarray:
+        return self.view.table["priority"][rows].astype(np.float64) ** self.strategy.priority
+
+    def _importance(self, batch: Batch) -> np.ndarray:
+        importance = self._powers(batch.trajectory) ** -self.strategy.beta
+        return importance / importance.max()
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state, as JSON carries it. The view has its own `snapshot`."""
+        """The generator's state, as JSON carries it. The view has its own `snapshot`, the priorities their arrays."""
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
+
+    def priorities(self) -> dict[str, np.ndarray]:
+        """What was learnt of the trajectories: by uid, so that it outlives a change of the table."""
+        table = self.view.table
+        uids = np.frombuffer(self.view.uids().tobytes(), dtype=np.uint8).reshape(-1, 16)
+        known = {name: np.ascontiguousarray(table[name]) for name in ("priority", "measured")}
+        return {"uid": uids, **known, "highest": np.array([self._highest])}
+
+    def load_priorities(self, known: Mapping[str, np.ndarray]) -> None:
+        """Go on from `priorities` of an earlier sampler; trajectories it did not know count as new."""
+        uids = np.frombuffer(np.ascontiguousarray(known["uid"]).tobytes(), dtype="S16")
+        place, table = positions(uids, self.view.uids()), self.view.table
+        found = place >= 0
+        for name in ("priority", "measured"):
+            table[name][found] = known[name][place[found]]
+        self._highest = float(known["highest"][0])
+        self._version = -1

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pipelines.errors import InputMissing
+from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.follower import Follower
+from pipelines.lake.follower import Follower, Segment
+from pipelines.lake.footer import Footer, read_footer
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
+from pipelines.lake.uids import positions
 
 ROW = np.dtype(
     [
@@ -23,83 +26,152 @@ ROW = np.dtype(
         ("weight", "f4"),
     ]
 )
+TASK = ("task", "u4")  # number of its environment and task, in the order in which they were met
+PRIORITY = (("priority", "f4"), ("measured", "?"))  # 0 until the sampler gives it one
+
+Weights = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which trajectories of a lake are drawn from, and how often: SQL over its `trajectories` table."""
+
+    where: str = ""
+    weight: str = ""
+    evaluate: Callable[[], Weights] | None = None
+    """Uids (n,) "S16" of the selected trajectories and their relative weights (n,); None: all, alike."""
 
 
 class View:
-    """Live trajectories of one schema, in the order in which they were seen; `uids` restricts it to some.
+    """Live trajectories of one schema, in the order in which they were seen.
 
-    `refresh` adds what is new. `snapshot` and `restore` rebuild the same table in another process, so that
-    the same draws follow. `version` changes with the table or its weights.
+    `refresh` adds what is new, finds what was moved and removes what has died; the order of the rest stays. What
+    `selection` leaves out has weight 0. `snapshot` and `restore` rebuild the same table in another process, so that
+    the same draws follow. `version` changes with the table or its weights. `extra` are fields of the table beside
+    those of `ROW`: `TASK`, `PRIORITY`.
     """
 
     def __init__(
-        self, lake: Lake, schema_id: str, *, uids: Iterable[str] | None = None, listener: Listener = silent
+        self,
+        lake: Lake,
+        schema_id: str,
+        *,
+        selection: Selection | None = None,
+        extra: tuple[tuple[str, str], ...] = (),
+        listener: Listener = silent,
     ) -> None:
         self.lake = lake
         self.schema: Schema = lake.schema(schema_id)
-        self._chosen = None if uids is None else np.array([bytes.fromhex(u) for u in uids], dtype="S16")
+        self.selection = selection or Selection()
+        self.version = 0
+        self._dtype = np.dtype([*ROW.descr, *extra])
         self._listener = listener
         self._clear()
 
     def _clear(self) -> None:
         self.follower = Follower(self.lake, self._listener)
-        self._table = np.zeros(64, dtype=ROW)
-        self._used = 0
-        self._taken = 0
-        self._dropped: list[str] = []
+        self.tasks: dict[tuple[str, str], int] = {}
         self.num_steps = 0
-        self.version = 0
+        self._table = np.zeros(64, dtype=self._dtype)
+        self._used = 0
+        self._taken: list[Segment] = []
+        self._dropped: list[str] = []
+        self._last_footer: tuple[str, Footer] | None = None
+        self._files: dict[str, int] = {}
+        self._file_of: list[int] = []
+        self.file_of = np.zeros(0, dtype=np.int64)
+        self.moves = 0
+        self.version += 1
 
     @property
     def table(self) -> np.ndarray:
-        """(num_trajectories,) of `ROW`; read it, and change weights by `set_weights`."""
+        """(num_trajectories,) of `ROW` and the extra fields; read it, and change weights by `set_weights`."""
         return self._table[: self._used]
 
     @property
     def num_trajectories(self) -> int:
         return self._used
 
+    def uids(self) -> np.ndarray:
+        """(num_trajectories,) "S16", in the table's order."""
+        mine = [segment.uids for segment in self._taken if segment.schema_id == self.schema.id]
+        return np.concatenate(mine) if mine else np.zeros(0, dtype="S16")
+
     def refresh(self) -> int:
-        """Take in what is new in the lake; returns the number of new trajectories of this view."""
-        self.follower.refresh()
-        return self._take()
+        """Take in what the lake gained, moved and lost; returns the number of new trajectories of this view.
+
+        The selection is evaluated once if anything changed, and at the first refresh.
+        """
+        first, before = not self._taken, self.version
+        change = self.follower.refresh()
+        if change.changed:
+            self._move(change.changed)
+        added = self._take()
+        if first or self.version != before:
+            self._select()
+        return added
 
     def set_weights(self, weights: np.ndarray) -> None:
-        """Relative weights (num_trajectories,) >= 0; what is added later has weight 1."""
-        self.table["weight"] = weights
+        """Relative weights (num_trajectories,) >= 0. UsageError if there is one that is no weight."""
+        with np.errstate(over="ignore"):
+            self.table["weight"] = weights
+        if not (np.isfinite(self.table["weight"]) & (self.table["weight"] >= 0)).all():
+            raise UsageError(
+                f"lake '{self.lake.name}': a weight is negative, or not a number that a draw can use",
+                hint="--weight must give finite numbers of 0 or more",
+            )
+        if self._dropped:
+            self.table["weight"][self._reads(self._dropped)] = 0.0
         self.version += 1
 
-    def drop(self, number: int, reason: str) -> None:
-        """Draw no more from a segment of the follower (nor from overlays of it): it cannot be read."""
-        lost = (self.table["segment"] == number) | (self.table["base"] == number)
+    def lose(self, number: int, reason: str) -> None:
+        """Segment `number` of the follower could not be read: find where its trajectories are now, else draw no more
+        from it (nor from overlays of it), with a Notice.
+        """
+        segment, moves = self.follower.segments[number], self.moves
+        self.refresh()
+        if self.follower.segments[number].file == segment.file and self.moves == moves:
+            self._drop(segment.id, reason)
+
+    def _drop(self, segment: str, reason: str) -> None:
+        self._dropped.append(segment)
+        lost = self._reads([segment])
         self.table["weight"][lost] = 0.0
         self.version += 1
-        self._dropped.append(self.follower.segments[number].id)
         text = f"{reason}; its {int(lost.sum())} trajectories are passed over"
         self._listener(Notice(text=text, level="warning"))
+
+    def _reads(self, ids: Collection[str]) -> np.ndarray:
+        """(num_trajectories,) bool: which lie in one of these segments, or in overlays of them."""
+        numbers = [segment.number for segment in self._taken if segment.id in ids]
+        return np.isin(self.table["segment"], numbers) | np.isin(self.table["base"], numbers)
 
     def snapshot(self) -> dict[str, Any]:
         """What `restore` needs, as JSON carries it: the segments in the order in which they were seen."""
         return {
-            "lake": self.lake.id,
+            "id": self.lake.id,
+            "name": self.lake.name,
             "schema": self.schema.id,
-            "segments": [segment.id for segment in self.follower.segments],
+            "where": self.selection.where,
+            "weight": self.selection.weight,
+            "segments": [segment.id for segment in self._taken],
             "dropped": list(self._dropped),
             "trajectories": self._used,
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Become the view of `snapshot` again. InputMissing for another lake or schema; a Notice if segments
-        are gone.
+        """Become the view of `snapshot` again, wherever its trajectories lie now. InputMissing for another lake or
+        schema; a Notice if trajectories are gone.
         """
-        if (snapshot["lake"], snapshot["schema"]) != (self.lake.id, self.schema.id):
+        if (lake_of(snapshot), snapshot["schema"]) != (self.lake.id, self.schema.id):
             raise InputMissing(f"lake '{self.lake.name}' is not the one that was drawn from before")
         self._clear()
         self.follower.restore(snapshot["segments"])
         self._take()
-        for segment in self.follower.segments:
-            if segment.id in snapshot["dropped"]:
-                self.drop(segment.number, f"segment '{segment.id}' could not be read before")
+        self._select()
+        for id in snapshot["dropped"]:
+            if self._reads([id]).any():
+                self._drop(id, f"segment '{id}' of lake '{self.lake.name}' could not be read before")
         if self._used != snapshot["trajectories"]:
             text = (
                 f"lake '{self.lake.name}' has {self._used} of the {snapshot['trajectories']} trajectories "
@@ -107,28 +179,93 @@ class View:
             )
             self._listener(Notice(text=text, level="warning"))
 
+    def _select(self) -> None:
+        if self.selection.evaluate is None:
+            return
+        uids, weights = self.selection.evaluate()
+        place = positions(uids, self.uids())
+        self.set_weights(np.where(place >= 0, np.append(weights, 0.0)[place], 0.0))
+
     def _take(self) -> int:
         before = self._used
-        for segment in self.follower.segments[self._taken :]:
-            if segment.schema_id != self.schema.id:
-                continue
-            chosen = slice(None) if self._chosen is None else np.isin(segment.uids, self._chosen)
-            rows = np.zeros(len(segment.uids[chosen]), dtype=ROW)
-            rows["segment"] = segment.number
-            rows["weight"] = 1.0
-            for name in ("length", "row0", "base_row0", "base"):
-                rows[name] = getattr(segment, name)[chosen]
-            self._append(rows)
-        self._taken = len(self.follower.segments)
+        for segment in self.follower.segments[len(self._taken) :]:
+            self._taken.append(segment)
+            self._file_of.append(self._file(segment))
+            if segment.schema_id == self.schema.id:
+                self._append(self._rows(segment))
+        self._last_footer = None
+        self.file_of = np.array(self._file_of, dtype=np.int64)
         return self._used - before
+
+    def _file(self, segment: Segment) -> int:
+        return self._files.setdefault(segment.file, len(self._files))
+
+    def _rows(self, segment: Segment) -> np.ndarray:
+        rows = np.zeros(len(segment.uids), dtype=self._dtype)
+        rows["segment"] = segment.number
+        rows["weight"] = 1.0
+        for name in ("length", "row0", "base_row0", "base"):
+            rows[name] = getattr(segment, name)
+        if TASK[0] in (self._dtype.names or ()):
+            rows["task"] = self._task_numbers(segment)
+        return rows
 
     def _append(self, rows: np.ndarray) -> None:
         needed = self._used + len(rows)
         if needed > len(self._table):
-            table = np.zeros(max(needed, 2 * len(self._table)), dtype=ROW)
+            table = np.zeros(max(needed, 2 * len(self._table)), dtype=self._dtype)
             table[: self._used] = self.table
             self._table = table
         self._table[self._used : needed] = rows
         self._used = needed
         self.num_steps += int(rows["length"].sum())
         self.version += bool(len(rows))
+
+    def _move(self, changed: tuple[int, ...]) -> None:
+        """Rebuild the rows of these segments; a trajectory that lives keeps what is known of it by its uid."""
+        known, numbers = np.ascontiguousarray(self.table["segment"]), np.array(changed)  # in order, as all segments are
+        starts, stops = (np.searchsorted(known, numbers, side=side).tolist() for side in ("left", "right"))
+        pieces, done = [], 0
+        for number, start, stop in zip(changed, starts, stops, strict=True):
+            old, new = self._taken[number], self.follower.segments[number]
+            self._taken[number] = new
+            self._file_of[number] = self._file(new)
+            if new.schema_id != self.schema.id:
+                continue
+            rows, before = self._rows(new), self.table[start:stop]
+            place = positions(old.uids, new.uids)
+            for name in set(self._dtype.names or ()) - {"segment", "length", "row0", "base_row0", "base"}:
+                rows[name] = np.where(place >= 0, before[name][place], rows[name]) if len(before) else rows[name]
+            pieces += [self.table[done:start], rows]
+            done = stop
+        table = np.concatenate([*pieces, self.table[done:]])
+        self._table, self._used = table, len(table)
+        self.num_steps = int(table["length"].sum())
+        self.moves += 1
+        self.version += 1
+
+    def _task_numbers(self, segment: Segment) -> np.ndarray:
+        """(n,) numbers of environment and task, read from the footer; of what cannot be read, that of ("", "")."""
+        numbers = np.full(len(segment.uids), self._task_number("", ""))
+        try:
+            footer = self._footer(segment.file)
+        except (FileNotFoundError, IntegrityError):
+            return numbers
+        table = footer.trajectories
+        names = zip(table["env"].to_pylist(), table["task"].to_pylist(), strict=True)
+        known = np.array([self._task_number(env or "", task or "") for env, task in names])
+        place = positions(footer.uids(), segment.uids)
+        return np.where(place >= 0, known[place], numbers)
+
+    def _footer(self, file: str) -> Footer:
+        if self._last_footer is None or self._last_footer[0] != file:
+            self._last_footer = file, read_footer(self.lake.storage, file)
+        return self._last_footer[1]
+
+    def _task_number(self, env: str, task: str) -> int:
+        return self.tasks.setdefault((env, task), len(self.tasks))
+
+
+def lake_of(snapshot: Mapping[str, Any]) -> str:
+    """Id of the lake that a snapshot is of."""
+    return snapshot["id"] if "id" in snapshot else snapshot["lake"]

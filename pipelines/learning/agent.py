@@ -66,7 +66,8 @@ class Agent(nn.Module):
         return self.sequence(tokens, batch.time)
 
     def loss(self, batch: TensorBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Metrics]:
-        """Total loss of an update on one batch, and its metrics (0-d tensors without gradient).
+        """Total loss of an update on one batch, and its metrics (0-d tensors without gradient; where windows have
+        an importance, beside them `td_errors` (B,): the mean absolute TD error of each).
 
         Moves the running statistics. `generator` draws actions and ensemble members; dropout draws from torch's
         global generator.
@@ -102,12 +103,21 @@ class Agent(nn.Module):
         at = self.heads.evaluate(h_BTD[:, :-1][batch.mask], batch.action[:, 1:][batch.mask], noise_NGZ)
         weight_NG = self._imitation_weights(batch.mask, at)
 
-        critic = critic_loss(at.data_CNG, self.popart.normalize(target_NG)) / steps
-        online = maximization_loss(reduce(at.policy_CNG, draw(noise_CNG, self.settings.critic.subset), self.reduction))
-        offline = imitation_loss(at.log_prob_NG, weight_NG)
+        importance_N, copied_NG = None, weight_NG
+        if batch.importance is not None:
+            importance_N = batch.importance[:, None].expand_as(batch.mask)[batch.mask]
+            copied_NG = weight_NG * importance_N[:, None]
+
+        critic = critic_loss(at.data_CNG, self.popart.normalize(target_NG), importance_N) / steps
+        policy_NG = reduce(at.policy_CNG, draw(noise_CNG, self.settings.critic.subset), self.reduction)
+        online = maximization_loss(policy_NG, importance_N)
+        offline = imitation_loss(at.log_prob_NG, copied_NG)
         actor = (self.settings.online_weight * online + self.settings.offline_weight * offline) / steps
         total = actor + self.settings.critic_weight * critic
-        return total, self._metrics(at, target_NG, weight_NG, steps, loss=total, critic_loss=critic, actor_loss=actor)
+        metrics = self._metrics(at, target_NG, weight_NG, steps, loss=total, critic_loss=critic, actor_loss=actor)
+        if batch.importance is not None:
+            metrics["td_errors"] = self._td_errors(batch, at, target_NG)
+        return total, metrics
 
     @torch.no_grad()
     def _targets(self, batch: TensorBatch, h_BTD: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -151,10 +161,22 @@ class Agent(nn.Module):
         return noise[..., :actions], noise[..., actions:].permute(2, 0, 1)
 
     @torch.no_grad()
+    def _td_errors(self, batch: TensorBatch, at: Evaluation, target_NG: Tensor) -> Tensor:
+        """Mean absolute TD error of each window (B,), of the acting discount, in reward units."""
+        value_CN = self._acting_values(at)
+        error_BT = value_CN.new_zeros(batch.mask.shape)
+        error_BT[batch.mask] = (value_CN - target_NG[:, -1]).abs().mean(0)
+        return error_BT.sum(1) / batch.mask.sum(1) / self.settings.reward_multiplier
+
+    def _acting_values(self, at: Evaluation) -> Tensor:
+        """Values of the actions taken (C, N), by the acting discount, in units of multiplied rewards."""
+        return at.data_CNG[..., -1] * self.popart.sigma_G[-1] + self.popart.mu_G[-1]
+
+    @torch.no_grad()
     def _metrics(self, at: Evaluation, target_NG: Tensor, weight_NG: Tensor, steps: int, **losses: Tensor) -> Metrics:
         """Sums over the micro-batch's steps divided by the update's; values of the acting discount in reward units."""
         share = len(target_NG) / steps
-        acting_CN = at.data_CNG[..., -1] * self.popart.sigma_G[-1] + self.popart.mu_G[-1]
+        acting_CN = self._acting_values(at)
         unit = share / self.settings.reward_multiplier
         return {name: loss.detach() for name, loss in losses.items()} | {
             "q": acting_CN.mean() * unit,

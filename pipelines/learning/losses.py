@@ -6,14 +6,19 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def critic_loss(value_CNG: Tensor, target_NG: Tensor) -> Tensor:
-    """Squared error, mean over critics and discounts, sum over steps."""
+def critic_loss(value_CNG: Tensor, target_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:
+    """Squared error, mean over critics and discounts, sum over steps, each times its importance."""
     members, _, discounts = value_CNG.shape
-    return (value_CNG - target_NG).square().sum() / (members * discounts)
+    error_CNG = (value_CNG - target_NG).square()
+    if importance_N is not None:
+        error_CNG = error_CNG * importance_N[:, None]
+    return error_CNG.sum() / (members * discounts)
 
 
-def maximization_loss(value_NG: Tensor) -> Tensor:
-    """Minus the value of the policy's actions, mean over discounts, sum over steps."""
+def maximization_loss(value_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:
+    """Minus the value of the policy's actions, mean over discounts, sum over steps, each times its importance."""
+    if importance_N is not None:
+        value_NG = value_NG * importance_N[:, None]
     return -value_NG.sum() / value_NG.shape[1]
 
 

@@ -15,7 +15,9 @@ from pipelines.lake.spaces import Spaces
 
 
 class Windows(Protocol):
-    """What is read of `pipelines.data`'s batch: columns (B, L+1, ...), lengths (B,) real rows, start (B,)."""
+    """What is read of `pipelines.data`'s batch: columns (B, L+1, ...), lengths (B,) real rows, start (B,), and the
+    importance (B,) of the windows, if they differ in it.
+    """
 
     @property
     def columns(self) -> Mapping[str, np.ndarray]: ...
@@ -23,13 +25,16 @@ class Windows(Protocol):
     def lengths(self) -> np.ndarray: ...
     @property
     def start(self) -> np.ndarray: ...
+    @property
+    def importance(self) -> np.ndarray | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBatch:
     """Rows 0..T of windows; row t is the token at time `start + t`, row t + 1 what the step from t led to.
 
-    `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and `mask` T steps.
+    `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and `mask` T steps. The
+    loss of a window counts `importance` (B,) times; None: all alike.
     """
 
     observation: Mapping[str, Tensor]
@@ -39,6 +44,7 @@ class TensorBatch:
     terminated: Tensor
     mask: Tensor
     real_rows: Tensor
+    importance: Tensor | None = None
 
     @classmethod
     def from_numpy(cls, windows: Windows, spaces: Spaces, device: torch.device | str = "cpu") -> TensorBatch:
@@ -57,6 +63,7 @@ class TensorBatch:
             terminated=columns[TERMINATED][:, 1:].bool(),
             mask=real[:, 1:].to(device),
             real_rows=real.to(device),
+            importance=None if windows.importance is None else _tensor(windows.importance, device).float(),
         )
 
     def split(self, parts: int) -> list[TensorBatch]:
@@ -64,7 +71,9 @@ class TensorBatch:
         if parts > len(self.mask):
             raise ValueError(f"cannot split {len(self.mask)} windows into {parts} parts")
         chunks: dict[str, Any] = {
-            name: value.tensor_split(parts) for name, value in vars(self).items() if name != "observation"
+            name: value.tensor_split(parts)
+            for name, value in vars(self).items()
+            if name != "observation" and value is not None
         }
         observation = {name: value.tensor_split(parts) for name, value in self.observation.items()}
         return [

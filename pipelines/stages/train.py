@@ -16,54 +16,73 @@ import torch
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
-from pipelines.data.batch import Batch
-from pipelines.data.sampler import WindowSampler
-from pipelines.data.view import View
+from pipelines.data.mixture import Mixture, Share
+from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
+from pipelines.stages.lakes import Source, changes, described, make_mixture, open_lakes, require_shares, wait_for
 from pipelines.stages.result import Result
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
+
+SALVAGE_SECONDS = 10.0  # between two looks for logs of collectors that died, when lakes are followed
 
 
 def run(
     settings: Settings,
     *,
     run: Path,
-    lakes: Sequence[tuple[Path, float]],
+    lakes: Sequence[tuple[Any, ...]],
     listener: Listener = silent,
     fresh: bool = False,
 ) -> Result:
-    """Train the run until it has `train.steps` updates. InputMissing for a lake that is not there or is empty."""
-    if len(lakes) != 1:
-        raise UsageError(f"{len(lakes)} lakes are given, one is expected", hint="give --from-lake once")
-    lake = Lake.open(lakes[0][0])
-    lake.salvage(listener=listener)
-    schema = lake.only_schema()
+    """Train the run until it has `train.steps` updates, on `lakes`: (place, weight) or (place, weight, last weight).
+
+    InputMissing for a lake that is not there or is empty, unless it is to be followed; UsageError if the run was
+    trained on other lakes or with other weights, unless `fresh`.
+    """
+    sources = [Source(*lake) for lake in lakes]
+    require_shares(sources, settings.train)
     directory = RunDirectory(run)
     started = time.monotonic()
     with directory.lock("train"):
         directory.refuse_changes("train", settings, fresh=fresh)
-        trainer = Trainer(settings, directory, schema.spaces, listener=listener, resume=not fresh)
-        trainer.draw_from(lake, listener)
+        opened = open_lakes(sources, follow=settings.train.follow, listener=listener)
+        shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
+        trainer = Trainer(settings, directory, opened[0].only_schema().spaces, listener=listener, resume=not fresh)
+        if not fresh:
+            _refuse_other_lakes(directory, described(shared))
+        trainer.draw_from(shared, listener)
         if fresh:  # nothing is lost or written before everything asked for is there
             forget(directory)
         directory.record("train", settings, fresh=fresh)
+        directory.update_record(lakes=described(shared))
         before = trainer.learner.update
         metrics = trainer.train(settings.train.steps, listener)
     return Result(
         command="train",
         status="done" if trainer.learner.update > before else "skipped",
         run=run,
-        lake=lake.name,
+        lake=", ".join(lake.name for lake in opened),
         metrics=metrics,
         outputs=[directory.checkpoints / f"{trainer.learner.update:06d}"],
         seconds=time.monotonic() - started,
     )
+
+
+def _refuse_other_lakes(directory: RunDirectory, wanted: list[dict[str, Any]]) -> None:
+    record = directory.load_record()
+    problems = changes(record["lakes"], wanted) if "train" in record.get("stages", {}) and "lakes" in record else ()
+    if problems:
+        raise UsageError(
+            f"run '{directory.path}' was trained on other lakes, or with other weights",
+            hint="repeat it unchanged, start anew with --fresh, or choose another --run",
+            problems=problems,
+        )
 
 
 def forget(directory: RunDirectory) -> None:
@@ -90,50 +109,74 @@ class Trainer:
     ) -> None:
         self.settings, self.directory, self.log = settings, directory, MetricsLog(directory.metrics_path)
         self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
-        self._view: View | None = None
-        self._sampler: WindowSampler | None = None
+        self._mixture: Mixture | None = None
+        self._batches: Prefetch | None = None
         self._resumed: Mapping[str, Any] | None = None
-        self._saved = -1
+        self._learnt: dict[str, torch.Tensor] = {}
+        self._saved, self._looked, self._salvaged = -1, 0.0, 0.0
         if not resume:
             return
         if checkpoints.numbers(directory.checkpoints):
             checkpoint = checkpoints.load(directory.checkpoints)
             self._require_spaces(checkpoint.record["spaces"])
-            self.learner.restore(checkpoint)
+            self._learnt = self.learner.restore(checkpoint)
             self._resumed, self._saved = checkpoint.record.get("data"), checkpoint.update
             listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
         self.log.rewind(self.learner.update)
 
-    def draw_from(self, lake: Lake, listener: Listener = silent) -> None:
-        """Draw windows from `lake` (again: take in what is new in it)."""
-        if self._view is None or self._sampler is None:
+    def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> None:
+        """Draw windows from `lakes` (again: take in what is new in those of the first time).
+
+        InputMissing if there are no trajectories; to follow: waits for the first.
+        """
+        train = self.settings.train
+        if self._mixture is None:
             schema = Schema(self.learner.spaces)
-            self._view = View(lake, lake.require_schema(schema), listener=listener)
-            self._sampler = WindowSampler(
-                self._view,
-                length=self.settings.train.window,
-                seed=self.settings.seed,
-                weighting=self.settings.train.weighting,
-                placement=self.settings.train.placement,
-            )
+            self._mixture = make_mixture(lakes, schema, train, seed=self.settings.seed, listener=listener)
             if self._resumed is not None:
-                if self._resumed["view"]["lake"] == lake.id:
-                    self._view.restore(self._resumed["view"])
-                self._sampler.load_state_dict(self._resumed["sampler"])
-        self._view.refresh()
-        if not self._view.num_trajectories:
-            raise InputMissing(
-                f"lake '{lake.name}' has no trajectories to learn from", hint="fill it with: amago collect"
-            )
+                self._resume(self._mixture, self._resumed)
+        if train.follow:
+            wait_for(lambda: self._refresh(listener) or None, "the first trajectories", listener)
+        elif not self._refresh(listener):
+            self._mixture.shares(self.learner.update)  # says what is empty
+
+    def _resume(self, mixture: Mixture, data: Mapping[str, Any]) -> None:
+        mixture.restore(data["lakes"] if "lakes" in data else [data["view"]])
+        mixture.load_state_dict(data["sampler"])
+        mixture.load_arrays({name: tensor.numpy() for name, tensor in self._learnt.items()})
+
+    def _refresh(self, listener: Listener) -> bool:
+        """Take in what is new; whether there is something to draw from."""
+        assert self._mixture is not None
+        if self.settings.train.follow and time.monotonic() - self._salvaged >= SALVAGE_SECONDS:
+            for part in self._mixture.parts:
+                part.view.lake.salvage(listener=listener)
+            self._salvaged = time.monotonic()
+        self._mixture.refresh(self.learner.update)
+        self._looked = time.monotonic()
+        return not self._mixture.is_empty
 
     def train(self, target: int, listener: Listener = silent) -> dict[str, Any]:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
+        mixture, train = self._mixture, self.settings.train
+        assert mixture is not None, "draw_from comes first"
+        ahead = train.prefetch if not train.priority else 0  # priorities follow from the update before
+        size = train.batch_size // train.accumulate
+        plan = ((size, update) for update in range(self.learner.update, target) for _ in range(train.accumulate))
+        with Prefetch(mixture, plan, ahead=ahead) as self._batches:
+            try:
+                return self._train(self._batches, mixture, target, listener)
+            finally:
+                self._batches = None
+
+    def _train(self, batches: Prefetch, mixture: Mixture, target: int, listener: Listener) -> dict[str, Any]:
         learner, began = self.learner, time.monotonic()
+        learnt = mixture.prioritise if self.settings.train.priority else None
         first = learner.update
         recent: list[dict[str, torch.Tensor]] = []
         figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
         while learner.update < target:
-            recent.append(learner.step(self._draw))
+            recent.append(learner.step(lambda _: batches.next(), learnt))
             if learner.update % self.settings.train.log_every == 0 or learner.update == target:
                 figures = means(recent)
                 recent = []
@@ -142,6 +185,8 @@ class Trainer:
                 self.log.append("train", learner.update, figures)
             if learner.update % self.settings.train.checkpoint_every == 0 and learner.update < target:
                 self.save()
+            if self.settings.train.follow and time.monotonic() - self._looked >= self.settings.train.refresh_seconds:
+                batches.changing(lambda: self._refresh(listener))
             shown = {"loss": figures["loss"]} if figures else {}
             try:
                 listener(Progress(stage="train", done=learner.update, total=target, unit="updates", metrics=shown))
@@ -162,20 +207,19 @@ class Trainer:
         """Write a checkpoint of this moment, unless there is one."""
         if self._saved == self.learner.update:
             return
-        data = None
-        if self._view is not None and self._sampler is not None:
-            data = {"view": self._view.snapshot(), "sampler": self._sampler.state_dict()}
+        data, arrays = None, {}
+        if self._mixture is not None:
+            drawing = self._batches or self._mixture
+            state = drawing.state_dict()  # first: nothing moves from here on
+            data = {"lakes": self._mixture.snapshots(), "sampler": state}
+            arrays = {name: torch.from_numpy(array.copy()) for name, array in self._mixture.arrays().items()}
         record = {"time": time.time(), "env": self.settings.env.model_dump(mode="json"), "data": data}
-        self.learner.save(self.directory.checkpoints, record)
+        self.learner.save(self.directory.checkpoints, record, arrays)
         self._saved = self.learner.update
 
     def _last_loss(self) -> float | None:
         losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
         return losses[-1] if losses else None
-
-    def _draw(self, size: int) -> Batch:
-        assert self._sampler is not None, "draw_from comes first"
-        return self._sampler.sample(size)
 
     def _require_spaces(self, stored: Mapping[str, Any]) -> None:
         if Spaces.from_json(stored) != self.learner.spaces:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
+from pipelines.data.mixture import Share
 from pipelines.events import Listener, silent
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
@@ -110,7 +111,7 @@ class Workshop:
             return
         if self._collector is not None:
             self._collector.seal()
-        trainer.draw_from(Lake.open(self.directory.lake), listener)
+        trainer.draw_from([(Lake.open(self.directory.lake), Share())], listener)
         self._figures["train"] = trainer.train(target, listener)
 
     def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:

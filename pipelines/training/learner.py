@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipelines.config.model import AgentSettings
@@ -23,6 +24,8 @@ from pipelines.learning.tensors import TensorBatch
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.optimizer import learning_rate, make_optimizer
+
+Learnt = Callable[[Batch, np.ndarray], None]
 
 
 class Learner:
@@ -51,15 +54,18 @@ class Learner:
         self.update = 0
         self.steps_seen = 0
 
-    def step(self, draw: Callable[[int], Batch]) -> dict[str, torch.Tensor]:
-        """One update. Returns detached scalar metrics. StageFailed if the loss is not finite."""
+    def step(self, draw: Callable[[int], Batch], learnt: Learnt | None = None) -> dict[str, torch.Tensor]:
+        """One update. Returns detached scalar metrics. StageFailed if the loss is not finite.
+
+        Where windows have an importance, `learnt` is told the mean absolute TD errors (B,) of each batch.
+        """
         size, parts = self.settings.batch_size, self.settings.accumulate
         batches = [draw(size // parts) for _ in range(parts)]
         tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device) for batch in batches]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.update, self.settings)
         self.agent.train()
-        metrics = self._backward(tensors)
+        metrics, errors = self._backward(tensors)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.grad_clip, foreach=True)
         if not torch.isfinite(norm):
             raise StageFailed(
@@ -72,6 +78,9 @@ class Learner:
         self._update_average()
         self.update += 1
         self.steps_seen += sum(int((batch.lengths - 1).sum()) for batch in batches)
+        if learnt is not None:
+            for batch, error in zip(batches, errors, strict=False):
+                learnt(batch, error.cpu().numpy())
         return {**metrics, "grad_norm": norm.detach()}
 
     @torch.no_grad()
@@ -85,15 +94,18 @@ class Learner:
         names = [name for name, parameter in self.agent.named_parameters() if parameter.requires_grad]
         return dict(zip(names, self.average, strict=True)) if self.average else {}
 
-    def _backward(self, tensors: list[TensorBatch]) -> dict[str, torch.Tensor]:
+    def _backward(self, tensors: list[TensorBatch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         total: dict[str, torch.Tensor] = {}
+        errors = []
         for loss, metrics in self.agent.losses(tensors, self.generator):
             loss.backward()
+            if "td_errors" in metrics:
+                errors.append(metrics.pop("td_errors"))
             total = {name: value + total[name] if name in total else value for name, value in metrics.items()}
-        return total
+        return total, errors
 
-    def save(self, directory: Path, record: Mapping[str, Any]) -> Path:
-        """Write a checkpoint under `directory`; `record` joins what checkpoint.json says."""
+    def save(self, directory: Path, record: Mapping[str, Any], data: Mapping[str, torch.Tensor] | None = None) -> Path:
+        """Write a checkpoint under `directory`; `record` joins what checkpoint.json says, `data` the tensors."""
         return checkpoints.save(
             directory,
             record={
@@ -112,12 +124,13 @@ class Learner:
                 "generator": self.generator.get_state(),
                 "torch": torch.get_rng_state(),
                 "cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+                "data": dict(data or {}),
             },
             keep=self.settings.keep_checkpoints,
         )
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from `checkpoint`."""
+    def restore(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+        """Continue from `checkpoint`; returns the `data` it was saved with."""
         state = checkpoint.training_state()
         self.agent.load_state_dict(dict(checkpoint.weights))
         for name, mean in self._named_average().items():
@@ -129,6 +142,7 @@ class Learner:
             torch.cuda.set_rng_state_all(state["cuda"])
         self.update = checkpoint.update
         self.steps_seen = int(checkpoint.record["steps_seen"])
+        return dict(state.get("data", {}))
 
 
 def use_threads(threads: int) -> None:

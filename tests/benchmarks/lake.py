@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.data.sampler import WindowSampler
+from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, MultiBinary, Spaces
@@ -82,7 +83,7 @@ def compare(schema: Schema, directory: Path, trajectories: int, rounds: int, bat
     del parts
     view = View(lake, schema.id)
     view.refresh()
-    sampler = WindowSampler(view, length=LENGTH, seed=0, placement="full")
+    sampler = WindowSampler(view, length=LENGTH, seed=0, strategy=Strategy(placement="full"))
     out = {c.name: np.zeros((batch, LENGTH + 1, *c.shape), c.dtype) for c in schema.columns}
 
     def memmap() -> int:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipelines.data.sampler import WindowSampler
-from pipelines.data.view import View
+from pipelines.data.strategy import Strategy
+from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing
 from pipelines.events import Notice
 from pipelines.lake.blob import blob_path
@@ -27,14 +28,15 @@ def open_view(lake: Lake, schema=SCHEMA, **options) -> View:
     return view
 
 
+def only(uids: list[str]) -> Selection:
+    """The selection of these trajectories."""
+    chosen = np.array([bytes.fromhex(uid) for uid in uids], dtype="S16")
+    return Selection(evaluate=lambda: (chosen, np.ones(len(chosen))))
+
+
 def uids_of(view: View) -> list[str]:
-    """The uid of every row of a view's table, by where it lies."""
-    places = {
-        (segment.number, int(row0)): uid
-        for segment in view.follower.segments
-        for uid, row0 in zip(hex_uids(segment.uids), segment.row0, strict=True)
-    }
-    return [places[int(row["segment"]), int(row["row0"])] for row in view.table]
+    """The uid of every row of a view's table."""
+    return hex_uids(view.uids())
 
 
 def check_batch(batch, written: dict, chosen: list[str]) -> None:
@@ -63,7 +65,7 @@ def check_batch(batch, written: dict, chosen: list[str]) -> None:
 @pytest.mark.parametrize("placement", ["any", "full"])
 def test_a_window_is_a_slice_of_a_trajectory(lake: Lake, schema, seal_every: int, placement) -> None:
     written = fill(lake, [1, 5, 16, 17, 40, 90], schema=schema, seal_every=seal_every)
-    sampler = WindowSampler(open_view(lake, schema), length=16, seed=0, placement=placement)
+    sampler = WindowSampler(open_view(lake, schema), length=16, seed=0, strategy=Strategy(placement=placement))
     for _ in range(4):
         batch = sampler.sample(20)
         assert batch.columns["reward"].shape == (20, 17)
@@ -86,14 +88,14 @@ def test_windows_of_overlays_equal_those_of_whole_trajectories(lake: Lake, schem
     everything = {**written, **expected}
     assert set(uids_of(view)) == set(everything)
     for uids in (list(expected), list(everything)):
-        chosen = open_view(lake, schema, uids=uids)
-        assert chosen.num_trajectories == len(uids)
+        chosen = open_view(lake, schema, selection=only(uids))
+        assert np.count_nonzero(chosen.table["weight"]) == len(uids)
         check_batch(WindowSampler(chosen, length=5, seed=1).sample(64), everything, uids)
 
 
 def test_the_mask_counts_a_step_iff_the_next_row_is_real(lake: Lake) -> None:
     fill(lake, [3])
-    batch = WindowSampler(open_view(lake), length=5, seed=0, placement="full").sample(1)
+    batch = WindowSampler(open_view(lake), length=5, seed=0, strategy=Strategy(placement="full")).sample(1)
     assert batch.lengths.tolist() == [4]
     assert batch.mask.tolist() == [[True, True, True, False, False]]
     assert batch.time_index.tolist() == [[0, 1, 2, 3, 4, 5]]
@@ -113,7 +115,8 @@ def test_windows_are_drawn_by_their_exact_probabilities(lake: Lake, weighting, p
     starts = [n if placement == "any" else max(n - window, 0) + 1 for n in lengths]
     mass = np.array(weights or [1.0] * 4) * (starts if weighting == "timestep" else 1.0)
     expected = {(k, s): mass[k] / mass.sum() / starts[k] * draws for k in range(4) for s in range(starts[k])}
-    chosen, start = WindowSampler(view, length=window, seed=3, weighting=weighting, placement=placement).draw(draws)
+    strategy = Strategy(weighting=weighting, placement=placement)
+    chosen, start = WindowSampler(view, length=window, seed=3, strategy=strategy).draw(draws)
     seen = Counter(zip(chosen.tolist(), start.tolist(), strict=True))
     assert set(seen) <= {window for window, count in expected.items() if count}
     cells = [(seen[w], e) for w, e in expected.items() if e]

@@ -58,7 +58,7 @@ def values(space, leading, rng):
     return out.astype(space.dtype)
 
 
-def windows(spaces, *, lengths=(9, 4, 9, 2, 7, 9), rows=9, seed=0, reward=None, terminated=0.2):
+def windows(spaces, *, lengths=(9, 4, 9, 2, 7, 9), rows=9, seed=0, reward=None, terminated=0.2, importance=None):
     """Right-padded windows as the sampler gives them: zeros beyond each length."""
     rng = np.random.default_rng(seed)
     batch = len(lengths)
@@ -71,7 +71,8 @@ def windows(spaces, *, lengths=(9, 4, 9, 2, 7, 9), rows=9, seed=0, reward=None, 
         columns["terminated"][i, length - 1] = rng.random() < terminated
         for column in columns.values():
             column[i, length:] = 0
-    return SimpleNamespace(columns=columns, lengths=np.asarray(lengths), start=rng.integers(0, 5, batch))
+    start = rng.integers(0, 5, batch)
+    return SimpleNamespace(columns=columns, lengths=np.asarray(lengths), start=start, importance=importance)
 
 
 def batch(owner, **options):
@@ -84,4 +85,4 @@ def padded(source, extra, value=7):
     for name, column in source.columns.items():
         tail = np.full((len(column), extra, *column.shape[2:]), value).astype(column.dtype)
         columns[name] = np.concatenate((column, tail), 1)
-    return SimpleNamespace(columns=columns, lengths=source.lengths, start=source.start)
+    return SimpleNamespace(columns=columns, lengths=source.lengths, start=source.start, importance=source.importance)

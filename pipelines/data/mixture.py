@@ -1,0 +1,179 @@
+"""Windows from several lakes: each window's lake is drawn first, by shares that may change while training goes on.
+
+With one lake nothing is drawn for the choice: its windows are those of its sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelines.data.batch import Batch
+from pipelines.data.buffers import Buffers
+from pipelines.data.gather import Columns
+from pipelines.data.sampler import WindowSampler
+from pipelines.data.strategy import Strategy
+from pipelines.data.view import View, lake_of
+from pipelines.errors import InputMissing
+from pipelines.lake.schema import Schema
+
+
+@dataclass(frozen=True)
+class Share:
+    """Relative frequency of a lake in a mixture: `first` at the start, `last` once annealing is done."""
+
+    first: float = 1.0
+    last: float = 1.0
+
+    def at(self, progress: float) -> float:
+        """The share when this part of the annealing is done."""
+        return self.first + (self.last - self.first) * min(max(progress, 0.0), 1.0)
+
+
+@dataclass
+class Part:
+    """A lake of a mixture. `history`: [update, number of segments that were known from then on]."""
+
+    view: View
+    sampler: WindowSampler
+    share: Share
+    history: list[list[int]] = field(default_factory=list)
+
+
+class Mixture:
+    """Draws batches from `lakes`: views of one schema, made with the strategy's extra fields.
+
+    `state_dict`, `snapshots` and `arrays` together restore it in another process.
+    """
+
+    def __init__(
+        self,
+        lakes: Sequence[tuple[View, Share]],
+        *,
+        length: int,
+        seed: int,
+        strategy: Strategy | None = None,
+        anneal_steps: int = 0,
+    ) -> None:
+        schema: Schema = lakes[0][0].schema
+        assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
+        self._rng, self._anneal_steps = np.random.default_rng(seed), anneal_steps
+        self.parts = [
+            Part(view, WindowSampler(view, length=length, seed=self._rng, strategy=strategy), share)
+            for view, share in lakes
+        ]
+        self._buffers = Buffers(schema.columns, length + 1)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw from in any lake."""
+        return all(part.sampler.is_empty for part in self.parts)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Changes with what is drawn from."""
+        return tuple(part.view.version for part in self.parts)
+
+    def refresh(self, update: int) -> int:
+        """Take in what the lakes gained, moved and lost before `update`; returns the number of new trajectories."""
+        added = sum(part.view.refresh() for part in self.parts)
+        for part in self.parts:
+            seen = len(part.view.follower.segments)
+            if not part.history or part.history[-1][1] != seen:
+                if part.history and part.history[-1][0] == update:
+                    part.history.pop()
+                part.history.append([update, seen])
+        return added
+
+    def shares(self, update: int) -> np.ndarray:
+        """Probability of each lake at `update`; a lake with nothing to draw from has none. InputMissing if all have
+        nothing.
+        """
+        progress = update / self._anneal_steps if self._anneal_steps else 0.0
+        weights = np.array([0.0 if part.sampler.is_empty else part.share.at(progress) for part in self.parts])
+        if not weights.sum() > 0:
+            names = ", ".join(f"'{part.view.lake.name}'" for part in self.parts)
+            raise InputMissing(f"no trajectories to draw from in {names}", hint="fill it with: amago collect")
+        return weights / weights.sum()
+
+    def sample(self, batch_size: int, update: int) -> Batch:
+        """`batch_size` windows for `update` (0: the first), ordered by lake and segment."""
+        if len(self.parts) == 1:
+            return self.parts[0].sampler.sample(batch_size)
+        ends = np.cumsum(self.shares(update))
+        lake = np.sort(np.searchsorted(ends, self._rng.random(batch_size) * ends[-1], side="right"))
+        buffers = self._buffers.take(batch_size)
+        edges = np.searchsorted(lake, np.arange(len(self.parts) + 1)).tolist()
+        batches = [
+            part.sampler.sample(b - a, {name: buffer[a:b] for name, buffer in buffers.items()})
+            for part, a, b in zip(self.parts, edges[:-1], edges[1:], strict=True)
+            if b > a
+        ]
+        return joined(buffers, batches, lake)
+
+    def prioritise(self, batch: Batch, error: np.ndarray) -> None:
+        """Let the mean absolute TD errors (B,) of a batch's windows count in later draws."""
+        assert batch.trajectory is not None
+        for number, part in enumerate(self.parts):
+            own = slice(None) if batch.lake is None else batch.lake == number
+            part.sampler.prioritise(batch.trajectory[own], error[own])
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """What was drawn from, lake by lake, as JSON carries it."""
+        return [
+            {**part.view.snapshot(), "share": [part.share.first, part.share.last], "history": part.history}
+            for part in self.parts
+        ]
+
+    def restore(self, snapshots: Sequence[Mapping[str, Any]]) -> None:
+        """Know what was known at `snapshots`; a lake that is not among them begins anew."""
+        known = {lake_of(snapshot): snapshot for snapshot in snapshots}
+        for part in self.parts:
+            snapshot = known.get(part.view.lake.id)
+            if snapshot is None:
+                continue
+            part.view.restore(snapshot)
+            alive = {segment.id for segment in part.view.follower.segments}
+            part.history = [
+                [update, sum(id in alive for id in snapshot["segments"][:seen])]
+                for update, seen in snapshot.get("history", [])
+            ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of what draws, as JSON carries it."""
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What was learnt of single trajectories, by lake; empty without priorities."""
+        return {
+            f"{part.view.lake.id}/{name}": values
+            for part in self.parts
+            if part.sampler.strategy.priority
+            for name, values in part.sampler.priorities().items()
+        }
+
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for part in self.parts:
+            prefix = f"{part.view.lake.id}/"
+            own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+            if own and part.sampler.strategy.priority:
+                part.sampler.load_priorities(own)
+
+
+def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batch:
+    """Batches whose windows lie in `columns` one after the other, as one."""
+    importance = [batch.importance for batch in batches if batch.importance is not None]
+    return Batch(
+        columns={name: buffer[:] for name, buffer in columns.items()},
+        lengths=np.concatenate([batch.lengths for batch in batches]),
+        start=np.concatenate([batch.start for batch in batches]),
+        trajectory=np.concatenate([batch.trajectory for batch in batches if batch.trajectory is not None]),
+        lake=lake,
+        importance=np.concatenate(importance) if importance else None,
+    )
