@@ -141,9 +141,14 @@ def hex_uids(uids: np.ndarray) -> list[str]:
     return [uid.ljust(16, b"\0").hex() for uid in uids.tolist()]
 
 
-def metadata(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The footer's texts for trajectories given as rows of `TRAJECTORIES`."""
-    table = pa.Table.from_pylist(list(rows), schema=TRAJECTORIES).combine_chunks()
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Trajectories given as rows of `TRAJECTORIES`."""
+    return pa.Table.from_pylist(list(rows), schema=TRAJECTORIES)
+
+
+def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
+    """The footer's texts."""
+    table = trajectories.combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TRAJECTORIES) as stream:
         stream.write_table(table)

@@ -90,11 +90,26 @@ def stage(
         "rows": row0,
         "columns": {name: checksum(values[name]) for name in names},
     }
+    return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(rows)))
+
+
+def stage_files(
+    tmp: Path,
+    writer: str,
+    columns: Sequence[Column],
+    values: Mapping[str, Any],
+    metadata: Callable[[], dict[str, str]],
+) -> Staged:
+    """Write `values` (rows, *shape) of every column in storage form; OSError leaves nothing behind.
+
+    A wide column may be anything that has a length and gives slices of rows. `metadata` is asked once those are
+    written.
+    """
     plain = [c for c in columns if not c.is_blob]
     wide = [c for c in columns if c.is_blob]
     blob = atomic.stage(tmp, writer, lambda file: write_blob(file, wide, values)) if wide else None
     try:
-        main = atomic.stage(tmp, writer, lambda file: _write_main(file, plain, values, footer.metadata(header, rows)))
+        main = atomic.stage(tmp, writer, lambda file: _write_main(file, plain, values, metadata()))
     except BaseException:
         if blob is not None:
             blob.unlink(missing_ok=True)
