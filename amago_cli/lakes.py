@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,38 @@ from typing import Any
 from pipelines.errors import UsageError
 
 _MARK = "lake.json"
+_NAME_ONE = "give --from-lake LAKE, e.g. --from-lake runs/cartpole"
 
 
-def only(given: Sequence[Path] | None) -> Path:
+_WEIGHT = r"(?:\d+\.?\d*?|\.\d+)(?:[eE][+-]?\d+)?"
+_SHARE = re.compile(rf"(?P<place>.+):(?P<weight>{_WEIGHT})(?:\.\.(?P<last>{_WEIGHT}))?")
+
+
+def only(given: Sequence[str] | None) -> Path:
     """The one lake of `--from-lake`."""
     if not given:
-        raise UsageError("no lake is named", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
+        raise UsageError("no lake is named", hint=_NAME_ONE)
     if len(given) > 1:
         raise UsageError(f"--from-lake was given {len(given)} times", hint="one lake at a time")
-    return given[0]
+    return Path(given[0])
 
 
-def locate(path: Path) -> Path:
+def shares(given: Sequence[str] | None) -> list[tuple[str, float, float | None]]:
+    """Lakes, their weights and their last weights from LAKE, LAKE:WEIGHT or LAKE:WEIGHT..LAST."""
+    if not given:
+        raise UsageError("no lake is named", hint=_NAME_ONE)
+    found: list[tuple[str, float, float | None]] = []
+    for text in given:
+        match = _SHARE.fullmatch(text)
+        if match is None:
+            found.append((text, 1.0, None))
+        else:
+            last = match["last"]
+            found.append((match["place"], float(match["weight"]), None if last is None else float(last)))
+    return found
+
+
+def locate(path: Path | str) -> Path:
     """The lake at `path`. InputMissing if there is none."""
     from pipelines.lake.store import Lake
 

@@ -36,7 +36,7 @@ Environment = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Environment, as `amago envs` lists it, or gym:ID.")
 ]
 FromLake = Annotated[
-    list[Path] | None, typer.Option("--from-lake", metavar="LAKE", help="Lake to read, or a run: its lake.")
+    list[str] | None, typer.Option("--from-lake", metavar="LAKE", help="Lake to read, or a run: its lake.")
 ]
 LakeArgument = Annotated[Path, typer.Argument(metavar="LAKE", help="A lake, or a run: its lake.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.")]

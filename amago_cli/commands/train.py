@@ -24,29 +24,56 @@ def train(
             help="Sequence encoder: transformer, gru, feedforward, identity, module:attr.",
         ),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
+    ] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option("--weight", metavar="SQL", help="How often a trajectory is drawn: an expression over the table."),
+    ] = None,
+    follow: Annotated[
+        bool | None,
+        typer.Option("--follow/--no-follow", help="Keep taking in what collectors add; wait for the first of it."),
+    ] = None,
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
-    """Train an agent on windows drawn from a lake.
+    """Train an agent on windows drawn from a lake, or from several.
 
     The run is the one the lake belongs to, else runs/train, unless --run names another. Repeating the command
-    resumes from the newest checkpoint; with a larger --steps it trains longer.
+    resumes from the newest checkpoint; with a larger --steps it trains longer. --where and --weight are SQL over the
+    lake's table of trajectories: see amago lake sql.
+
+    Several lakes are mixed by weights, LAKE:WEIGHT, which may move over train.anneal_steps updates, LAKE:0.8..0.2.
 
     Example: amago train --from-lake runs/gym-CartPole-v1 --steps 1000
+
+    Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
     from amago_cli.configuration import Request, is_run, preview, stored
-    from amago_cli.lakes import locate, only
+    from amago_cli.lakes import locate, shares
 
-    source = only(from_lake)
+    lakes = shares(from_lake)
+    source = Path(lakes[0][0])
     if run is None:
-        run = source if is_run(source) else Path("runs") / "train"
-    request = Request(common, {"train.steps": steps, "agent.sequence.kind": encoder, "seed": seed})
-    settings = request.settings(stored(run) or stored(source))
-    lake = locate(source)
-    common.concerns(run=run, lake=lake)
+        run = source if len(lakes) == 1 and is_run(source) else Path("runs") / "train"
+    named = {
+        "train.steps": steps,
+        "train.where": where,
+        "train.weight": weight,
+        "train.follow": follow,
+        "agent.sequence.kind": encoder,
+        "seed": seed,
+    }
+    settings = Request(common, named).settings(stored(run) or stored(source))
+    common.concerns(run=run, lake=", ".join(place for place, _, _ in lakes))
     if common.dry_run:
+        if not settings.train.follow:
+            for place, _, _ in lakes:
+                locate(place)
         return preview(common, settings, writes={"run": run, "checkpoints": run / "checkpoints"})
     with common.listening() as listener:
         from pipelines.stages import train as engine
 
-        return engine.run(settings, run=run, lakes=[(lake, 1.0)], listener=listener, fresh=fresh)
+        return engine.run(settings, run=run, lakes=lakes, listener=listener, fresh=fresh)

@@ -29,8 +29,6 @@ ROW = np.dtype(
 TASK = ("task", "u4")  # number of its environment and task, in the order in which they were met
 PRIORITY = (("priority", "f4"), ("measured", "?"))  # 0 until the sampler gives it one
 
-Weights = tuple[np.ndarray, np.ndarray]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -38,8 +36,8 @@ class Selection:
 
     where: str = ""
     weight: str = ""
-    evaluate: Callable[[], Weights] | None = None
-    """Uids (n,) "S16" of the selected trajectories and their relative weights (n,); None: all, alike."""
+    evaluate: Callable[[np.ndarray], np.ndarray] | None = None
+    """From uids (n,) "S16" to relative weights (n,), 0 for what is not selected; None: all alike."""
 
 
 class View:
@@ -180,11 +178,8 @@ class View:
             self._listener(Notice(text=text, level="warning"))
 
     def _select(self) -> None:
-        if self.selection.evaluate is None:
-            return
-        uids, weights = self.selection.evaluate()
-        place = positions(uids, self.uids())
-        self.set_weights(np.where(place >= 0, np.append(weights, 0.0)[place], 0.0))
+        if self.selection.evaluate is not None:
+            self.set_weights(self.selection.evaluate(self.uids()))
 
     def _take(self) -> int:
         before = self._used

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from pipelines.config.settings import TrainSettings
 from pipelines.data.mixture import Mixture, Share
@@ -108,15 +111,16 @@ def make_mixture(
         schema_id = lake.require_schema(schema)
         selection = Selection(where=train.where, weight=train.weight)
         if train.where or train.weight:
-            from pipelines.lake.selection import select
-
-            selection = Selection(
-                where=train.where,
-                weight=train.weight,
-                evaluate=partial(select, lake, train.where, train.weight, schema_id),
-            )
+            selection = replace(selection, evaluate=partial(_weights, lake, selection, schema_id, listener))
         views.append((View(lake, schema_id, selection=selection, extra=strategy.extra, listener=listener), share))
     return Mixture(views, length=train.window, seed=seed, strategy=strategy, anneal_steps=train.anneal_steps)
+
+
+def _weights(lake: Lake, selection: Selection, schema_id: str, listener: Listener, uids: np.ndarray) -> np.ndarray:
+    from pipelines.lake.selection import select
+
+    found = select(lake, selection.where, selection.weight, schema_id=schema_id, listener=listener)
+    return found.weights_of(uids)
 
 
 def described(lakes: Sequence[tuple[Lake, Share]]) -> list[dict[str, Any]]:

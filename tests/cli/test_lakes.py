@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from amago_cli.lakes import below, locate, only, overview
+from amago_cli.lakes import below, locate, only, overview, shares
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.store import Lake
 
@@ -24,10 +24,36 @@ def test_a_run_means_its_lake(tmp_path: Path) -> None:
 
 
 def test_one_lake_is_asked_for() -> None:
-    assert only([Path("a")]) == Path("a")
-    for given in (None, [], [Path("a"), Path("b")]):
+    assert only(["a"]) == Path("a")
+    for given in (None, [], ["a", "b"]):
         with pytest.raises(UsageError):
             only(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "weight", "last"),
+    [
+        ("runs/a", "runs/a", 1.0, None),
+        ("runs/a:0.8", "runs/a", 0.8, None),
+        ("runs/a:3", "runs/a", 3.0, None),
+        ("runs/a:.5", "runs/a", 0.5, None),
+        ("runs/a:1e-3", "runs/a", 0.001, None),
+        ("runs/a:0.8..0.2", "runs/a", 0.8, 0.2),
+        ("runs/a:1..0", "runs/a", 1.0, 0.0),
+        ("s3://bucket/x", "s3://bucket/x", 1.0, None),
+        ("s3://bucket/x:0.3", "s3://bucket/x", 0.3, None),
+        ("runs/a:b", "runs/a:b", 1.0, None),
+        ("runs/a:-1", "runs/a:-1", 1.0, None),
+        ("runs/a:2:0.5", "runs/a:2", 0.5, None),
+    ],
+)
+def test_a_weight_is_a_number_at_the_end(text: str, place: str, weight: float, last: float | None) -> None:
+    assert shares([text]) == [(place, weight, last)]
+
+
+def test_lakes_are_asked_for() -> None:
+    with pytest.raises(UsageError, match="no lake is named"):
+        shares(None)
 
 
 def test_an_empty_lake_has_nothing(tmp_path: Path) -> None:

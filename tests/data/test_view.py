@@ -3,6 +3,7 @@ import pytest
 
 from pipelines.data.view import ROW, Selection, View
 from pipelines.errors import InputMissing, UsageError
+from pipelines.lake.footer import hex_uids
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, SCHEMA, fill, segment_files
 
@@ -27,22 +28,22 @@ def test_a_view_counts_what_it_holds(lake: Lake) -> None:
 
 def test_what_is_not_selected_weighs_nothing_and_the_selection_holds_for_what_comes_later(lake: Lake) -> None:
     written = fill(lake, [5, 6, 7, 8], seal_every=2)
-    chosen = [bytes.fromhex(uid) for uid in list(written)[1:3]]
+    chosen = dict(zip(list(written)[1:3], (2.0, 0.5), strict=True))
     asked: list[int] = []
 
-    def evaluate() -> tuple[np.ndarray, np.ndarray]:
-        asked.append(1)
-        return np.array([b"elsewhere", *chosen[::-1]], dtype="S16"), np.array([9.0, 0.5, 2.0])
+    def evaluate(uids: np.ndarray) -> np.ndarray:
+        asked.append(len(uids))
+        return np.array([chosen.get(uid, 0.0) for uid in hex_uids(uids)])
 
     view = View(lake, SCHEMA.id, selection=Selection(where="w", evaluate=evaluate))
     assert view.refresh() == 4
     assert view.table["weight"].tolist() == [0, 2, 0.5, 0]
     view.refresh()
-    assert len(asked) == 1  # nothing changed
+    assert asked == [4]  # nothing changed
     fill(lake, [9])
     assert view.refresh() == 1
     assert view.table["weight"].tolist() == [0, 2, 0.5, 0, 0]
-    assert len(asked) == 2
+    assert asked == [4, 5]
     assert view.snapshot()["where"] == "w"
     again = View(lake, SCHEMA.id, selection=view.selection)
     again.restore(view.snapshot())
@@ -51,9 +52,8 @@ def test_what_is_not_selected_weighs_nothing_and_the_selection_holds_for_what_co
 
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf, 1e39])
 def test_a_weight_that_is_none_is_refused(lake: Lake, weight: float) -> None:
-    written = fill(lake, [5])
-    uids = np.array([bytes.fromhex(uid) for uid in written], dtype="S16")
-    view = View(lake, SCHEMA.id, selection=Selection(evaluate=lambda: (uids, np.array([weight]))))
+    fill(lake, [5])
+    view = View(lake, SCHEMA.id, selection=Selection(evaluate=lambda uids: np.full(len(uids), weight)))
     with pytest.raises(UsageError, match="weight"):
         view.refresh()
 

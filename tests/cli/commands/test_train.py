@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,11 +44,30 @@ def test_a_changed_configuration_is_refused_with_a_diff(amago: Amago, small: Pat
     assert "train.batch_size: 4 -> 5" in refused.err
 
 
+def test_lakes_are_mixed_and_another_mixture_is_refused(amago: Amago, small: Path) -> None:
+    shutil.copytree(small / "lake", "b")
+    header = json.loads(Path("b/lake.json").read_text())
+    Path("b/lake.json").write_text(json.dumps({**header, "id": "0" * 32}))
+    arguments = ["train", "--run", "mixed", "--encoder", "feedforward", *tiny("train.anneal_steps=5"), "--steps", 2]
+    done = amago(*arguments, "--from-lake", "small:0.8..0.2", "--from-lake", "b:0.2", "--output", "json")
+    assert (done.code, done.json["run"], done.json["lake"]) == (0, "mixed", "small/lake, b"), done.err
+    again = amago(*arguments, "--from-lake", "small:0.8..0.2", "--from-lake", "b:0.2", "--output", "json")
+    assert again.json["status"] == "skipped"
+    refused = amago(*arguments, "--from-lake", "small:0.8..0.2", "--from-lake", "b:0.3")
+    assert refused.code == 2
+    assert "b:0.2: no longer given" in refused.err
+    assert "b:0.3: not given before" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         ([], 2, "no lake is named"),
         (["--from-lake", "nowhere"], 3, "no lake at 'nowhere'"),
+        (["--from-lake", "small:0"], 2, "add up to 0"),
+        (["--from-lake", "small:1..0"], 2, "train.anneal_steps"),
+        (["--from-lake", "small", "--from-lake", "small/lake"], 2, "named twice"),
+        (["--from-lake", "small", "--from-lake", "nowhere:0.5"], 3, "no lake at 'nowhere'"),
         (["--from-lake", "small", "--steps", "0"], 2, "train.steps"),
         (["--from-lake", "small", "--encoder", "grue"], 2, "agent.sequence"),
         (["--from-lake", "small", "--set", "train.widow=4"], 2, "did you mean 'train.window'"),
