@@ -49,24 +49,25 @@ def salvage(storage: Storage, schema: Callable[[str], Schema], *, listener: List
 
 
 def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], listener: Listener) -> int:
-    writer = log.path.stem.rpartition("-")[0]
+    writer, content = log.path.stem.rpartition("-")[0], log.read()
+    if content.newer or (content.header and int(content.header["format"]) > LOG_FORMAT):
+        raise AmagoError("it was written by a newer version", hint="upgrade amago")
+    if content.foreign:
+        raise AmagoError("it is not the log of a writer", hint="move it elsewhere")
     for leftover in (storage.local / "tmp").glob(f"{writer}.*.tmp"):
         leftover.unlink(missing_ok=True)
-    content = log.read()
     for segment in content.marks:
         segments.drop_orphan(storage, segment)
     published = any(storage.exists(segment_key(segment)) for segment in content.marks)
-    if published or content.header is None or not (content.records or content.damaged):
+    if published or not (content.records or content.damaged):
         log.drop()
         return 0
-    if int(content.header["format"]) > LOG_FORMAT:
-        raise AmagoError("it was written by a newer version", hint="upgrade amago")
     if content.damaged:
         _quarantine(storage, log, content, listener)
-    log.truncate(content.valid)
-    if not content.records:
+    if content.header is None or not content.records:
         log.drop()
         return 0
+    log.truncate(content.valid)
     schema_id, names = content.header["schema"], content.header["columns"]
     known = {c.name: c for c in schema(schema_id).columns}
     columns = [known[name] for name in names]
@@ -78,8 +79,10 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
 def _quarantine(storage: Storage, log: Log, content: Content, listener: Listener) -> None:
     kept = f"quarantine/{log.path.name}"
     storage.write(kept, log.path.read_bytes())
+    lost = content.damaged if content.header is not None else max(content.damaged - 1, 0) + len(content.records)
     text = (
-        f"{content.damaged} trajectories in the log of a dead writer are damaged; it is kept as '{storage.url(kept)}'"
+        f"the log of a dead writer is damaged, up to {lost} of its trajectories are lost; "
+        f"it is kept as '{storage.url(kept)}'"
     )
     listener(Notice(text=text, level="warning"))
 

@@ -4,7 +4,8 @@ A log is a magic line and frames `kind u8 | length u64 | crc32 u32 | payload` (l
 kind, length and payload). Kinds: H the header (JSON), T a trajectory (u32 length of its JSON row, the row,
 the columns' bytes in the header's order), S the segment under which the log is about to be published. What
 was appended lies in the page cache: it survives kill -9, and a power cut only once its segment is sealed. The
-owner holds a flock on the file, so a log that can be locked has no living owner.
+owner holds a flock on the file, so a log that can be locked has no living owner. A frame that was damaged does not
+take the ones after it along: they are looked for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import struct
 import weakref
 import zlib
@@ -21,7 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MAGIC = b"AMAGOWAL1\n"
+import numpy as np
+
+VERSION = 1
+MAGIC = b"AMAGOWAL%d\n" % VERSION
+_ANY_MAGIC = re.compile(rb"AMAGOWAL(\d{1,9})\n")
 _FRAME = struct.Struct("<cQI")
 _CHECKED = struct.Struct("<cQ")
 _PIECES = 512  # in one system call, which takes 1024 at most
@@ -156,8 +162,9 @@ os.register_at_fork(after_in_child=_let_go)
 
 @dataclass
 class Content:
-    """`records` are (row, columns' bytes); `valid` counts the bytes up to the torn tail, `damaged` the whole
-    frames whose checksum is wrong (a torn tail is not damage: it was never acknowledged).
+    """`records` are (row, columns' bytes); `valid` counts the bytes up to the torn tail, `damaged` the frames that are
+    not what was written (a torn tail is not damage: it was never acknowledged). `newer`: of a format after ours;
+    `foreign`: nothing in it is a log's.
     """
 
     header: dict[str, Any] | None = None
@@ -165,14 +172,21 @@ class Content:
     marks: list[str] = field(default_factory=list)
     valid: int = 0
     damaged: int = 0
+    newer: bool = False
+    foreign: bool = False
 
 
 def parse(data: bytes) -> Content:
     """The whole frames of a log. Never raises for bad bytes: what cannot be read is not in the result."""
     content = Content()
-    if not data.startswith(MAGIC):
+    other = _ANY_MAGIC.match(data)
+    if other and int(other[1]) > VERSION:
+        content.newer = True
         return content
-    content.valid = len(MAGIC)
+    if (len(data) < len(MAGIC) and MAGIC.startswith(data)) or not data.strip(b"\0"):
+        return content  # its writer died, or the power failed, before anything was in it
+    content.damaged = int(not data.startswith(MAGIC))
+    content.valid = min(len(MAGIC), len(data))
     for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
         content.valid = end
         if payload is None:
@@ -184,17 +198,48 @@ def parse(data: bytes) -> Content:
         elif kind == b"T":
             (length,) = struct.unpack_from("<I", payload)
             content.records.append((json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]))
+    content.foreign = not data.startswith(MAGIC) and content.header is None and not content.records
     return content
 
 
 def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
-    """(kind, payload or None if its checksum is wrong, end) of each frame that ends inside `data`."""
+    """(kind, payload or None if it is damaged, end) of each frame that ends inside `data`."""
     while start + _FRAME.size <= len(data):
-        kind, length, crc = _FRAME.unpack_from(data, start)
-        end = start + _FRAME.size + length
-        if end > len(data) or kind not in (b"H", b"T", b"S"):
-            return
-        payload = data[start + _FRAME.size : end]
-        good = zlib.crc32(payload, zlib.crc32(_CHECKED.pack(kind, length))) == crc
-        yield kind, payload if good else None, end
+        kind, payload, end = _frame(data, start)
+        if payload is not None:
+            yield kind, payload, end
+        else:
+            following = _next_frame(data, start + 1)
+            if following is None and end < 0:
+                return  # a torn tail
+            if following is not None and not 0 <= end <= following:
+                end = following  # its length is wrong
+            yield kind, None, end
         start = end
+
+
+def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]:
+    """Kind, payload (None unless its checksum is right) and end (-1 if it cannot be one) of what is at `start`."""
+    kind, length, crc = _FRAME.unpack_from(data, start)
+    end = start + _FRAME.size + length
+    if end > len(data) or kind not in (b"H", b"T", b"S"):
+        return kind, None, -1
+    payload = data[start + _FRAME.size : end]
+    good = zlib.crc32(payload, zlib.crc32(_CHECKED.pack(kind, length))) == crc
+    return kind, payload if good else None, end
+
+
+def _next_frame(data: memoryview, start: int) -> int | None:
+    """Where the first good frame at `start` or later begins."""
+    raw = np.frombuffer(data, np.uint8)[start:]
+    if len(raw) < _FRAME.size:
+        return None
+    first = raw[: len(raw) - _FRAME.size + 1]
+    places = np.flatnonzero((first == ord("H")) | (first == ord("T")) | (first == ord("S")))
+    for byte in range(5, 9):  # nothing in a log has 4 GiB: the upper half of a length is zero
+        places = places[raw[places + byte] == 0]
+    for place in (places + start).tolist():
+        text = place + _FRAME.size + (4 if data[place] == ord("T") else 0)
+        if (data[place] == ord("S") or bytes(data[text : text + 1]) == b"{") and _frame(data, place)[1] is not None:
+            return place
+    return None
