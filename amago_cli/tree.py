@@ -1,0 +1,37 @@
+"""Trees as lines of text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Node:
+    """A line and what hangs on it."""
+
+    text: str
+    children: Sequence[Node] = ()
+
+
+def draw(node: Node, *, unicode: bool = True) -> str:
+    """The tree, a line a node; without `unicode` in ASCII."""
+    return "\n".join([node.text, *_below(node.children, ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  "))])
+
+
+def _below(children: Sequence[Node], marks: tuple[str, str, str]) -> Iterator[str]:
+    branch, last, through = marks
+    for place, child in enumerate(children, 1):
+        end = place == len(children)
+        yield (last if end else branch) + child.text
+        yield from (("   " if end else through) + line for line in _below(child.children, marks))
+
+
+def shows_unicode() -> bool:
+    """Whether stdout can carry what is not ASCII."""
+    try:
+        "├▁".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,333 @@
+"""Where a checkpoint comes from: checkpoint -> what it drew -> segments -> who collected -> which checkpoint acted.
+
+A checkpoint keeps, of every lake it drew from, the segments in the order in which it saw them and when it saw how
+many; so an earlier update's view is known from a later checkpoint too. Segments are looked up where they are now:
+rewritten ones in the file that has them, expired ones with the reason if a tombstone still tells it. Behaviour
+policies are followed to their runs, each run once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.config.json_files import parse_object
+from pipelines.config.run_directory import RunDirectory
+from pipelines.errors import AmagoError, IntegrityError
+from pipelines.events import Listener, Notice, silent
+from pipelines.lake import collectors
+from pipelines.lake.follower import Follower, Segment
+from pipelines.lake.footer import hex_uids, read_footer
+from pipelines.lake.snapshot import find_lake, kept_updates, lake_id, read_snapshots
+from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import FOLDER, QUARANTINE, read_tombstone
+from pipelines.lake.uids import positions
+
+_KEY = ("collector", "policy_id", "policy_version", "relabel_method")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Trajectories of one collector and one policy version, or derived from such by `relabel_method`.
+
+    `segments` are the ids of the files they lie in now; `bases` counts the trajectories that overlays derive from, and
+    `base_segments` names where those lie.
+    """
+
+    collector: str
+    policy_id: str
+    policy_version: int
+    relabel_method: str | None
+    trajectories: int
+    steps: int
+    segments: tuple[str, ...]
+    bases: int = 0
+    base_segments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """A segment that cannot be read any more: when (seconds since the epoch) and why, where that is known."""
+
+    segment: str
+    reason: str
+    time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """A policy that acted: its run if it has one, the versions that acted, those of them kept as checkpoints."""
+
+    policy_id: str
+    run: str | None
+    versions: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+    note: str = ""
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What was drawn from one lake: `moved` maps segments to the files they were rewritten into."""
+
+    lake: str
+    id: str
+    schema: str
+    where: str = ""
+    weight: str = ""
+    segments: int = 0
+    trajectories: int = 0
+    steps: int = 0
+    sources: tuple[Source, ...] = ()
+    collectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
+    gone: tuple[Gone, ...] = ()
+    behaviour: tuple[Behaviour, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A run's checkpoint and all it drew from. `told_by`: the checkpoint whose record says so."""
+
+    run: str
+    identity: str
+    checkpoint: int
+    told_by: int
+    lakes: tuple[Drawn, ...] = ()
+
+
+def split(name: str) -> tuple[Path, str]:
+    """RUN[@CHECKPOINT] as a directory and "latest", "best" or a number."""
+    if RunDirectory(name).exists() or "@" not in name:
+        return Path(name), "latest"
+    path, _, which = name.rpartition("@")
+    return Path(path), which or "latest"
+
+
+def trace(
+    run: Path, which: str = "latest", *, lakes: Sequence[str | Path] = (), depth: int = 8, listener: Listener = silent
+) -> Origin:
+    """The lineage of a checkpoint; `lakes` are places to look for its lakes first, `depth` limits how many runs are
+    followed behind one another.
+
+    InputMissing: no such run or checkpoint, or a lake that is not where it was.
+    """
+    return _Walk(lakes, depth, listener).origin(RunDirectory.open(run), which, 0)
+
+
+def trajectories(
+    run: Path, which: str = "latest", *, lakes: Sequence[str | Path] = (), listener: Listener = silent
+) -> Iterator[str]:
+    """The uids (32 hex digits) of the trajectories that a checkpoint could draw and that still live, in the order in
+    which it saw them. Errors as `trace`.
+    """
+    directory = RunDirectory.open(run)
+    for snapshot in read_snapshots(directory, which)[2]:
+        lake = find_lake(snapshot, directory, lakes)
+        for segment, chosen in _live(lake, snapshot, listener)[1]:
+            yield from hex_uids(segment.uids[chosen])
+
+
+@dataclass
+class _Walk:
+    lakes: Sequence[str | Path]
+    depth: int
+    listener: Listener
+    seen: set[Path] = field(default_factory=set)
+
+    def origin(self, directory: RunDirectory, which: str, depth: int) -> Origin:
+        self.seen.add(directory.path.resolve())
+        update, told_by, snapshots = read_snapshots(directory, which)
+        drawn = []
+        for snapshot in snapshots:
+            try:
+                lake = find_lake(snapshot, directory, self.lakes)
+            except AmagoError as error:
+                if depth == 0:
+                    raise
+                drawn.append(_unread(snapshot, str(error)))
+                continue
+            drawn.append(self._drawn(lake, snapshot, directory, depth))
+        return Origin(
+            run=str(directory.path),
+            identity=directory.identity,
+            checkpoint=update,
+            told_by=told_by,
+            lakes=tuple(drawn),
+        )
+
+    def _drawn(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> Drawn:
+        follower, parts = _live(lake, snapshot, self.listener)
+        sources = _sources(lake, follower, parts)
+        known = {name: record for name, record in collectors.read_all(lake).items()}
+        names = dict.fromkeys(source.collector for source in sources)
+        present = {segment.id for segment in follower.segments}
+        return Drawn(
+            lake=lake.name,
+            id=lake.id,
+            schema=snapshot["schema"],
+            where=snapshot.get("where") or "",
+            weight=snapshot.get("weight") or "",
+            segments=len(snapshot["segments"]),
+            trajectories=sum(source.trajectories for source in sources),
+            steps=sum(source.steps for source in sources),
+            sources=tuple(sources),
+            collectors={name: known[name] for name in names if name in known},
+            moved={s.id: s.file for s in follower.segments if s.file != s.id},
+            gone=tuple(_gone(lake, [id for id in snapshot["segments"] if id not in present])),
+            behaviour=tuple(self._behaviour(lake, sources, known, directory, depth)),
+        )
+
+    def _behaviour(
+        self,
+        lake: Lake,
+        sources: Sequence[Source],
+        known: Mapping[str, Mapping[str, Any]],
+        directory: RunDirectory,
+        depth: int,
+    ) -> Iterator[Behaviour]:
+        versions: dict[str, set[int]] = defaultdict(set)
+        names: dict[str, str] = {}
+        for source in sources:
+            versions[source.policy_id].add(source.policy_version)
+            names.setdefault(source.policy_id, source.collector)
+        for policy_id, acted in sorted(versions.items()):
+            trained = sorted(version for version in acted if version >= 0)
+            told = known.get(names[policy_id], {}).get("policies", {}).get(policy_id)
+            found = _run_of(policy_id, told, lake, directory)
+            told_path = told["absolute"] if isinstance(told, Mapping) else None
+            if found is None:
+                note = f"its run is not at '{told_path}' any more" if told_path else ""
+                yield Behaviour(policy_id=policy_id, run=told_path, versions=tuple(sorted(acted)), note=note)
+                continue
+            kept = set(kept_updates(found))
+            origin, note = None, ""
+            if found.path.resolve() in self.seen:
+                note = "its own lineage is shown above"
+            elif depth + 1 >= self.depth:
+                note = "not followed further"
+            else:
+                try:
+                    origin = self.origin(found, str(max(trained, default=0)), depth + 1)
+                except AmagoError as error:
+                    note = str(error)
+            yield Behaviour(
+                policy_id=policy_id,
+                run=str(found.path),
+                versions=tuple(sorted(acted)),
+                kept=tuple(version for version in trained if version in kept),
+                note=note,
+                origin=origin,
+            )
+
+
+def _unread(snapshot: Mapping[str, Any], note: str) -> Drawn:
+    id = lake_id(snapshot)
+    return Drawn(
+        lake=str(snapshot.get("name") or id),
+        id=id,
+        schema=str(snapshot["schema"]),
+        segments=len(snapshot["segments"]),
+        note=note,
+    )
+
+
+def _live(
+    lake: Lake, snapshot: Mapping[str, Any], listener: Listener
+) -> tuple[Follower, list[tuple[Segment, np.ndarray]]]:
+    """The follower of the snapshot, and its segments of the snapshot's schema with a mask of what could be drawn."""
+    follower = Follower(lake, listener)
+    follower.restore(snapshot["segments"])
+    where = snapshot.get("where")
+    chosen = None
+    if where:
+        from pipelines.lake.selection import select
+
+        chosen = select(lake, where, schema_id=snapshot["schema"], listener=listener).uids
+    dropped = set(snapshot.get("dropped", ()))
+    for id in sorted(dropped):
+        listener(Notice(text=f"segment '{id}' could not be read in training: what it held was not drawn"))
+    parts = []
+    for segment in follower.segments:
+        if segment.schema_id == snapshot["schema"] and len(segment.uids) and segment.id not in dropped:
+            every = np.ones(len(segment.uids), dtype=bool)
+            parts.append((segment, every if chosen is None else positions(chosen, segment.uids) >= 0))
+    return follower, parts
+
+
+def _sources(lake: Lake, follower: Follower, parts: Sequence[tuple[Segment, np.ndarray]]) -> list[Source]:
+    """The drawn trajectories by collector, policy version and relabeling, read from the footers."""
+    counts: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
+    lying: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    bases: dict[tuple[Any, ...], set[tuple[int, int]]] = defaultdict(set)
+    tables: dict[str, tuple[pa.Table, np.ndarray]] = {}
+    for segment, mask in parts:
+        if segment.file not in tables:
+            footer = read_footer(lake.storage, segment.file)
+            tables = {segment.file: (footer.trajectories, footer.uids())}  # neighbours lie in the same file
+        table, uids = tables[segment.file]
+        rows = table.take(positions(uids, segment.uids[mask]))
+        for group in rows.group_by(list(_KEY)).aggregate([("length", "sum"), ("length", "count")]).to_pylist():
+            key = tuple(group[name] for name in _KEY)
+            counts[key][0] += group["length_count"]
+            counts[key][1] += group["length_sum"]
+            lying[key].add(segment.file)
+            if segment.bases is not None:
+                same = np.ones(rows.num_rows, dtype=bool)
+                for name, value in zip(_KEY, key, strict=True):
+                    same &= pc.equal(rows[name], value).to_numpy(zero_copy_only=False)
+                numbers, row0 = (part[mask][same] for part in segment.bases)
+                bases[key].update(zip(numbers.tolist(), row0.tolist(), strict=True))
+    return [
+        Source(
+            **dict(zip(_KEY, key, strict=True)),
+            trajectories=counts[key][0],
+            steps=counts[key][1],
+            segments=tuple(sorted(lying[key])),
+            bases=len(bases[key]),
+            base_segments=tuple(sorted({follower.segments[number].file for number, _ in bases[key]})),
+        )
+        for key in sorted(counts, key=lambda key: tuple((part is not None, part) for part in key))
+    ]
+
+
+def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[Gone]:
+    """What tombstones and markers still say of segments that cannot be read."""
+    if not ids:
+        return
+    buried: dict[str, tuple[float, str]] = {}
+    for name in sorted(lake.storage.names(FOLDER)):
+        if name.endswith(".json") and not name.startswith("."):
+            try:
+                tombstone = read_tombstone(lake.storage, name)
+            except (FileNotFoundError, IntegrityError):
+                continue
+            buried |= {id: (tombstone.time, tombstone.reason) for id in (*tombstone.segments, *tombstone.trajectories)}
+    for id in ids:
+        if id in buried:
+            yield Gone(segment=id, reason=f"expired: {buried[id][1]}", time=buried[id][0])
+            continue
+        try:
+            marker = parse_object(lake.storage.read(f"{QUARANTINE}/{id.rpartition('/')[2]}.json"))
+        except OSError:
+            marker = None
+        yield Gone(segment=id, reason=marker.get("reason", "set aside") if marker else "it is not in the lake any more")
+
+
+def _run_of(policy_id: str, told: Any, lake: Lake, directory: RunDirectory) -> RunDirectory | None:
+    """The run that a policy came from: where its collector said, or one at hand that has its name."""
+    places = [Path(told[key]) for key in ("absolute", "path")] if isinstance(told, Mapping) else []
+    for place in (*places, directory.path, lake.run):
+        if place is not None and RunDirectory(place).exists():
+            run = RunDirectory(place)
+            if run.identity == policy_id:
+                return run
+    return None
