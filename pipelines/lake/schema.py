@@ -42,6 +42,12 @@ class Column:
         return self.step_bytes >= BLOB_BYTES
 
 
+def digest(data: Any) -> str:
+    """The id of a schema given as JSON: first 16 hex digits of the SHA-256 of its canonical form."""
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Schema:
     """The step columns that follow from an environment's spaces. Equal spaces give equal ids."""
@@ -64,9 +70,7 @@ class Schema:
 
     @cached_property
     def id(self) -> str:
-        """First 16 hex digits of the SHA-256 of the canonical JSON."""
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return digest(self.to_json())
 
     @property
     def step_bytes(self) -> int:

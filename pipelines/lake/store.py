@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.config.atomic import explained, storage_error
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, silent
-from pipelines.lake.schema import Schema
+from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 FORMAT_NAME, VERSION = "amago-lake", 1
 FEATURES: frozenset[str] = frozenset()  # required features that this version understands
 _HEADER = "lake.json"
+_SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
+_HEAL = "restore it from a copy, or collect into the lake with the environment that filled it: that writes it again"
 
 
 class Lake:
@@ -100,7 +103,8 @@ class Lake:
         found = storage.url()
         try:
             header = json.loads(storage.read(_HEADER))
-            name, version, features = header["format"], int(header["version"]), header["required_features"]
+            name, version = header["format"], int(header["version"])
+            features = {str(feature) for feature in header["required_features"]}
             lake = cls(storage, header)
         except OSError as error:
             raise InputMissing(f"lake '{found}' cannot be read: {error.strerror or error}") from error
@@ -113,7 +117,7 @@ class Lake:
                 f"lake '{found}' has format {name} {version}, this one reads {FORMAT_NAME} up to {VERSION}",
                 hint="upgrade amago",
             )
-        unknown = sorted(set(features) - FEATURES)
+        unknown = sorted(features - FEATURES)
         if unknown:
             raise InputMissing(
                 f"lake '{found}' needs features that this version lacks: {', '.join(unknown)}",
@@ -135,40 +139,63 @@ class Lake:
         return cls.open(path)
 
     def register(self, schema: Schema) -> str:
-        """Make `schema` known to readers; returns its id. Repeating it changes nothing."""
+        """Make `schema` known to readers; returns its id. Repeating it changes nothing; a damaged file of it is
+        written again.
+        """
         key = _schema_key(schema.id)
         with explained(f"write '{self.storage.url(key)}'"):
-            if not self.storage.exists(key):
+            if not self._is_written(key, schema):
                 self.storage.write(key, (json.dumps(schema.to_json(), indent=1) + "\n").encode())
         self._schemas[schema.id] = schema
         return schema.id
 
+    def _is_written(self, key: str, schema: Schema) -> bool:
+        try:
+            return bool(json.loads(self.storage.read(key)) == schema.to_json())
+        except (FileNotFoundError, ValueError):
+            return False
+
     def schema(self, schema_id: str) -> Schema:
-        """The schema of an id. InputMissing if unknown, IntegrityError if its file is not what it says."""
+        """The schema of an id. InputMissing if unknown or of a newer version, IntegrityError if its file is not what
+        its name says.
+        """
         if schema_id not in self._schemas:
             key = _schema_key(schema_id)
             path = self.storage.url(key)
             try:
-                schema = Schema.from_json(json.loads(self.storage.read(key)))
+                data = json.loads(self.storage.read(key))
             except FileNotFoundError as error:
-                raise InputMissing(f"lake '{self.name}' has no schema {schema_id}") from error
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise IntegrityError(f"schema '{path}' is damaged") from error
-            if schema.id != schema_id:
-                raise IntegrityError(f"schema '{path}' does not hold what its name says")
+                raise InputMissing(f"lake '{self.name}' has no schema {schema_id}", hint=_HEAL) from error
+            except (OSError, ValueError) as error:
+                raise IntegrityError(f"schema '{path}' is damaged", hint=_HEAL) from error
+            if digest(data) != schema_id:
+                raise IntegrityError(f"schema '{path}' does not hold what its name says", hint=_HEAL)
+            try:
+                schema = Schema.from_json(data)
+                known = schema.id == schema_id
+            except (ValueError, KeyError, TypeError, AttributeError):
+                known = False
+            if not known:  # it is whole, for its name is the hash of what is in it
+                raise InputMissing(f"schema '{path}' has what this version does not know", hint="upgrade amago")
             self._schemas[schema_id] = schema
         return self._schemas[schema_id]
 
     def schemas(self) -> dict[str, Schema]:
         """Every schema by id."""
-        names = sorted(name for name in self.storage.names("schemas") if name.endswith(".json") and name[0] != ".")
-        return {id: self.schema(id) for id in (name.removesuffix(".json") for name in names)}
+        return {id: self.schema(id) for id in self._schema_ids()}
+
+    def _schema_ids(self) -> list[str]:
+        try:
+            names = self.storage.names("schemas")
+        except OSError as error:
+            raise storage_error(error, f"read '{self.storage.url('schemas')}'") from error
+        return sorted(name.removesuffix(".json") for name in names if _SCHEMA_NAME.fullmatch(name))
 
     def require_schema(self, schema: Schema) -> str:
         """The id of `schema` if the lake holds it, or holds nothing yet; InputMissing says what differs."""
-        known = self.schemas()
+        known = self._schema_ids()
         if known and schema.id not in known:
-            nearest = min((difference(s.spaces, schema.spaces) for s in known.values()), key=len)
+            nearest = min((difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
             raise InputMissing(
                 f"lake '{self.name}' holds steps of other spaces: {'; '.join(nearest)}",
                 hint="choose another lake, or the environment that filled this one",
@@ -193,6 +220,8 @@ class Lake:
         seal_seconds: float = 10.0,
     ) -> Writer:
         """A new writer of `schema`, after salvage of what dead writers left."""
+        with explained(f"write into lake '{self.name}'"):
+            self.storage.create_folders()  # empty ones get lost when a lake is copied
         self.salvage()
         self.register(schema)
         return Writer(self.storage, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
@@ -209,6 +238,8 @@ class Lake:
         """A writer of trajectories derived from others of this lake: it stores `columns` only."""
         from pipelines.lake.overlay import OverlayWriter
 
+        with explained(f"write into lake '{self.name}'"):
+            self.storage.create_folders()
         self.salvage()
         return OverlayWriter(self, schema, columns, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
 

@@ -59,9 +59,12 @@ def test_schemas_are_named_by_content(lake: Lake) -> None:
     path.write_text(json.dumps(IMAGES.to_json()))
     with pytest.raises(IntegrityError, match="does not hold"):
         Lake.open(lake.path).schema(SCHEMA.id)
-    path.write_text("[]")
-    with pytest.raises(IntegrityError, match="damaged"):
-        Lake.open(lake.path).schema(SCHEMA.id)
+    for text, words in (("[]", "does not hold"), ("{", "damaged")):
+        path.write_text(text)
+        with pytest.raises(IntegrityError, match=words):
+            Lake.open(lake.path).schema(SCHEMA.id)
+    lake.register(SCHEMA)
+    assert Lake.open(lake.path).schemas() == {SCHEMA.id: SCHEMA}
     with pytest.raises(InputMissing):
         lake.schema("0" * 16)
 
