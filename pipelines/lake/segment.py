@@ -2,7 +2,7 @@
 
 `STEM.arrow` holds one uncompressed RecordBatch, so that a column is one range of the file; `STEM.ovl.arrow`
 likewise, with the columns that an overlay changes; `STEM.blob.arrow` holds the columns of 1 KiB a step or
-more in lz4 batches of 32 rows. A segment's id is "HOUR/STEM" ("HOUR/STEM.ovl" for an overlay), its file
+more, see `blob`. A segment's id is "HOUR/STEM" ("HOUR/STEM.ovl" for an overlay), its file
 "segments/ID.arrow".
 """
 
@@ -198,6 +198,11 @@ class SegmentFile:
             return wide()
         except FileNotFoundError as error:
             raise IntegrityError(f"segment '{self.path}' is damaged: its wide columns are gone") from error
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of wide columns that are decoded at a time; a range that begins at a multiple is read at least cost."""
+        return self._blob.batch_rows if self._blob is not None else self.rows
 
     def copy_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         """Copy rows [start, stop) of a column of either kind into `out` (stop - start, *shape)."""

@@ -18,7 +18,6 @@ from pipelines.config.atomic import explained
 from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import catalog
-from pipelines.lake.blob import BLOB_ROWS
 from pipelines.lake.follower import ROOT, list_all
 from pipelines.lake.footer import Footer, read_footer
 from pipelines.lake.keys import segment_key
@@ -161,8 +160,9 @@ def _pieces(file: SegmentFile, name: str, start: int, stop: int) -> Iterator[np.
     if name in file.columns:
         yield as_stored(column, file.columns[name][start:stop])
         return
+    step = file.batch_rows
     while start < stop:
-        end = min(stop, (start // BLOB_ROWS + 1) * BLOB_ROWS)
+        end = min(stop, (start // step + 1) * step)
         yield as_stored(column, file.read_rows(name, start, end))
         start = end
 

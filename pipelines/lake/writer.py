@@ -32,15 +32,12 @@ from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
 LOG_FORMAT = 1
-_KINDS: dict[str, Any] = {
+_KINDS: dict[str, type] = {
     **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text"), str),
     **dict.fromkeys(("policy_version", "seed"), int),
-    **dict.fromkeys(("epsilon", "t_start", "t_end"), int | float),
-    "success": bool | None,
-    "attempts": list,
-    "tags": list,
+    **dict.fromkeys(("epsilon", "t_start", "t_end"), float),
+    "success": bool,
 }
-_PLAIN = {str, int, float, bool, type(None)}  # what JSON gives back as it was
 
 
 class Writer:
@@ -205,30 +202,28 @@ def row_of(info: TrajectoryInfo) -> dict[str, Any]:
     """
     row = dict(vars(info))
     row["tags"] = [list(pair) for pair in info.tags.items()]
-    row["attempts"] = list(info.attempts)
+    row["attempts"] = [_of_kind(bool, value, "attempts") for value in info.attempts]
     for name, kind in _KINDS.items():
         value = row[name]
-        if type(value) not in _PLAIN and kind is not list:
-            row[name] = value = json.loads(_to_json(value))
-        if not isinstance(value, kind) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
-            raise ValueError(f"'{name}' of a trajectory is {value!r}, {kind} expected")
-    if not all(type(value) is bool for value in row["attempts"]):
-        row["attempts"] = json.loads(_to_json(row["attempts"]))
-        if not all(type(value) is bool for value in row["attempts"]):
-            raise ValueError(f"'attempts' of a trajectory are {row['attempts']!r}, booleans expected")
-    if not all(isinstance(text, str) for pair in row["tags"] for text in pair):
+        if type(value) is not kind and not (value is None and name == "success"):
+            row[name] = _of_kind(kind, value, name)
+    for name in ("policy_version", "seed"):
+        if not -(2**63) <= row[name] < 2**63:
+            raise ValueError(f"'{name}' of a trajectory is {row[name]}, more than 64 bits")
+    if row["tags"] and not all(isinstance(text, str) for pair in row["tags"] for text in pair):
         raise ValueError(f"'tags' of a trajectory are {row['tags']!r}, texts expected")
     return row
 
 
-def _plain(value: Any) -> Any:
-    """numpy scalars and arrays as JSON has them."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise ValueError(f"a trajectory's row cannot hold {value!r}")
+def _of_kind(kind: type, value: Any, name: str) -> Any:
+    """A value as `kind`, also from numpy's form of it."""
+    plain = value.item() if isinstance(value, np.generic) or getattr(value, "shape", None) == () else value
+    if not isinstance(plain, int | float if kind is float else kind):
+        raise ValueError(f"'{name}' of a trajectory is {value!r}, {kind.__name__} expected")
+    return kind(plain)
 
 
-_to_json = json.JSONEncoder(default=_plain).encode
+_to_json = json.JSONEncoder().encode
 
 
 def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> Iterator[dict[str, Any]]:

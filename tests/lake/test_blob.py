@@ -1,8 +1,82 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pipelines.lake.blob import BlobCache
+from pipelines.errors import IntegrityError
+from pipelines.lake.arrow import arrow_schema, to_arrow
+from pipelines.lake.blob import BATCH_BYTES, BlobCache, BlobFile, write_blob
+from pipelines.lake.schema import Column
+
+WIDE = Column(name="obs.image", dtype="uint8", shape=(64, 64, 3), role="observation")
+FLOATS = Column(name="obs.scan", dtype="float32", shape=(700,), role="observation")
+
+
+def values(columns: list[Column], rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {c.name: rng.integers(0, 200, (rows, *c.shape)).astype(c.dtype) for c in columns}
+
+
+def written(path: Path, columns: list[Column], rows: int, cache: BlobCache | None = None) -> BlobFile:
+    with path.open("wb") as file:
+        write_blob(file, columns, values(columns, rows))
+    return BlobFile(path, columns, rows, scattered=True, cache=cache)
+
+
+def rows_of(file: BlobFile, column: Column, start: int, stop: int) -> np.ndarray:
+    out = np.empty((stop - start, *column.shape), column.dtype)
+    file.copy_rows(column.name, start, stop, out)
+    return out
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 90),
+    columns=st.sampled_from([[WIDE], [FLOATS], [WIDE, FLOATS]]),
+    cache=st.sampled_from([1, 300_000, 1 << 30]),
+    data=st.data(),
+)
+def test_any_range_is_what_was_written(tmp_path_factory, rows: int, columns: list[Column], cache: int, data) -> None:
+    file = written(tmp_path_factory.mktemp("blob") / "x", columns, rows, BlobCache(limit_bytes=cache))
+    truth = values(columns, rows)
+    for _ in range(6):
+        start = data.draw(st.integers(0, rows - 1))
+        stop = data.draw(st.integers(start, rows))
+        column = data.draw(st.sampled_from(columns))
+        np.testing.assert_array_equal(rows_of(file, column, start, stop), truth[column.name][start:stop])
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"), [((64, 64, 3), 21), ((84, 84, 4), 9), ((1024,), 32), ((400, 400, 3), 1)], ids=str
+)
+def test_rows_are_compressed_together_as_long_as_they_are_small(tmp_path: Path, shape: tuple, rows: int) -> None:
+    column = Column(name="obs", dtype="uint8", shape=shape, role="observation")
+    assert written(tmp_path / "x", [column], 40).batch_rows == rows
+    assert rows == 1 or rows * column.step_bytes <= BATCH_BYTES
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """It says nothing of its batches, which have 32 rows, and is compressed at the lowest level."""
+    truth = values([WIDE], 70)[WIDE.name]
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_file(str(tmp_path / "x"), arrow_schema([WIDE]), options=options) as writer:
+        for start in range(0, 70, 32):
+            batch = [to_arrow(WIDE, truth[start : start + 32])]
+            writer.write_batch(pa.record_batch(batch, schema=arrow_schema([WIDE])))
+    file = BlobFile(tmp_path / "x", [WIDE], 70, scattered=True, cache=None)
+    np.testing.assert_array_equal(rows_of(file, WIDE, 20, 69), truth[20:69])
+
+
+def test_a_file_of_another_segment_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "x", [WIDE], 30)
+    for columns, rows in (([WIDE], 60), ([FLOATS], 30), ([WIDE, FLOATS], 30)):
+        with pytest.raises(IntegrityError, match="another segment"):
+            BlobFile(tmp_path / "x", columns, rows, scattered=True, cache=None)
+    with pytest.raises(IntegrityError, match="rows"):
+        rows_of(BlobFile(tmp_path / "x", [WIDE], 31, scattered=True, cache=None), WIDE, 25, 31)
 
 
 def test_the_cache_keeps_what_was_used_last_within_its_bytes() -> None:
@@ -11,9 +85,9 @@ def test_the_cache_keeps_what_was_used_last_within_its_bytes() -> None:
     def batch(number: int):
         def decode():
             decoded.append(number)
-            return {"x": np.full(10, number, np.uint8)}
+            return np.full(10, number, np.uint8)
 
-        return cache.get((Path("f"), number), decode)["x"][0]
+        return cache.get((Path("f"), "x", number), decode)[0]
 
     cache = BlobCache(limit_bytes=25)
     assert [batch(n) for n in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
@@ -22,4 +96,4 @@ def test_the_cache_keeps_what_was_used_last_within_its_bytes() -> None:
 
 def test_one_batch_larger_than_the_cache_is_still_given() -> None:
     cache = BlobCache(limit_bytes=1)
-    assert cache.get((Path("f"), 0), lambda: {"x": np.zeros(100)})["x"].size == 100
+    assert cache.get((Path("f"), "x", 0), lambda: np.zeros(100)).size == 100
