@@ -7,6 +7,7 @@ OSError as the system gives it, FileNotFoundError for a key that is not there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Protocol
@@ -97,7 +98,7 @@ class LocalStorage:
     def folders(self, folder: str) -> list[str]:
         try:
             with os.scandir(self.root / folder) as entries:
-                return [entry.name for entry in entries if entry.is_dir()]
+                return [entry.name for entry in entries if _is_folder(entry)]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -159,6 +160,15 @@ class LocalStorage:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic.sync_directory(path.parent.parent)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that leads to itself leads nowhere
+            return False
+        raise
 
 
 def is_remote(location: Path | str) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.data.sampler import WindowSampler
+from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.lake import catalog
@@ -121,7 +122,7 @@ def follow(lake: Path, notes: Path, seed: int) -> None:
     ledger, opened = Ledger(notes / "follower"), Lake.open(lake)
     told: list[Any] = []
     view = View(opened, PLAIN.id, listener=told.append)
-    sampler = WindowSampler(view, length=LONGEST, seed=seed, placement="full")
+    sampler = WindowSampler(view, length=LONGEST, seed=seed, strategy=Strategy(placement="full"))
     seen = windows = 0
     while True:
         view.refresh()
