@@ -356,3 +356,30 @@ def test_sealing_again_after_a_failure_past_the_rename_doubles_nothing(
     writer.close()
     assert len(segment_files(lake)) == 1
     assert list((lake.path / "wal").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "tick_us",
+    [0, -1, -7, 3_600_000_000, -3_600_000_000],
+    ids=["stopped", "backwards", "far backwards", "an hour a seal", "an hour back a seal"],
+)
+def test_segments_have_names_of_their_own_whatever_the_clock_says(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, tick_us: int
+) -> None:
+    now = [1_700_000_000_000_000]
+
+    def clock() -> int:
+        now[0] += tick_us
+        return now[0] * 1000
+
+    monkeypatch.setattr(segments.time, "time_ns", clock)
+    follower, rng, uids = Follower(lake), np.random.default_rng(0), []
+    writers = [lake.writer(SCHEMA, name="same", seal_seconds=1e9) for _ in range(3)]
+    for _ in range(5):
+        for writer in writers:
+            uids.append(writer.append(columns(rng, 3), TrajectoryInfo()))
+            writer.seal()
+        follower.refresh()
+    assert len(segment_files(lake)) == len(uids) == 15
+    assert sorted(uid for segment in follower.segments for uid in hex_uids(segment.uids)) == sorted(uids)
+    assert sorted(reading.Reader(lake).uids()) == sorted(uids)
