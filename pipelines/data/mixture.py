@@ -35,7 +35,7 @@ class Share:
 
 @dataclass
 class Part:
-    """A lake of a mixture. `history`: [update, number of segments that were known from then on]."""
+    """A lake of a mixture. `history`: [n, number of segments], the n-th update was the first to draw from so many."""
 
     view: View
     sampler: WindowSampler
@@ -83,9 +83,9 @@ class Mixture:
         for part in self.parts:
             seen = len(part.view.follower.segments)
             if not part.history or part.history[-1][1] != seen:
-                if part.history and part.history[-1][0] == update:
+                if part.history and part.history[-1][0] == update + 1:
                     part.history.pop()
-                part.history.append([update, seen])
+                part.history.append([update + 1, seen])
         return added
 
     def shares(self, update: int) -> np.ndarray:

@@ -13,9 +13,10 @@ import resource
 
 import numpy as np
 
+PAGE = mmap.PAGESIZE
+GAP = 8 << 10  # bytes between two ranges that cost less to read than another call
 PATIENCE = 16  # gathers that are prepared after one that had to wait
 
-_PAGE = mmap.PAGESIZE
 _WHO = getattr(resource, "RUSAGE_THREAD", None)
 _ADVICE = getattr(mmap, "MADV_WILLNEED", None)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,12 +49,19 @@ class Readahead:
 
 def prepare(column: np.ndarray, rows: np.ndarray, count: int) -> None:
     """Ask for rows [r, r + count) of a mapped `column` for every r in `rows`."""
-    stride, size = column.strides[0], column.nbytes
-    first = column.ctypes.data
-    begin = first + rows * stride & -_PAGE
-    end = first + np.minimum((rows + count) * stride, size)
-    for address, length in zip(begin.tolist(), (end - begin).tolist(), strict=True):
+    for address, length in ranges(column, rows, count):
         _libc.madvise(address, length, _ADVICE)
+
+
+def ranges(column: np.ndarray, rows: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Addresses and sizes of whole pages that hold these rows, near ones in one piece."""
+    stride, first = column.strides[0], column.ctypes.data
+    order = np.sort(rows)
+    begin = first + order * stride & -PAGE
+    end = first + np.minimum((order + count) * stride, column.nbytes)
+    apart = np.flatnonzero(begin[1:] > end[:-1] + GAP) + 1
+    starts, stops = begin[np.r_[0, apart]], end[np.r_[apart - 1, len(end) - 1]]
+    return list(zip(starts.tolist(), (stops - starts).tolist(), strict=True))
 
 
 def _reads() -> int:

@@ -83,7 +83,7 @@ class WindowSampler:
         old = table["priority"][rows]
         table["priority"][rows] = np.where(table["measured"][rows], old + MEMORY * (mean - old), mean)
         table["measured"][rows] = True
-        self._highest = max(self._highest, float(table["priority"][rows].max()))
+        self._highest = max(self._highest, float(table["priority"][rows].max(initial=0.0)))
         if self._version == self.view.version:
             self._tree.set(rows, self._mass[rows] * self._powers(rows))
 

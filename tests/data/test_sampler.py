@@ -102,29 +102,6 @@ def test_the_mask_counts_a_step_iff_the_next_row_is_real(lake: Lake) -> None:
     assert batch.start.tolist() == [0]
 
 
-@pytest.mark.parametrize("weighting", ["timestep", "trajectory"])
-@pytest.mark.parametrize("placement", ["any", "full"])
-@pytest.mark.parametrize("weights", [None, [1.0, 0.0, 2.0, 0.5]])
-def test_windows_are_drawn_by_their_exact_probabilities(lake: Lake, weighting, placement, weights) -> None:
-    lengths, window, draws = [3, 8, 20, 33], 8, 40_000
-    fill(lake, lengths, seal_every=2)
-    view = open_view(lake)
-    if weights is not None:
-        view.set_weights(np.array(weights))
-    assert view.table["length"].tolist() == lengths
-    starts = [n if placement == "any" else max(n - window, 0) + 1 for n in lengths]
-    mass = np.array(weights or [1.0] * 4) * (starts if weighting == "timestep" else 1.0)
-    expected = {(k, s): mass[k] / mass.sum() / starts[k] * draws for k in range(4) for s in range(starts[k])}
-    strategy = Strategy(weighting=weighting, placement=placement)
-    chosen, start = WindowSampler(view, length=window, seed=3, strategy=strategy).draw(draws)
-    seen = Counter(zip(chosen.tolist(), start.tolist(), strict=True))
-    assert set(seen) <= {window for window, count in expected.items() if count}
-    cells = [(seen[w], e) for w, e in expected.items() if e]
-    statistic = sum((o - e) ** 2 / e for o, e in cells)
-    freedom = len(cells) - 1
-    assert statistic < freedom + 4 * np.sqrt(2 * freedom)  # four standard deviations of chi-square
-
-
 def test_every_step_is_equally_often_the_first_by_default(lake: Lake) -> None:
     fill(lake, [4, 12])
     chosen, start = WindowSampler(open_view(lake), length=6, seed=0).draw(16_000)

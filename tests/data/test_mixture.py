@@ -1,0 +1,166 @@
+"""Several lakes: which is drawn how often, and the same again after a restart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.data.mixture import Mixture, Share
+from pipelines.data.sampler import WindowSampler
+from pipelines.data.strategy import Strategy
+from pipelines.data.view import View
+from pipelines.errors import InputMissing
+from pipelines.lake.store import Lake
+from tests.data.test_sampler import assert_same_batch, check_batch
+from tests.data.test_strategy import assert_drawn
+from tests.lake.factories import SCHEMA, fill
+
+SHARES = [Share(0.5, 0.5), Share(3.0, 0.0), Share(0.0, 1.5)]
+
+
+@pytest.fixture
+def lakes(tmp_path: Path) -> list[Lake]:
+    return [Lake.create(tmp_path / name) for name in "abc"]
+
+
+def mixture_of(
+    lakes: list[Lake], shares: list[Share] | None = None, *, anneal: int = 0, strategy: Strategy | None = None
+) -> Mixture:
+    strategy = strategy or Strategy()
+    views = [View(Lake.open(lake.path), SCHEMA.id, extra=strategy.extra) for lake in lakes]
+    shares = shares or [Share()] * len(views)
+    pairs = list(zip(views, shares, strict=True))
+    mixture = Mixture(pairs, length=6, seed=4, strategy=strategy, anneal_steps=anneal)
+    mixture.refresh(0)
+    return mixture
+
+
+def lengths_of(mixture: Mixture, batch) -> list[int]:
+    return [int(mixture.parts[k].view.table["length"][i]) for k, i in zip(batch.lake, batch.trajectory, strict=True)]
+
+
+def test_a_mixture_of_one_lake_is_its_sampler(lakes: list[Lake]) -> None:
+    fill(lakes[0], [9, 30, 4, 12])
+    view = View(lakes[0], SCHEMA.id)
+    view.refresh()
+    alone, mixed = WindowSampler(view, length=6, seed=4), mixture_of(lakes[:1], [Share(0.3)])
+    for update in range(4):
+        assert_same_batch(alone.sample(5), mixed.sample(5, update))
+    assert mixed.state_dict() == alone.state_dict()
+
+
+def test_windows_of_all_lakes_hold_what_they_should(lakes: list[Lake]) -> None:
+    written: dict = {}
+    for seed, lake in enumerate(lakes):
+        written |= fill(lake, [9, 30, 4, 12], seed=seed, seal_every=2)
+    mixture = mixture_of(lakes)
+    for update in range(5):
+        batch = mixture.sample(16, update)
+        check_batch(batch, written, list(written))
+        for i, (lake, row) in enumerate(zip(batch.lake, batch.trajectory, strict=True)):
+            view = mixture.parts[lake].view
+            uid = view.uids()[row].ljust(16, b"\0").hex()
+            n, start = int(batch.lengths[i]), int(batch.start[i])
+            np.testing.assert_array_equal(batch.columns["reward"][i, :n], written[uid]["reward"][start : start + n])
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        (0, [1 / 7, 6 / 7, 0]),
+        (50, [0.5 / 2.75, 1.5 / 2.75, 0.75 / 2.75]),
+        (100, [1 / 4, 0, 3 / 4]),
+        (900, [1 / 4, 0, 3 / 4]),
+    ],
+)
+def test_each_lake_has_its_share_which_moves_linearly(lakes: list[Lake], update: int, expected: list[float]) -> None:
+    for lake, length in zip(lakes, (5, 50, 500), strict=True):  # how much is in a lake does not matter
+        fill(lake, [length])
+    mixture = mixture_of(lakes, SHARES, anneal=100)
+    assert mixture.shares(update) == pytest.approx(expected)
+    drawn = np.concatenate([mixture.sample(500, update).lake for _ in range(20)])
+    assert_drawn(np.bincount(drawn, minlength=3).tolist(), expected)
+
+
+def test_within_a_lake_windows_are_drawn_as_from_it_alone(lakes: list[Lake]) -> None:
+    for lake in lakes[:2]:
+        fill(lake, [3, 8, 20])
+    mixture = mixture_of(lakes[:2], [Share(1.0), Share(3.0)])
+    counts = np.zeros((2, 3), dtype=int)
+    for _ in range(20):
+        batch = mixture.sample(500, 0)
+        np.add.at(counts, (batch.lake, batch.trajectory), 1)
+    expected = np.outer([0.25, 0.75], np.array([3, 8, 20]) / 31)
+    assert_drawn(counts.ravel().tolist(), expected.ravel().tolist())
+
+
+def test_a_lake_with_nothing_in_it_is_left_out_until_it_has_something(lakes: list[Lake]) -> None:
+    lakes[1].register(SCHEMA)
+    fill(lakes[0], [9, 30])
+    mixture = mixture_of(lakes[:2])
+    assert mixture.shares(0).tolist() == [1, 0]
+    assert mixture.sample(8, 0).lake.tolist() == [0] * 8
+    fill(lakes[1], [7])
+    assert mixture.refresh(3) == 1
+    assert mixture.shares(3).tolist() == [0.5, 0.5]
+
+
+def test_nothing_anywhere_is_said(lakes: list[Lake]) -> None:
+    for lake in lakes:
+        lake.register(SCHEMA)
+    mixture = mixture_of(lakes)
+    assert mixture.is_empty
+    with pytest.raises(InputMissing, match="no trajectories to draw from"):
+        mixture.sample(2, 0)
+
+
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy(weighting="task", half_life=30, priority=0.5)])
+def test_draws_go_on_exactly_after_a_restart(lakes: list[Lake], strategy: Strategy) -> None:
+    for seed, lake in enumerate(lakes):
+        fill(lake, [9, 30, 4, 12], seed=seed, seal_every=2)
+    rng = np.random.default_rng(0)
+
+    def work(mixture: Mixture, updates: range, errors) -> list:
+        batches = []
+        for update in updates:
+            batches.append(mixture.sample(9, update))
+            if strategy.priority:
+                mixture.prioritise(batches[-1], errors[update])
+        return batches
+
+    errors = rng.random((20, 9))
+    mixture = mixture_of(lakes, SHARES, anneal=10, strategy=strategy)
+    work(mixture, range(4), errors)
+    fill(lakes[0], [50, 7], seed=9)
+    mixture.refresh(4)
+    work(mixture, range(4, 7), errors)
+    saved = json.loads(json.dumps({"lakes": mixture.snapshots(), "sampler": mixture.state_dict()}))
+    arrays = {name: values.copy() for name, values in mixture.arrays().items()}
+    again = mixture_of(lakes, SHARES, anneal=10, strategy=strategy)
+    again.restore(saved["lakes"])
+    again.load_state_dict(saved["sampler"])
+    again.load_arrays(arrays)
+    for one, two in zip(work(mixture, range(7, 12), errors), work(again, range(7, 12), errors), strict=True):
+        assert_same_batch(one, two)
+        np.testing.assert_array_equal(one.lake, two.lake)
+    assert again.snapshots() == mixture.snapshots()
+
+
+def test_history_tells_what_an_update_could_draw_from(lakes: list[Lake]) -> None:
+    fill(lakes[0], [9, 30], seal_every=1)
+    mixture = mixture_of(lakes[:1])
+    mixture.refresh(0)
+    mixture.refresh(5)
+    fill(lakes[0], [4])
+    mixture.refresh(7)
+    snapshot = mixture.snapshots()[0]
+    assert snapshot["history"] == [[1, 2], [8, 3]]
+    assert snapshot["id"] == lakes[0].id
+    assert len(snapshot["segments"]) == 3
+    gone = {**snapshot, "segments": ["2001010100/gone", *snapshot["segments"]], "history": [[1, 2], [8, 4]]}
+    again = mixture_of(lakes[:1])
+    again.restore([gone])
+    assert again.snapshots()[0]["history"] == [[1, 1], [8, 3]]

@@ -1,0 +1,195 @@
+"""How often which trajectory is drawn, against the exact expectation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.data.sampler import LEAST, MEMORY, WindowSampler
+from pipelines.data.strategy import Strategy
+from pipelines.data.view import View
+from pipelines.lake.store import Lake
+from tests.lake.factories import SCHEMA, fill
+
+LENGTHS, WINDOW, DRAWS = [3, 8, 20, 33, 12, 5, 40], 8, 40_000
+TASKS = [0, 1, 2, 0, 1, 2, 0]  # as `fill` gives them
+WEIGHTS = [1.0, 0.5, 2.0, 0.0, 1.0, 3.0, 0.25]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake.create(tmp_path / "lake")
+    fill(lake, LENGTHS, seal_every=2)
+    return lake
+
+
+def sampler_of(lake: Lake, strategy: Strategy, *, weights: list[float] | None = None, seed: int = 3) -> WindowSampler:
+    view = View(lake, SCHEMA.id, extra=strategy.extra)
+    view.refresh()
+    if weights is not None:
+        view.set_weights(np.array(weights))
+    return WindowSampler(view, length=WINDOW, seed=seed, strategy=strategy)
+
+
+def starts(length: int, placement: str) -> int:
+    return length if placement == "any" else max(length - WINDOW, 0) + 1
+
+
+def shares(strategy: Strategy, weights: list[float], lengths: list[int], tasks: list[int]) -> list[Fraction]:
+    """Exact probabilities, by the words of the strategy."""
+    masses = []
+    for i, length in enumerate(lengths):
+        mass = Fraction(weights[i])
+        if strategy.weighting == "timestep":
+            mass *= starts(length, strategy.placement)
+        elif strategy.weighting == "task":
+            own = [k for k in range(len(lengths)) if tasks[k] == tasks[i] and weights[k]]
+            mass *= Fraction(
+                starts(length, strategy.placement), sum(starts(lengths[k], strategy.placement) for k in own) or 1
+            )
+        if strategy.half_life:
+            mass *= Fraction(0.5 ** (sum(lengths[i + 1 :]) / strategy.half_life))
+        masses.append(mass)
+    return [mass / sum(masses) for mass in masses]
+
+
+def assert_drawn(counts: list[int], expected: list[float]) -> None:
+    """Chi-square of the counts within four standard deviations; what has no probability has no count."""
+    total = sum(counts)
+    assert all(count == 0 for count, p in zip(counts, expected, strict=True) if p == 0)
+    cells = [(count, p * total) for count, p in zip(counts, expected, strict=True) if p]
+    statistic, freedom = sum((o - e) ** 2 / e for o, e in cells), len(cells) - 1
+    assert statistic < freedom + 4 * np.sqrt(2 * max(freedom, 1)), (counts, expected)
+
+
+@pytest.mark.parametrize("weighting", ["timestep", "trajectory", "task"])
+@pytest.mark.parametrize("placement", ["any", "full"])
+@pytest.mark.parametrize("half_life", [0.0, 40.0])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighed"])
+def test_trajectories_are_drawn_by_their_exact_shares(lake: Lake, weighting, placement, half_life, weights) -> None:
+    strategy = Strategy(weighting=weighting, placement=placement, half_life=half_life)
+    sampler = sampler_of(lake, strategy, weights=weights)
+    expected = [float(p) for p in shares(strategy, weights or [1.0] * 7, LENGTHS, TASKS)]
+    chosen, start = sampler.draw(DRAWS)
+    assert_drawn(np.bincount(chosen, minlength=7).tolist(), expected)
+    cells = {
+        (k, s): expected[k] / starts(n, placement) for k, n in enumerate(LENGTHS) for s in range(starts(n, placement))
+    }
+    seen = Counter(zip(chosen.tolist(), start.tolist(), strict=True))
+    assert set(seen) <= set(cells)
+    assert_drawn([seen[cell] for cell in cells], list(cells.values()))
+
+
+def test_every_task_has_the_same_share(lake: Lake) -> None:
+    strategy = Strategy(weighting="task")
+    chosen, _ = sampler_of(lake, strategy, weights=[1, 0, 1, 1, 1, 1, 1]).draw(DRAWS)
+    assert_drawn(np.bincount(np.array(TASKS)[chosen]).tolist(), [1 / 3] * 3)
+
+
+def test_what_is_half_a_life_older_is_drawn_half_as_often(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "even")
+    fill(lake, [10] * 4)
+    chosen, _ = sampler_of(lake, Strategy(half_life=10.0)).draw(DRAWS)
+    assert_drawn(np.bincount(chosen).tolist(), [1 / 15, 2 / 15, 4 / 15, 8 / 15])
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30),
+    data=st.data(),
+    weighting=st.sampled_from(["timestep", "trajectory", "task"]),
+    placement=st.sampled_from(["any", "full"]),
+    half_life=st.sampled_from([0.0, 0.5, 17.0, 1e6]),
+)
+@settings(max_examples=80, deadline=None)
+def test_the_mass_is_the_product_of_its_parts(lengths, data, weighting, placement, half_life) -> None:
+    strategy = Strategy(weighting=weighting, placement=placement, half_life=half_life)
+    tasks = data.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))
+    weights = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=len(lengths), max_size=len(lengths)))
+    table = np.zeros(len(lengths), dtype=[("length", "u4"), ("weight", "f4"), ("task", "u4")])
+    table["length"], table["weight"], table["task"] = lengths, weights, tasks
+    mass = strategy.mass(table, WINDOW)
+    if not any(weights):
+        assert not mass.any()
+        return
+    newest = max(i for i, weight in enumerate(weights) if weight)
+    assert mass[newest] > 0  # however old
+    if half_life < 1:
+        return  # most shares are too small for a fraction of floats
+    expected = [float(p) for p in shares(strategy, weights, lengths, tasks)]
+    np.testing.assert_allclose(mass / mass.sum(), expected, rtol=1e-9, atol=1e-300)
+
+
+PRIORITISED = Strategy(priority=0.6, beta=0.4)
+ERRORS = {0: 4.0, 2: 0.5, 4: 9.0, 6: 0.01}
+
+
+def test_draws_follow_priorities_and_the_new_have_the_highest(lake: Lake) -> None:
+    sampler = sampler_of(lake, PRIORITISED, weights=WEIGHTS)
+    sampler.draw(1)
+    sampler.prioritise(np.array(list(ERRORS)), np.array(list(ERRORS.values())))
+    fill(lake, [10], seed=1)
+    sampler.view.refresh()
+    priority = np.array([1.0] * 7 + [9.0])  # not measured yet: the highest when they came
+    for k, error in ERRORS.items():
+        priority[k] = error
+    mass = np.array([*WEIGHTS, 1.0]) * np.array([*LENGTHS, 10]) * priority**0.6
+    chosen, _ = sampler.draw(DRAWS)
+    assert_drawn(np.bincount(chosen, minlength=8).tolist(), (mass / mass.sum()).tolist())
+
+
+def test_a_priority_is_a_moving_average_of_the_windows_errors(lake: Lake) -> None:
+    sampler = sampler_of(lake, PRIORITISED)
+    sampler.draw(1)
+    sampler.prioritise(np.array([2, 5, 2]), np.array([1.0, 3.0, 2.0]))
+    assert sampler.view.table["priority"][[2, 5]] == pytest.approx([1.5 + LEAST, 3.0 + LEAST])
+    sampler.prioritise(np.array([2]), np.array([4.0]))
+    assert sampler.view.table["priority"][2] == pytest.approx(1.5 + MEMORY * 2.5, abs=2 * LEAST)
+    assert sampler.view.table["measured"].tolist() == [False, False, True, False, False, True, False]
+
+
+def test_importance_undoes_the_priorities_in_expectation(lake: Lake) -> None:
+    """With beta 1, importance times probability is in proportion to the shares without priorities."""
+    strategy = Strategy(weighting="task", priority=0.6, beta=1.0)
+    sampler = sampler_of(lake, strategy, weights=WEIGHTS)
+    sampler.draw(1)
+    sampler.prioritise(np.array(list(ERRORS)), np.array(list(ERRORS.values())))
+    batch = sampler.sample(4000)
+    assert batch.importance is not None
+    assert batch.trajectory is not None
+    assert batch.importance.max() == 1.0
+    importance = {k: float(w) for k, w in zip(batch.trajectory, batch.importance, strict=True)}
+    priority = sampler.view.table["priority"].astype(float)
+    least = min(priority[k] for k in importance)
+    assert importance == pytest.approx({k: (priority[k] / least) ** -0.6 for k in importance})
+    chances = sampler._tree.weights / sampler._tree.total
+    corrected = np.array([chances[k] * importance[k] for k in sorted(importance)])
+    plain = np.array([float(p) for p in shares(strategy, WEIGHTS, LENGTHS, TASKS)])[sorted(importance)]
+    np.testing.assert_allclose(corrected / corrected.sum(), plain / plain.sum(), rtol=1e-6)
+
+
+def test_importance_follows_its_exponent(lake: Lake) -> None:
+    sampler = sampler_of(lake, PRIORITISED)
+    sampler.draw(1)
+    sampler.prioritise(np.array([0, 1]), np.array([4.0, 0.5]))
+    batch = sampler.sample(2000)
+    assert batch.importance is not None
+    priority = sampler.view.table["priority"][batch.trajectory].astype(float)
+    np.testing.assert_allclose(batch.importance, (priority / priority.min()) ** (-0.6 * 0.4), rtol=1e-6)
+
+
+def test_changed_priorities_change_the_tree_as_a_new_one(lake: Lake) -> None:
+    one, two = sampler_of(lake, PRIORITISED), sampler_of(lake, PRIORITISED)
+    one.draw(5), two.draw(5)
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        rows, errors = rng.integers(0, 7, 5), rng.random(5)
+        one.prioritise(rows, errors)
+        two.prioritise(rows, errors)
+        two.view.set_weights(np.ones(7))  # it weighs everything anew
+        np.testing.assert_array_equal(one.draw(50), two.draw(50))
