@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from pipelines.errors import InputMissing, Interrupted, UsageError
-from pipelines.events import Event, Progress
+from pipelines.events import Event, Notice, Progress
 from pipelines.stages import collect, evaluate, train
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.metrics_log import MetricsLog
@@ -130,3 +132,150 @@ def test_what_is_skipped_tells_its_loss(tmp_path: Path, lake: Path) -> None:
     done = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
     skipped = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
     assert skipped.metrics["loss"] == done.metrics["loss"]
+
+
+def same_training(a: Path, b: Path) -> None:
+    assert_same(weights(a), weights(b))
+    one, two = (checkpoints.load(run / "checkpoints") for run in (a, b))
+    assert one.record["data"] == two.record["data"]
+    left, right = one.training_state()["data"], two.training_state()["data"]
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_batches_read_ahead_change_nothing(tmp_path: Path, lake: Path, prefetch: int) -> None:
+    two_parts = {"accumulate": 2, "prefetch": prefetch}
+    train.run(tiny(train={"accumulate": 2, "prefetch": 0}), run=tmp_path / "plain", lakes=[(lake, 1.0)])
+    train.run(tiny(train={**two_parts, "steps": 3}), run=tmp_path / "ahead", lakes=[(lake, 1.0)])
+    train.run(tiny(train=two_parts), run=tmp_path / "ahead", lakes=[(lake, 1.0)])
+    same_training(tmp_path / "plain", tmp_path / "ahead")
+
+
+EVERYTHING = {
+    "weighting": "task",
+    "half_life": 200.0,
+    "priority": 0.6,
+    "priority_beta": 0.5,
+    "anneal_steps": 4,
+    "checkpoint_every": 2,
+}
+
+
+def test_a_resumed_mixture_with_priorities_equals_an_uninterrupted_one(tmp_path: Path, lake: Path) -> None:
+    collect.run(tiny(seed=5), lake=tmp_path / "other")
+    lakes = [(lake, 0.8, 0.2), (tmp_path / "other", 0.2)]
+    train.run(tiny(train=EVERYTHING), run=tmp_path / "whole", lakes=lakes)
+    train.run(tiny(train={**EVERYTHING, "steps": 3}), run=tmp_path / "parts", lakes=lakes)
+    train.run(tiny(train=EVERYTHING), run=tmp_path / "parts", lakes=lakes)
+    same_training(tmp_path / "whole", tmp_path / "parts")
+    known = checkpoints.load(tmp_path / "whole/checkpoints").training_state()["data"]
+    measured = [bool(values.any()) for name, values in known.items() if name.endswith("/measured")]
+    assert measured == [True, True]
+
+
+def test_a_checkpoint_says_what_was_drawn_from(tmp_path: Path, lake: Path) -> None:
+    from pipelines.lake.store import Lake
+
+    collect.run(tiny(seed=5), lake=tmp_path / "other")
+    settings = tiny(train={"anneal_steps": 4, "where": "", "weight": ""})
+    train.run(settings, run=tmp_path / "run", lakes=[(lake, 0.8, 0.2), (tmp_path / "other", 0.5)])
+    first, second = checkpoints.load(tmp_path / "run/checkpoints").record["data"]["lakes"]
+    assert (first["id"], first["name"]) == (Lake.open(lake).id, Lake.open(lake).name)
+    assert (first["share"], second["share"]) == ([0.8, 0.2], [0.5, 0.5])
+    assert (first["where"], first["weight"]) == ("", "")
+    assert first["history"] == [[1, len(first["segments"])]]
+    assert [len(part["segments"]) > 0 for part in (first, second)] == [True, True]
+
+
+def test_other_lakes_or_weights_are_another_configuration(tmp_path: Path, lake: Path) -> None:
+    collect.run(tiny(seed=5), lake=tmp_path / "other")
+    pair = [(lake, 0.5), (tmp_path / "other", 0.5)]
+    train.run(tiny(), run=tmp_path / "run", lakes=pair)
+    for lakes in ([(lake, 1.0)], [(lake, 0.5), (tmp_path / "other", 0.7)], [(lake, 0.5)]):
+        with pytest.raises(UsageError, match="other lakes"):
+            train.run(tiny(), run=tmp_path / "run", lakes=lakes)
+    assert train.run(tiny(), run=tmp_path / "run", lakes=pair[::-1]).status == "skipped"
+    alone = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)], fresh=True)
+    assert alone.metrics["updates_done"] == 6
+    assert train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)]).status == "skipped"
+
+
+def test_lakes_of_different_spaces_are_not_mixed(tmp_path: Path, lake: Path) -> None:
+    collect.run(tiny(env={"name": "dark-key-door"}), lake=tmp_path / "other")
+    with pytest.raises(InputMissing, match=r"hold steps of different spaces: .* in '.*lake', .* in '.*other'"):
+        train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0), (tmp_path / "other", 1.0)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_follower_waits_for_a_lake_and_takes_in_what_comes(tmp_path: Path) -> None:
+    """The lake is begun while the trainer waits for it, and filled twice more while it trains."""
+    from pipelines.lake.store import Lake
+
+    told: list[Event] = []
+    counts: list[int] = []
+
+    def listen(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Progress) and event.stage == "wait" and len(counts) == 0:
+            counts.append(1)
+            collect.run(tiny(), lake=tmp_path / "lake")
+        if isinstance(event, Progress) and event.stage == "train" and event.done in (2, 4) and event.done > len(counts):
+            counts.extend([1] * 2)
+            collect.run(tiny(seed=event.done), lake=tmp_path / "lake")
+
+    settings = tiny(train={"follow": True, "refresh_seconds": 1e-6})
+    done = train.run(settings, run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)], listener=listen)
+    assert done.metrics["updates"] == 6
+    assert any(isinstance(event, Notice) and event.text.startswith("waiting for lake") for event in told)
+    data = checkpoints.load(tmp_path / "run/checkpoints").record["data"]["lakes"][0]
+    assert [update for update, _ in data["history"]] == [1, 4, 6]  # seen after an update, drawn from by the next
+    assert (
+        data["history"][-1][1] == len(data["segments"]) == len(list(Lake.open(tmp_path / "lake").path.rglob("*.arrow")))
+    )
+
+
+def test_a_follower_that_waits_can_be_interrupted(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress):
+            raise Interrupted("stopped")
+
+    settings = tiny(train={"follow": True})
+    with pytest.raises(Interrupted):
+        train.run(settings, run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)], listener=stop)
+    assert not (tmp_path / "run").exists()
+
+
+def test_following_an_unchanged_lake_changes_nothing(tmp_path: Path, lake: Path) -> None:
+    train.run(tiny(), run=tmp_path / "plain", lakes=[(lake, 1.0)])
+    settings = tiny(train={"follow": True, "refresh_seconds": 1e-6})
+    train.run(settings, run=tmp_path / "follows", lakes=[(lake, 1.0)])
+    same_training(tmp_path / "plain", tmp_path / "follows")
+
+
+def test_a_checkpoint_from_before_there_were_mixtures_goes_on(tmp_path: Path, lake: Path) -> None:
+    for steps in (3, 6):
+        train.run(tiny(train={"steps": steps}), run=tmp_path / "new", lakes=[(lake, 1.0)])
+    shutil.copytree(tmp_path / "new", tmp_path / "old", symlinks=True)
+    shutil.rmtree(tmp_path / "old/checkpoints/000006")
+    path = tmp_path / "old/checkpoints/000003/checkpoint.json"
+    record = json.loads(path.read_text())
+    view = record["data"]["lakes"][0]
+    known = {"lake": view["id"], **{key: view[key] for key in ("schema", "segments", "dropped", "trajectories")}}
+    path.write_text(json.dumps({**record, "data": {"view": known, "sampler": record["data"]["sampler"]}}))
+    state = torch.load(path.with_name("training.pt"), weights_only=True)
+    del state["data"]
+    torch.save(state, path.with_name("training.pt"))
+    train.run(tiny(), run=tmp_path / "old", lakes=[(lake, 1.0)])
+    assert_same(weights(tmp_path / "new"), weights(tmp_path / "old"))
+
+
+def test_settings_that_an_older_version_did_not_know_are_no_change(tmp_path: Path, lake: Path) -> None:
+    train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    config = tmp_path / "run/config.toml"
+    kept = [line for line in config.read_text().splitlines() if not line.startswith(("half_life", "priority", "where"))]
+    config.write_text("\n".join(kept))
+    assert train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)]).status == "skipped"
+    with pytest.raises(UsageError) as refused:
+        train.run(tiny(train={"half_life": 5.0}), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    assert refused.value.problems == ("train.half_life: 0.0 -> 5.0",)
