@@ -29,6 +29,10 @@ def collect(
         str | None,
         typer.Option("--policy", metavar="POLICY", help="random, RUN[@CHECKPOINT], or module:attr."),
     ] = None,
+    follow: Annotated[
+        Path | None,
+        typer.Option("--follow", metavar="RUN", help="Act with RUN's newest checkpoint, and newer ones as they come."),
+    ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option("--epsilon", metavar="E", help="Constant exploration rate, in place of a schedule."),
@@ -41,6 +45,9 @@ def collect(
     The run's directory is runs/ENV unless --run or --lake names another place. Repeating the command goes on
     where it stopped; with a larger --steps it collects more.
 
+    With --follow a run that is being trained acts, in this process or on another machine: at random until it has a
+    checkpoint, then always with the newest. The trainer's side is `amago train --follow`.
+
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
     from amago_cli.configuration import Request, file_safe, preview, stored
@@ -51,6 +58,7 @@ def collect(
         "collect.steps": steps,
         "collect.actors": actors,
         "collect.policy": policy,
+        "collect.follow": None if follow is None else str(follow),
         "seed": seed,
         "exploration": _constant(epsilon),
     }

@@ -33,6 +33,8 @@ EXTENSIBLE = frozenset(
     {
         "collect.steps",
         "collect.policy",
+        "collect.follow",
+        "collect.reload_seconds",
         "collect.seal_seconds",
         "train.steps",
         "train.checkpoint_every",
@@ -70,6 +72,10 @@ class CollectSettings(SettingsModel):
     """Environments stepped as one batch."""
     policy: str = "auto"
     """`random`, `expert`, `RUN[@CHECKPOINT]`, or `module:attr`; `auto`: the agent of a chain, else `random`."""
+    follow: str = ""
+    """A run whose newest checkpoint acts, newer ones as they appear; at random until it has one. Empty: `policy`."""
+    reload_seconds: float = Field(2.0, gt=0)
+    """How often a newer checkpoint of the followed run is looked for."""
     greedy: bool = False
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     seal_seconds: float = Field(10.0, gt=0)

@@ -112,8 +112,10 @@ class Rollout:
         listener: Listener = silent,
         stage: str = "collect",
         stop: Callable[[], bool] | None = None,
+        between: Callable[[], object] | None = None,
     ) -> RolloutStats:
         """At least `steps` environment steps over all actors (fewer than `num_envs` more), or until `stop()`.
+        `between` is called before each step of all actors; it may replace the policy.
 
         StageFailed, with the cause attached, when the environment or a scripted policy raises, or when a
         reward is not finite; episodes that ended before are already with the sink.
@@ -123,6 +125,8 @@ class Rollout:
         begun = told = time.perf_counter()
         done = 0
         while done < steps and not (stop is not None and stop()):
+            if between is not None:
+                between()
             self.step()
             done += n
             now = time.perf_counter()

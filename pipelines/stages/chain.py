@@ -40,6 +40,8 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
     """Run every stage of every epoch that is not done yet. UsageError if the recipe has no stages."""
     if not settings.stages:
         raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
+    if settings.collect.follow:
+        raise UsageError("a chain acts with its own agent", hint="leave out collect.follow, or use amago collect")
     directory = RunDirectory(run)
     started = time.monotonic()
     with directory.lock("run", "collect", "train"):

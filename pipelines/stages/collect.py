@@ -23,6 +23,7 @@ from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
 from pipelines.envs.exploration import Exploration
+from pipelines.errors import UsageError
 from pipelines.events import Event, Listener, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake.catalog import query
@@ -31,6 +32,7 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.actor import Rollout
 from pipelines.stages.environment import make_env
+from pipelines.stages.following import Following
 from pipelines.stages.policies import Acting, load_policy
 from pipelines.stages.result import Result
 from pipelines.training.learner import use_threads
@@ -61,9 +63,7 @@ def run(
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
         collector = stack.enter_context(Collector(settings, where, name=name, run=directory, replaced=replaced))
         use_threads(settings.train.threads)
-        acting = load_policy(
-            settings.collect.policy, collector.env, seed=collector.policy_seed, greedy=settings.collect.greedy
-        )
+        acting = collector.first_policy(listener)
         if directory is not None:  # nothing is written before everything asked for is there
             directory.record("collect", settings, fresh=fresh)
             if not fresh or replaced:
@@ -105,6 +105,7 @@ class Collector:
         )
         self.exploration.steps = self.before // actors
         self.rollout: Rollout | None = None
+        self._following: Following | None = None
         self._policies: set[str] = set()
 
     def __enter__(self) -> Collector:
@@ -120,6 +121,32 @@ class Collector:
             self.env.close()
             if self.rollout is not None:
                 self.writer.__exit__(kind, error, trace)
+
+    def first_policy(self, listener: Listener = silent) -> Acting:
+        """Who acts first, by the settings. Errors as `load_policy`."""
+        wanted = self._settings.collect
+        if not wanted.follow:
+            return load_policy(wanted.policy, self.env, seed=self.policy_seed, greedy=wanted.greedy)
+        if wanted.policy != "auto":
+            raise UsageError(
+                f"both collect.policy = '{wanted.policy}' and collect.follow = '{wanted.follow}' are to act",
+                hint="give --policy or --follow",
+            )
+        self._following = Following(
+            Path(wanted.follow),
+            self.env,
+            seed=self.policy_seed,
+            greedy=wanted.greedy,
+            seconds=wanted.reload_seconds,
+            listener=listener,
+        )
+        return self._following.first()
+
+    def _follow(self) -> None:
+        """Act with a newer checkpoint if there is one."""
+        acting = self._following.newer() if self._following is not None else None
+        if acting is not None:
+            self.act_by(acting)
 
     def act_by(self, acting: Acting) -> None:
         """Let `acting` act from now on; its memory is rebuilt from the episodes in progress."""
@@ -180,7 +207,8 @@ class Collector:
                 event = replace(event, done=min(already + event.done, target), total=target)
             listener(event)
 
-        stats = self.rollout.run(steps=max(target - already, 0), listener=tell)
+        between = self._follow if self._following is not None else None
+        stats = self.rollout.run(steps=max(target - already, 0), listener=tell, between=between)
         self.writer.poll()
         metrics = {
             "steps": stats.steps,

@@ -1,0 +1,76 @@
+"""Acting with the newest checkpoint of a run that is being trained, in this process or another, on this host or not."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.envs.env import Env
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Listener, Notice
+from pipelines.learning.acting import AgentPolicy
+from pipelines.rollout.policy_client import RandomPolicy
+from pipelines.stages.policies import Acting, trained
+from pipelines.training import checkpoint as checkpoints
+
+
+class Following:
+    """`first` is who acts now; `newer`, called between steps, who acts from then on whenever there is another
+    checkpoint (one of a lower number too, after a fresh start).
+
+    Until the run has a checkpoint, uniformly random actions are taken: a trainer that waits for experience would
+    otherwise wait for ever. What is gone or half gone when it is read is looked for again at the next time.
+    """
+
+    def __init__(self, run: Path, env: Env, *, seed: int, greedy: bool, seconds: float, listener: Listener) -> None:
+        self._run, self._env, self._seed, self._greedy = RunDirectory(run), env, seed, greedy
+        self._seconds, self._listener = seconds, listener
+        self._loaded: tuple[int, int] | None = None
+        self._refused: tuple[int, int] | None = None
+        self._policy: AgentPolicy | None = None
+        self._due = 0.0
+
+    def first(self) -> Acting:
+        """InputMissing where the run was trained for other spaces."""
+        acting = self.newer()
+        if acting is not None:
+            return acting
+        self._listener(Notice(text=f"run '{self._run.path}' has no checkpoint yet: acting at random until it has one"))
+        return Acting(policy=RandomPolicy(self._env.spec.spaces.action, seed=self._seed), policy_id="random")
+
+    def newer(self) -> Acting | None:
+        """The newest checkpoint's policy if it is not the one given last; None too when it is not time to look."""
+        now = time.monotonic()
+        if now < self._due:
+            return None
+        self._due = now + self._seconds
+        newest = self._newest()
+        if newest is None or newest == self._loaded:
+            return None
+        try:
+            checkpoint = checkpoints.load(self._run.checkpoints, str(newest[0]))
+        except (InputMissing, IntegrityError) as error:
+            if newest == self._newest() and newest != self._refused:  # not because it was removed meanwhile
+                self._refused = newest
+                self._listener(Notice(text=f"{error}; acting goes on without it", level="warning"))
+            return None
+        acting = trained(checkpoint, self._env, policy_id=self._run.identity, seed=self._seed, greedy=self._greedy)
+        assert isinstance(acting.policy, AgentPolicy)
+        if self._policy is not None:
+            acting.policy.load_state_dict(self._policy.state_dict())  # its random numbers go on
+        self._policy, self._loaded = acting.policy, newest
+        self._listener(Notice(text=f"acting with checkpoint {checkpoint.update}", level="debug"))
+        return replace(acting, run=self._run.path)
+
+    def _newest(self) -> tuple[int, int] | None:
+        """Update and time of the newest checkpoint."""
+        known = checkpoints.numbers(self._run.checkpoints)
+        if not known:
+            return None
+        try:
+            return known[-1], os.stat(self._run.checkpoints / f"{known[-1]:06d}" / "checkpoint.json").st_mtime_ns
+        except OSError:
+            return None
