@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, train
-from amago_cli.commands.lake import info, lineage, ls, sql, verify
+from amago_cli.commands.lake import info, lineage, ls, reindex, sql, verify
 from amago_cli.help import Command, Group
 from amago_cli.invocation import Invocation
 
@@ -59,7 +59,7 @@ for _panel, _functions in _COMMANDS:
     for _function in _functions:
         app.command(cls=Command, rich_help_panel=_panel)(_function)
 app.add_typer(lake_app, name="lake", rich_help_panel="Look")
-for _function in (ls.ls, info.info, sql.sql, lineage.lineage, verify.verify):
+for _function in (ls.ls, info.info, sql.sql, lineage.lineage, verify.verify, reindex.reindex):
     lake_app.command(cls=Command)(_function)
 
 

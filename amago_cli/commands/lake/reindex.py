@@ -1,0 +1,27 @@
+"""`amago lake reindex`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amago_cli.options import Common, LakeArgument, reader
+
+
+@reader
+def reindex(common: Common, lake: LakeArgument) -> Any:
+    """Delete the SQL index of a lake and build it again from the segments, which it only repeats.
+
+    Example: amago lake reindex runs/cartpole
+    """
+    from pipelines.lake import catalog
+    from pipelines.lake.store import Lake
+    from pipelines.stages.result import Result
+
+    opened = Lake.open(lake)
+    common.concerns(lake=opened.name)
+    with common.listening() as listener:
+        opened.salvage(listener=listener)
+        catalog.rebuild(opened, listener=listener)
+        found = catalog.summary(opened, listener=listener)
+    counts = {name: found[name] for name in ("trajectories", "steps", "overlays", "segments", "bytes")}
+    return Result(command="lake reindex", lake=opened.name, metrics=counts, seconds=common.invocation.seconds)
