@@ -32,7 +32,7 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 
 # Who alone may import these.
 ONLY_IN = {
-    "duckdb": ("pipelines/lake/catalog.py",),
+    "duckdb": ("pipelines/lake/catalog.py", "pipelines/lake/sql.py"),
     "flash_attn": ("pipelines/nets/attention.py",),
     "matplotlib": ("pipelines/report/",),
     "typer": ("amago_cli/",),

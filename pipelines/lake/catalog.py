@@ -6,16 +6,16 @@ around a writing open .. close, shared around a reading one. Where the index can
 memory.
 
 Tables: `trajectories`, `segments`, `overlays`; `steps` (see `pipelines.lake.steps`); `runs`, `checkpoints`,
-`metrics` when the lake lies in a run directory. A user's SQL runs in a connection that can neither write nor
-reach a file.
+`metrics` when the lake lies in a run directory. A user's SQL runs in a process of its own (see
+`pipelines.lake.sandbox`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,76 +23,82 @@ import duckdb
 import pyarrow as pa
 
 from pipelines.config.locking import locked
-from pipelines.errors import AmagoError, UsageError
+from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake import records
-from pipelines.lake.follower import live_segments
+from pipelines.lake import listing, sandbox, sql
+from pipelines.lake.follower import ROOT
 from pipelines.lake.footer import read_footer
-from pipelines.lake.segment import stored_bytes
-from pipelines.lake.steps import steps
+from pipelines.lake.keys import is_rewritten
+from pipelines.lake.listing import UNREADABLE, Listed
+from pipelines.lake.sandbox import Limits
+from pipelines.lake.tombstones import Hidden
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-INDEX_VERSION = 1
-_LOCKED_DOWN = {
-    "enable_external_access": "false",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    "python_enable_replacements": "false",
-}
+INDEX_VERSION = 2
+BATCH_TRAJECTORIES = 100_000  # how many are added in one transaction
 _TABLES = """
-create table about (version integer, lake varchar);
-create table segments (
-    segment varchar, kind varchar, schema varchar, writer varchar, t_commit double,
-    trajectories bigint, rows bigint, bytes bigint, columns varchar[]);
-create table trajectories (
+create schema bookkeeping;
+create table bookkeeping.about (version integer, lake varchar);
+create table bookkeeping.folders (folder varchar, stamp bigint, digest varchar);
+create table bookkeeping.files (segment varchar, state varchar, problem varchar);
+create table bookkeeping.rows (
     uid varchar, segment varchar, row0 bigint, length bigint, schema varchar, env varchar, task varchar,
     source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
     success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
     goal_text varchar, t_start double, t_end double, t_commit double, base_uid varchar, base_segment varchar,
-    base_offset bigint, relabel_method varchar, crc uinteger, tags map(varchar, varchar));
+    base_offset bigint, relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
+create table segments (
+    segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
+    expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
+create view trajectories as select * exclude (live) from bookkeeping.rows where live;
 create view overlays as
     select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
     from trajectories t join segments s using (segment) where s.kind = 'overlay';
 """
-_ADD = """
-insert into trajectories by name
-select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid) from new_trajectories
-where lower(hex(uid)) not in (select uid from trajectories)
-qualify row_number() over (partition by new_trajectories.uid order by segment, row0) = 1
-order by segment, row0
+_DROP = """
+drop view if exists overlays;
+drop view if exists trajectories;
+drop table if exists segments;
+drop schema if exists bookkeeping cascade;
 """
-Rows = list[tuple[Any, ...]]
+_ADD = """
+insert into bookkeeping.rows by name
+select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), true as live from new_rows
+"""
+# Of the rows of a uid the first is live, an overlay's only if there is its base. Only rows that hang on what was
+# added or removed are looked at.
+_SETTLE = """
+with mine as (
+    select rowid as place, uid, base_uid, live, row_number() over (partition by uid order by segment, row0) = 1 as first
+    from bookkeeping.rows where uid in (from touched) or base_uid in (from touched)),
+bases as (
+    select uid from bookkeeping.rows where base_uid is null and uid in (select base_uid from mine))
+update bookkeeping.rows set live = not live where rowid in (
+    select place from mine where live <> (first and (base_uid is null or base_uid in (from bases))))
+"""
 
 
-def query(lake: Lake, sql: str, *, listener: Listener = silent) -> tuple[list[str], Rows]:
-    """Column names and rows of one SELECT. UsageError with the parser's words for anything else."""
-    with _reading(lake, listener) as connection:
-        _check(connection, sql)
-        try:
-            _offer(connection, lake, sql, listener)
-            result = connection.execute(sql)
-            return [column[0] for column in result.description or []], result.fetchall()
-        except duckdb.Error as error:
-            raise _user_error(error) from error
+def query(
+    lake: Lake, text: str, *, limits: Limits | None = None, listener: Listener = silent
+) -> tuple[list[str], sql.Rows]:
+    """Column names and rows of one SELECT. UsageError with the parser's words and the place for anything else.
 
-
-def select(lake: Lake, where: str, *, listener: Listener = silent) -> list[str]:
-    """The uids of the trajectories for which the SQL predicate `where` holds. UsageError as `query`."""
-    _, rows = query(lake, f"select uid from trajectories where (\n{where}\n)", listener=listener)
-    return [row[0] for row in rows]
+    `limits`: the text is a user's, and runs apart, with so much time and memory.
+    """
+    if limits is not None:
+        found: tuple[list[str], sql.Rows] = sandbox.ask(lake, "answer", {"text": text}, limits, listener=listener)
+        return found
+    with reading(lake, listener) as connection:
+        return sql.answer(connection, lake, text, listener=listener)
 
 
 def remembered(lake: Lake, segment: str) -> list[str]:
     """The uids that the index, as it stands, has for a segment; none if the index cannot be read."""
     try:
-        with (
-            locked(lake.local / "locks" / "index.lock", shared=True),
-            contextlib.closing(_connect_locked_down(lake.local / "index.duckdb")) as connection,
-        ):
-            rows = connection.execute("select uid from trajectories where segment = ?", [segment]).fetchall()
+        with locked(_lock(lake), shared=True), contextlib.closing(_connect(_index(lake))) as connection:
+            rows = connection.execute("select uid from bookkeeping.rows where segment = ?", [segment]).fetchall()
             return [row[0] for row in rows]
     except (OSError, duckdb.Error):
         return []
@@ -100,13 +106,13 @@ def remembered(lake: Lake, segment: str) -> list[str]:
 
 def refresh(lake: Lake, *, listener: Listener = silent) -> None:
     """Bring the index up to date, as every question does."""
-    with _reading(lake, listener):
+    with reading(lake, listener):
         pass
 
 
 def rebuild(lake: Lake, *, listener: Listener = silent) -> None:
     """Delete the index and build it again from the segments."""
-    with locked(lake.local / "locks" / "index.lock"):
+    with locked(_lock(lake)):
         _remove(lake)
     refresh(lake, listener=listener)
 
@@ -142,75 +148,57 @@ def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
     }
 
 
-def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    try:
-        statements = connection.extract_statements(sql)
-    except duckdb.Error as error:
-        raise _user_error(error) from error
-    allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
-    if len(statements) != 1 or statements[0].type not in allowed:
-        raise UsageError("SQL: one SELECT is expected", hint="a lake is changed by commands, never by SQL")
-
-
-def _user_error(error: duckdb.Error) -> UsageError:
-    return UsageError(f"SQL: {error}")
-
-
-def _offer(connection: duckdb.DuckDBPyConnection, lake: Lake, sql: str, listener: Listener) -> None:
-    """Register the tables that are not in the index and that the text may mean."""
-    words = set(re.findall(r"[a-z_0-9.]+", sql.lower()))
-    listing = bool(words & {"show", "information_schema.tables", "duckdb_tables", "duckdb_views"})
-    for name, load in records.TABLES.items():
-        if name in words or listing:
-            connection.register(name, load(lake.run) if lake.run else records.table([], {}))
-    if "steps" in words or listing:
-        text = sql.lower()
-        every = "*" in text or "select" not in words  # also "from steps", "describe steps"
-        connection.register("steps", steps(lake, lambda name: every or name.lower() in text, listener=listener))
-
-
 @contextlib.contextmanager
-def _reading(lake: Lake, listener: Listener) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A locked-down connection to an index that is up to date."""
+def reading(
+    lake: Lake, listener: Listener = silent, *, megabytes: int | None = None
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A locked-down connection to an index that is up to date; questions may take `megabytes`. What could not be
+    read is told.
+    """
     with contextlib.ExitStack() as stack:
-        yield _open(lake, stack, listener)
+        connection = _open(lake, stack, megabytes)
+        for (problem,) in connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall():
+            listener(Notice(text=f"{problem}; it is left out of the index", level="warning"))
+        yield connection
 
 
-def _open(lake: Lake, stack: contextlib.ExitStack, listener: Listener) -> duckdb.DuckDBPyConnection:
-    lock, index = lake.local / "locks" / "index.lock", lake.local / "index.duckdb"
+def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None) -> duckdb.DuckDBPyConnection:
     try:
-        _bring_up_to_date(lake, lock, index, listener)
-        stack.enter_context(locked(lock, shared=True))
-        return stack.enter_context(contextlib.closing(_connect_locked_down(index)))
+        _bring_up_to_date(lake)
+        stack.enter_context(locked(_lock(lake), shared=True))
+        return stack.enter_context(contextlib.closing(_connect(_index(lake), megabytes)))
     except (OSError, duckdb.Error):  # a read-only or full disk, or a stranger's process holds the file
-        return stack.enter_context(contextlib.closing(_in_memory(lake, listener)))
+        return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
 
 
-def _connect_locked_down(index: Path) -> duckdb.DuckDBPyConnection:
-    return duckdb.connect(str(index), read_only=True, config={**_LOCKED_DOWN, "lock_configuration": "true"})
-
-
-def _in_memory(lake: Lake, listener: Listener) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(":memory:")
-    _create(connection, lake)
-    _update(connection, lake, listener)
-    for name, value in {**_LOCKED_DOWN, "lock_configuration": "true"}.items():
-        connection.execute(f"set {name} = {value}")
+def _connect(index: Path, megabytes: int | None = None) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(str(index), read_only=True)
+    sql.lock_down(connection, megabytes)
     return connection
 
 
-def _bring_up_to_date(lake: Lake, lock: Path, index: Path, listener: Listener) -> None:
-    live = set(live_segments(lake.storage))
-    with locked(lock, shared=True):
-        if index.exists() and _known(index, lake) == live:
+def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(":memory:")
+    _create(connection, lake)
+    _update(connection, lake, listing.changes(lake.storage, {}))
+    (held,) = connection.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
+    sql.lock_down(connection, None if megabytes is None else megabytes + int(held) // 10**6 + 1)
+    return connection
+
+
+def _bring_up_to_date(lake: Lake) -> None:
+    index = _index(lake)
+    with locked(_lock(lake), shared=True):
+        known = _known(index, lake) if index.exists() else None
+        if known is not None and not listing.changes(lake.storage, known):
             return
-    with locked(lock):
+    with locked(_lock(lake)):
         for attempt in range(2):
             try:
                 with contextlib.closing(duckdb.connect(str(index))) as connection:
                     if not _is_ours(connection, lake):
                         _create(connection, lake)
-                    _update(connection, lake, listener)
+                    _update(connection, lake, listing.changes(lake.storage, _folders(connection)))
                 return
             except duckdb.Error as error:
                 if attempt or not _is_damage(error):
@@ -218,19 +206,22 @@ def _bring_up_to_date(lake: Lake, lock: Path, index: Path, listener: Listener) -
                 _remove(lake)
 
 
-def _known(index: Path, lake: Lake) -> set[str] | None:
+def _known(index: Path, lake: Lake) -> dict[str, Listed] | None:
     try:
-        with contextlib.closing(_connect_locked_down(index)) as connection:
-            if not _is_ours(connection, lake):
-                return None
-            return {row[0] for row in connection.execute("select segment from segments").fetchall()}
+        with contextlib.closing(_connect(index)) as connection:
+            return _folders(connection) if _is_ours(connection, lake) else None
     except duckdb.Error:
         return None
 
 
+def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, Listed]:
+    rows = connection.execute("select folder, stamp, digest from bookkeeping.folders").fetchall()
+    return {folder: Listed(stamp, digest) for folder, stamp, digest in rows}
+
+
 def _is_ours(connection: duckdb.DuckDBPyConnection, lake: Lake) -> bool:
     try:
-        return connection.execute("select * from about").fetchall() == [(INDEX_VERSION, lake.id)]
+        return connection.execute("select * from bookkeeping.about").fetchall() == [(INDEX_VERSION, lake.id)]
     except duckdb.CatalogException:
         return False
 
@@ -243,66 +234,136 @@ def _is_damage(error: duckdb.Error) -> bool:
 
 def _create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
     connection.begin()
-    connection.execute("drop view if exists overlays")
-    for name in ("about", "segments", "trajectories"):
-        connection.execute(f"drop table if exists {name}")
+    connection.execute(_DROP)
     connection.execute(_TABLES)
-    connection.execute("insert into about values (?, ?)", [INDEX_VERSION, lake.id])
+    connection.execute("insert into bookkeeping.about values (?, ?)", [INDEX_VERSION, lake.id])
     connection.commit()
 
 
-def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, listener: Listener) -> None:
-    """Add the footers of new segments, forget segments that are no longer live; one transaction."""
-    live = live_segments(lake.storage)
-    known = {row[0] for row in connection.execute("select segment from segments").fetchall()}
-    new, gone = [id for id in live if id not in known], sorted(known - set(live))
-    segments, tables = _read_footers(lake, new, listener)
+def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str, Listed | None]) -> None:
+    """Take in what the `changed` folders hold. Ends in the same state whatever the steps that led there."""
+    if not changed:
+        return
+    known = dict(connection.execute("select segment, state from bookkeeping.files").fetchall())
+    hidden = Hidden(lake.storage)
+    hidden.refresh()
+    ids = listing.listed_ids(lake.storage, changed, known)
+    states = listing.states(ids, hidden, _replaced(connection, lake, ids, known))
+    kept = {
+        id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
+    }
     connection.begin()
-    if gone:
-        for name in ("segments", "trajectories"):
-            connection.execute(f"delete from {name} where segment in (select unnest(?))", [gone])
-    if segments:
-        connection.register("new_segments", pa.Table.from_pylist(segments))
-        connection.register("new_trajectories", pa.concat_tables(tables))
-        connection.execute("insert into segments by name select * from new_segments")
-        connection.execute(_ADD)
-        connection.unregister("new_segments")
-        connection.unregister("new_trajectories")
+    _forget(connection, known.keys() - kept)
+    new = [id for id in ids if id not in kept]
+    out = [id for id in new if states[id] in listing.OUT_OF_SIGHT]
+    _insert(connection, "bookkeeping.files", [{"segment": id, "state": states[id], "problem": ""} for id in out])
+    connection.commit()
+    for batch in _batches(lake, (id for id in new if states[id] not in listing.OUT_OF_SIGHT), hidden, states):
+        connection.begin()
+        batch.insert(connection)
+        connection.commit()
+    connection.begin()
+    connection.execute("delete from bookkeeping.folders where folder in (select unnest(?))", [list(changed)])
+    folders = [{"folder": name, **listed._asdict()} for name, listed in changed.items() if listed is not None]
+    _insert(connection, "bookkeeping.folders", folders)
     connection.commit()
 
 
-def _read_footers(lake: Lake, ids: Sequence[str], listener: Listener) -> tuple[list[dict[str, Any]], list[pa.Table]]:
-    segments, tables = [], []
+def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
+    """Whether a segment was unreadable and nothing has touched its folder since."""
+    return state == UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
+
+
+def _replaced(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, ids: Sequence[str], known: Mapping[str, str]
+) -> dict[str, Sequence[str]]:
+    """What those of `ids` replace that were rewritten from others."""
+    rows = connection.execute("select segment, replaces from segments where len(replaces) > 0").fetchall()
+    replaces: dict[str, Sequence[str]] = dict(rows)
+    found = {}
+    for id in filter(is_rewritten, ids):
+        with contextlib.suppress(FileNotFoundError, AmagoError):  # told when its rows are read
+            found[id] = replaces[id] if id in replaces else read_footer(lake.storage, id).replaces
+    return found
+
+
+def _forget(connection: duckdb.DuckDBPyConnection, gone: Collection[str]) -> None:
+    if not gone:
+        return
+    connection.register("gone", pa.table({"segment": list(gone)}))
+    uids = connection.execute(
+        "select unhex(uid) as uid from bookkeeping.rows where segment in (from gone)"
+    ).to_arrow_table()
+    for name in ("bookkeeping.files", "bookkeeping.rows", "segments"):
+        connection.execute(f"delete from {name} where segment in (from gone)")
+    connection.unregister("gone")
+    _settle(connection, uids)
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        connection.register("new_objects", pa.Table.from_pylist(list(rows)))
+        connection.execute(f"insert into {table} by name from new_objects")
+        connection.unregister("new_objects")
+
+
+def _settle(connection: duckdb.DuckDBPyConnection, uids: pa.Table) -> None:
+    """Decide which rows are live among those that hang on `uids`."""
+    connection.register("changed_uids", uids)
+    connection.execute(
+        "create or replace temp table touched as select distinct lower(hex(uid)) as uid from changed_uids"
+    )
+    connection.unregister("changed_uids")
+    connection.execute(_SETTLE)
+    connection.execute("drop table touched")
+
+
+@dataclass
+class _Batch:
+    """What a number of segments bring: rows of `files`, `segments` and `rows`."""
+
+    files: list[dict[str, str]] = field(default_factory=list)
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[pa.Table] = field(default_factory=list)
+
+    def insert(self, connection: duckdb.DuckDBPyConnection) -> None:
+        _insert(connection, "bookkeeping.files", self.files)
+        _insert(connection, "segments", self.segments)
+        if self.rows:
+            table = pa.concat_tables(self.rows)
+            connection.register("new_rows", table)
+            connection.execute(_ADD)
+            connection.unregister("new_rows")
+            _settle(connection, table.select(["uid"]))
+
+
+def _batches(lake: Lake, ids: Iterable[str], hidden: Hidden, states: Mapping[str, str]) -> Iterator[_Batch]:
+    batch, count = _Batch(), 0
     for id in ids:
+        file = {"segment": id, "state": states[id], "problem": ""}
         try:
             footer = read_footer(lake.storage, id)
-            table = footer.trajectories
-        except FileNotFoundError:
+            alive = listing.living(footer, id, hidden)
+            batch.segments.append(listing.segment_row(lake, id, footer, alive))
+            batch.rows.append(listing.trajectory_rows(id, footer, alive))
+            count += len(alive)
+        except FileNotFoundError:  # swept since it was listed
             continue
-        except (AmagoError, ValueError) as error:
-            listener(Notice(text=f"{error}; it is left out of the index", level="warning"))
-            continue
-        header, n = footer.header, table.num_rows
-        segments.append(
-            {
-                "segment": id,
-                "kind": header["kind"],
-                "schema": header["schema"],
-                "writer": header["writer"],
-                "t_commit": header["t_commit"],
-                "trajectories": n,
-                "rows": header["rows"],
-                "bytes": stored_bytes(lake.storage, id),
-                "columns": list(header["columns"]),
-            }
-        )
-        for name, value, kind in (
-            ("segment", id, pa.string()),
-            ("schema", header["schema"], pa.string()),
-        ):
-            table = table.append_column(name, pa.array([value] * n, kind))
-        tables.append(table)
-    return segments, tables
+        except AmagoError as error:
+            file |= {"state": UNREADABLE, "problem": str(error)}
+        batch.files.append(file)
+        if count >= BATCH_TRAJECTORIES:
+            yield batch
+            batch, count = _Batch(), 0
+    yield batch
+
+
+def _index(lake: Lake) -> Path:
+    return lake.local / "index.duckdb"
+
+
+def _lock(lake: Lake) -> Path:
+    return lake.local / "locks" / "index.lock"
 
 
 def _remove(lake: Lake) -> None:

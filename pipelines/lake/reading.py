@@ -119,9 +119,9 @@ def trajectories(lake: Lake, where: str | None = None, *, listener: Listener = s
     reader = Reader(lake, listener=listener)
     uids = reader.uids()
     if where is not None:
-        from pipelines.lake import catalog
+        from pipelines.lake.selection import select
 
-        chosen = set(catalog.select(lake, where))
+        chosen = set(hex_uids(select(lake, where, listener=listener).uids))
         uids = [uid for uid in uids if uid in chosen]
     for uid in uids:
         yield reader.read(uid)

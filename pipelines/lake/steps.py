@@ -1,155 +1,246 @@
-"""The `steps` table: one row a step over all live segments, with only the columns that are asked for.
+"""The `steps` table: one row a step over all live trajectories, read while SQL asks for it.
 
-Beside the step columns of 1 KiB or less: `uid`, `t` (time in the trajectory), `env`, `task`,
-`policy_version`. Step columns share the memory of the mapped files; overlays are copied.
+Beside the step columns: `uid`, `t` (time in the trajectory), `env`, `task`, `policy_version`. A column of more than
+one value a step is an array of the column's shape; where schemas differ in it, a list of its values. Wide columns
+(images) are there for a query that names one. Batches share the memory of the mapped files where they can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.errors import IntegrityError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.arrow import arrow_type, to_arrow
-from pipelines.lake.follower import Follower, Segment
-from pipelines.lake.footer import hex_uids, read_footer
+from pipelines.lake.arrow import storage_dtype, to_arrow
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import open_segment
+from pipelines.lake.segment import SegmentFile, open_segment
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-DERIVED = ("uid", "t", "env", "task", "policy_version")
-MAPPED_FILES = 256  # beyond these a column is copied, and the file closed
+_labels = pa.dictionary(pa.int32(), pa.string())
+DERIVED = {"uid": _labels, "t": pa.int64(), "env": _labels, "task": _labels, "policy_version": pa.int64()}
+BATCH_BYTES, BATCH_ROWS = 4 << 20, 1 << 16
+LONGEST_ARRAY = 100_000  # of SQL's arrays; beyond it a list
+OPEN_FILES = 16
+
+Trajectories = Callable[[], Iterator[pa.RecordBatch]]
+"""Batches of trajectories, those of a segment one after the other, with the columns `segment`, `schema`, `row0`,
+`length`, `base_segment` and `base_row0` (null but for overlays), and those of `DERIVED` that are wanted."""
 
 
-def steps(lake: Lake, wanted: Callable[[str], bool], *, listener: Listener = silent) -> pa.Table:
-    """The table with the columns for which `wanted(name)`, and `t` in any case. What cannot be read is left
-    out.
-    """
-    columns = {c.name: c for schema in lake.schemas().values() for c in schema.columns if not c.is_blob}
-    names = [name for name in columns if wanted(name)]
-    derived = [name for name in DERIVED if name == "t" or wanted(name)]
-    follower = Follower(lake, listener)
-    follower.refresh()
-    tables = []
-    for segment in follower.segments:
-        try:
-            tables.append(_table(lake, follower, segment, names, derived))
-        except (IntegrityError, FileNotFoundError) as error:
-            listener(Notice(text=f"{error}; it is left out", level="warning"))
-    if not tables:
-        fields = [(n, pa.int64() if n in ("t", "policy_version") else pa.string()) for n in derived]
-        return pa.schema([*fields, *((n, arrow_type(columns[n])) for n in names)]).empty_table()
-    if len({table.schema for table in tables}) > 1:
-        tables = _reconciled(tables)
-    return pa.concat_tables(tables, promote_options="permissive")
+class Steps:
+    """The columns of a lake's steps, and how to read them."""
+
+    def __init__(self, lake: Lake, listener: Listener = silent) -> None:
+        self.lake, self.listener = lake, listener
+        self._definitions: dict[str, list[Column]] = {}
+        for schema in lake.schemas().values():
+            for column in schema.columns:
+                self._definitions.setdefault(column.name, []).append(column)
+        self._types = {name: _sql_type(columns) for name, columns in self._definitions.items()}
+
+    def schema(self, *, wide: bool) -> pa.Schema:
+        """Names and types; `wide`: with the columns of 1 KiB a step or more."""
+        names = [n for n, columns in self._definitions.items() if wide or not all(c.is_blob for c in columns)]
+        return pa.schema([*DERIVED.items(), *((n, self._types[n]) for n in names if n not in DERIVED)])
+
+    def stream(self, trajectories: Trajectories, wanted: set[str], *, wide: bool) -> Stream:
+        """The table for SQL to read, as often as it likes; of columns that are not `wanted` the values are zeros."""
+        return Stream(self, trajectories, self.schema(wide=wide), wanted)
+
+    def batches(self, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> Iterator[pa.RecordBatch]:
+        """The rows, in batches of a few MB. A segment that cannot be read is told and left out."""
+        files = _Files(self.lake)
+        step_bytes = sum(max(c.step_bytes for c in self._definitions.get(n, ())) for n in wanted & set(self._types))
+        most = max(1, min(BATCH_ROWS, BATCH_BYTES // max(step_bytes, 1)))
+        blank = _Blank(schema, wanted, most)
+        for found in trajectories():
+            table = {name: found.column(i) for i, name in enumerate(found.schema.names)}
+            for first, last in _runs(table["segment"]):
+                part = {name: column.slice(first, last - first) for name, column in table.items()}
+                try:
+                    for piece in _pieces(part, most):
+                        yield self._batch(files, piece, schema, wanted, blank)
+                except (IntegrityError, FileNotFoundError) as error:
+                    self.listener(Notice(text=f"{error}; it is left out", level="warning"))
+
+    def _batch(
+        self, files: _Files, piece: _Piece, schema: pa.Schema, wanted: set[str], blank: _Blank
+    ) -> pa.RecordBatch:
+        columns = {c.name: c for c in self.lake.schema(piece.schema).columns}
+        arrays = []
+        for field in schema:
+            if field.name not in wanted:
+                arrays.append(blank.array(field.name, piece.count))
+            elif field.name in DERIVED:
+                arrays.append(piece.derived(field.name))
+            elif field.name not in columns:
+                arrays.append(pa.nulls(piece.count, field.type))
+            else:
+                column = columns[field.name]
+                arrays.append(_shaped(column, files.values(column, piece), field.type))
+        return pa.record_batch(arrays, schema=schema)
 
 
-def _table(lake: Lake, follower: Follower, segment: Segment, names: list[str], derived: list[str]) -> pa.Table:
-    schema = {c.name: c for c in lake.schema(segment.schema_id).columns}
-    rows = segment.length.astype(np.int64) + 1
-    arrays: dict[str, Any] = _derived(follower, segment, rows, derived)
-    present = [schema[name] for name in names if name in schema]
-    if segment.is_overlay:
-        arrays |= _overlaid(follower, segment, rows, list(schema.values()), present)
-    else:
-        arrays |= _stored(follower, segment, rows, list(schema.values()), present)
-    return pa.table(arrays)
+class Stream:
+    """What DuckDB reads: every scan of it begins anew."""
+
+    def __init__(self, steps: Steps, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> None:
+        self._parts = (trajectories, schema, wanted)
+        self._steps, self._schema = steps, schema
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        reader = pa.RecordBatchReader.from_batches(self._schema, self._steps.batches(*self._parts))
+        return reader.__arrow_c_stream__(requested_schema)
 
 
-def _stored(
-    follower: Follower, segment: Segment, rows: np.ndarray, schema: list[Column], present: list[Column]
-) -> Mapping[str, pa.Array]:
-    if not present:
-        return {}
-    file = open_segment(follower.lake.storage, segment.file, schema)
-    whole = int(rows.sum()) == file.rows
-    index = None if whole else np.repeat(segment.row0 - _before(rows), rows) + np.arange(rows.sum())
-    arrays = {}
-    for column in present:
-        values = file.columns[column.name]
-        if index is not None:
-            values = values[index]
-        elif segment.number >= MAPPED_FILES:
-            values = values.copy()
-        arrays[column.name] = to_arrow(column, values)
-    return arrays
+class _Piece:
+    """Rows [start, stop) of some trajectories of one segment put end to end."""
 
+    def __init__(self, table: dict[str, pa.Array], start: int, stop: int) -> None:
+        self._table = table
+        self.segment, self.schema = table["segment"][0].as_py(), table["schema"][0].as_py()
+        rows = table["length"].to_numpy() + 1
+        ends = np.cumsum(rows)
+        begins = np.maximum(ends - rows, start)
+        self._skipped = begins - (ends - rows)  # steps of each trajectory before the piece
+        self._rows = np.minimum(ends, stop) - begins
+        self.count = stop - start
 
-def _overlaid(
-    follower: Follower, segment: Segment, rows: np.ndarray, schema: list[Column], present: list[Column]
-) -> Mapping[str, pa.Array]:
-    files = {
-        number: open_segment(follower.lake.storage, follower.segments[number].file, schema)
-        for number in {segment.number, *segment.base.tolist()}
-    }
-    arrays = {}
-    for column in present:
-        own = column.name in segment.columns
-        first, base = (segment.row0, np.full(len(rows), segment.number)) if own else (segment.base_row0, segment.base)
-        parts = [
-            files[number].columns[column.name][row : row + count]
-            for number, row, count in zip(base.tolist(), first.tolist(), rows.tolist(), strict=True)
-        ]
-        if parts:
-            arrays[column.name] = to_arrow(column, np.concatenate(parts))
-    return arrays
-
-
-def _derived(follower: Follower, segment: Segment, rows: np.ndarray, names: list[str]) -> dict[str, pa.Array]:
-    place = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
-    arrays: dict[str, Any] = {}
-    known: dict[str, dict[str, Any]] = {}
-    if {"env", "task", "policy_version"} & set(names):
-        table = read_footer(follower.lake.storage, segment.file).trajectories
-        table = table.select(["uid", "env", "task", "policy_version"])
-        known = {row["uid"].hex(): row for row in table.to_pylist()}
-    uids = hex_uids(segment.uids)
-    for name in names:
+    def derived(self, name: str) -> pa.Array:
         if name == "t":
-            arrays[name] = np.arange(rows.sum()) - np.repeat(_before(rows), rows)
-        elif name == "policy_version":
-            arrays[name] = np.array([known[uid][name] for uid in uids], dtype=np.int64)[place]
-        else:
-            texts = uids if name == "uid" else [known[uid][name] for uid in uids]
-            arrays[name] = pa.DictionaryArray.from_arrays(place, pa.array(texts, pa.string()))
-    return arrays
+            ends = np.cumsum(self._rows)
+            return pa.array(np.arange(self.count) - np.repeat(ends - self._rows - self._skipped, self._rows))
+        if name == "policy_version":
+            return self._table[name].take(pa.array(self._place()))
+        labels = pc.dictionary_encode(self._table[name])
+        return pa.DictionaryArray.from_arrays(labels.indices.take(pa.array(self._place())), labels.dictionary)
+
+    def spans(self, of_base: bool) -> list[tuple[str, int, int]]:
+        """Segment, first row and end of every stretch of rows that lie together in a file."""
+        prefix = "base_" if of_base else ""
+        first = (self._table[f"{prefix}row0"].to_numpy() + self._skipped).tolist()
+        segments = self._table[f"{prefix}segment"].to_pylist()
+        spans: list[tuple[str, int, int]] = []
+        for segment, row, count in zip(segments, first, self._rows.tolist(), strict=True):
+            if spans and spans[-1][0] == segment and spans[-1][2] == row:
+                spans[-1] = (segment, spans[-1][1], row + count)
+            else:
+                spans.append((segment, row, row + count))
+        return spans
+
+    def _place(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self._rows)), self._rows)
 
 
-def _before(rows: np.ndarray) -> np.ndarray:
-    """Rows of the trajectories before each."""
-    return np.cumsum(rows) - rows
+def _runs(segments: pa.Array) -> Iterator[tuple[int, int]]:
+    """First and last + 1 of neighbours that are equal."""
+    ends = pc.run_end_encode(segments).run_ends.to_pylist()
+    yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
-def _reconciled(tables: list[pa.Table]) -> list[pa.Table]:
-    """Columns whose shape differs between schemas as lists of one type, so that the tables go together."""
-    kinds: dict[str, set[pa.DataType]] = {}
-    for table in tables:
-        for field in table.schema:
-            kinds.setdefault(field.name, set()).add(field.type)
-    lists = {
-        name: pa.list_(pa.from_numpy_dtype(np.result_type(*(_value_type(t).to_pandas_dtype() for t in types))))
-        for name, types in kinds.items()
-        if len(types) > 1 and any(pa.types.is_fixed_size_list(t) for t in types)
-    }
-    return [_with_lists(table, lists) for table in tables]
+def _pieces(table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
+    """A segment's trajectories in pieces of at most `most` rows, cut between trajectories where possible."""
+    ends = np.cumsum(table["length"].to_numpy() + 1)
+    first, done = 0, 0
+    while first < len(ends):
+        last = max(first + 1, int(np.searchsorted(ends, done + most, side="right")))
+        part = {name: column.slice(first, last - first) for name, column in table.items()}
+        rows = int(ends[last - 1]) - done
+        for start in range(0, rows, most):
+            yield _Piece(part, start, min(rows, start + most))
+        first, done = last, int(ends[last - 1])
 
 
-def _with_lists(table: pa.Table, lists: Mapping[str, pa.DataType]) -> pa.Table:
-    for i, field in enumerate(table.schema):
-        if field.name not in lists:
-            continue
-        column = table.column(i).combine_chunks()
-        if not pa.types.is_fixed_size_list(field.type):
-            column = pa.ListArray.from_arrays(np.arange(len(column) + 1, dtype=np.int32), column)
-        table = table.set_column(i, field.name, column.cast(lists[field.name]))
-    return table
+class _Files:
+    """The segments read last."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._open: OrderedDict[str, SegmentFile] = OrderedDict()
+
+    def values(self, column: Column, piece: _Piece) -> np.ndarray:
+        """(rows, *shape) of a column, a view of the file if they lie together there."""
+        own = column.name in self._file(piece.segment, piece.schema).footer.columns
+        parts = []
+        for segment, start, stop in piece.spans(of_base=not own):
+            file = self._file(segment, piece.schema)
+            plain = file.columns.get(column.name)
+            parts.append(file.read_rows(column.name, start, stop) if plain is None else plain[start:stop])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _file(self, segment: str, schema: str) -> SegmentFile:
+        if segment not in self._open:
+            self._open[segment] = open_segment(self._lake.storage, segment, self._lake.schema(schema).columns)
+            while len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)
+        self._open.move_to_end(segment)
+        return self._open[segment]
 
 
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+class _Blank:
+    """Zeros for columns that nobody will look at; they cost no memory as nobody does."""
+
+    def __init__(self, schema: pa.Schema, wanted: set[str], most: int) -> None:
+        size, self._arrays = 8 * (most + 1), {}
+        kinds = {field.name: field.type for field in schema if field.name not in wanted}
+        for kind in kinds.values():
+            size = max(size, 8 * (most + 1) * _flat_size(kind))
+        self._zeros = pa.py_buffer(mmap.mmap(-1, size))
+        self._arrays = {name: self._make(kind, most) for name, kind in kinds.items()}
+
+    def array(self, name: str, count: int) -> pa.Array:
+        return self._arrays[name].slice(0, count)
+
+    def _make(self, kind: pa.DataType, count: int) -> pa.Array:
+        if pa.types.is_dictionary(kind):
+            return pa.DictionaryArray.from_arrays(self._make(kind.index_type, count), pa.array([""]))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.FixedSizeListArray.from_arrays(self._make(kind.value_type, count * kind.list_size), type=kind)
+        if pa.types.is_list(kind):
+            offsets = pa.Array.from_buffers(pa.int32(), count + 1, [None, self._zeros])
+            return pa.ListArray.from_arrays(offsets, self._make(kind.value_type, 0), type=kind)
+        return pa.Array.from_buffers(kind, count, [None, self._zeros])
+
+
+def _flat_size(kind: pa.DataType) -> int:
+    return kind.list_size * _flat_size(kind.value_type) if pa.types.is_fixed_size_list(kind) else 1
+
+
+def _sql_type(columns: Sequence[Column]) -> pa.DataType:
+    """The type of a column of `steps` that is defined so in the schemas of a lake."""
+    value = pa.from_numpy_dtype(np.result_type(*(storage_dtype(c) for c in columns)))
+    shapes = {c.shape for c in columns}
+    shape = next(iter(shapes))
+    if len(shapes) > 1 or 0 in shape or max(shape, default=0) > LONGEST_ARRAY:
+        return pa.list_(value)
+    for size in reversed(shape):
+        value = pa.list_(value, size)
+    return value
+
+
+def _shaped(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """`values` (rows, *shape) as an array of a type that `_sql_type` gave."""
+    array = to_arrow(column, values)
+    flat = array if column.shape == () else array.values
+    if pa.types.is_list(kind):
+        size = math.prod(column.shape)
+        offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * size)
+        return pa.ListArray.from_arrays(offsets, flat.cast(kind.value_type), type=kind)
+    sizes, value = [], kind
+    while pa.types.is_fixed_size_list(value):
+        sizes.append(value.list_size)
+        value = value.value_type
+    nested = flat.cast(value)
+    for size in reversed(sizes):
+        nested = pa.FixedSizeListArray.from_arrays(nested, size)
+    return nested.cast(kind) if nested.type != kind else nested

@@ -17,7 +17,9 @@ from typing import Any
 from pipelines.config.settings import Settings
 from pipelines.events import Listener, Progress, silent
 from pipelines.lake.catalog import query
+from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
+from pipelines.lake.selection import select
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
 from pipelines.relabelers.base import Relabeler, generator_for, make_relabeler
@@ -33,9 +35,9 @@ def run(settings: Settings, *, lake: Path, listener: Listener = silent) -> Resul
     method = f"{relabeler.method}/{settings.seed}"
     schema = store.only_schema()
     done = _done(store, method)
-    chosen = _chosen(store, wanted.where, wanted.fraction, settings.seed, done, wanted.copies)
-    written = steps = overlay_bytes = read = 0
     reader = Reader(store, listener=listener)
+    chosen = _chosen(reader, wanted.where, wanted.fraction, settings.seed, done, wanted.copies, listener)
+    written = steps = overlay_bytes = read = 0
     with store.overlay_writer(schema, relabeler.columns, name="relabel") as writer:
         for trajectory in map(reader.read, chosen):
             for copy in range(done[trajectory.uid], wanted.copies):
@@ -81,11 +83,12 @@ def _done(lake: Lake, method: str) -> Counter[str]:
     return Counter(uid for (uid,) in rows)
 
 
-def _chosen(lake: Lake, where: str, fraction: float, seed: int, done: Counter[str], copies: int) -> list[str]:
-    """Originals that match, belong to the share, and lack copies."""
-    predicate = f"base_uid is null and (\n{where}\n)" if where else "base_uid is null"
-    _, rows = query(lake, f"select uid from trajectories where {predicate} order by segment, row0")
-    return [uid for (uid,) in rows if _share(seed, uid) < fraction and done[uid] < copies]
+def _chosen(
+    reader: Reader, where: str, fraction: float, seed: int, done: Counter[str], copies: int, listener: Listener
+) -> list[str]:
+    """Originals that match, belong to the share, and lack copies, in the lake's order."""
+    matching = set(hex_uids(select(reader.lake, where, originals=True, listener=listener).uids))
+    return [uid for uid in reader.uids() if uid in matching and _share(seed, uid) < fraction and done[uid] < copies]
 
 
 def _share(seed: int, uid: str) -> float:

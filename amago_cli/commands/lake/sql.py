@@ -14,18 +14,25 @@ def sql(
     common: Common,
     lake: LakeArgument,
     query: Annotated[str, typer.Argument(metavar="SQL", help="A query; nothing can be changed by it.")],
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Stop it after so long.")] = 60.0,
+    memory: Annotated[int, typer.Option(metavar="MB", help="Stop it when it needs more memory.")] = 1024,
 ) -> Any:
     """Ask a lake in SQL, read-only.
 
-    Tables: trajectories, segments, overlays, steps; in a run also runs, checkpoints, metrics.
+    Tables: trajectories, segments, overlays, steps; in a run also runs, checkpoints, metrics. Of the steps only the
+    columns that the query needs are read; wide ones (images) are there when it names them.
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """
     from amago_cli.output import Rows
+    from amago_cli.progress import reporter
     from pipelines.lake import catalog
+    from pipelines.lake.sandbox import Limits
     from pipelines.lake.store import Lake
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
-    columns, rows = catalog.query(opened, query)
+    limits = Limits(seconds=timeout, megabytes=memory)
+    with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C ends it at once
+        columns, rows = catalog.query(opened, query, limits=limits, listener=show)
     return Rows(columns=columns, rows=rows)

@@ -1,0 +1,130 @@
+"""What lies in a lake, compared with what somebody remembers of it: for the index, which outlives processes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config.atomic import storage_error
+from pipelines.lake.follower import ROOT, folders, list_segments
+from pipelines.lake.footer import Footer
+from pipelines.lake.segment import stored_bytes
+from pipelines.lake.storage import Storage
+from pipelines.lake.tombstones import FOLDER, FRESH_SECONDS, QUARANTINE, Hidden
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+HIDDEN, SUPERSEDED, UNREADABLE = "hidden", "superseded", "unreadable"
+OUT_OF_SIGHT = (HIDDEN, SUPERSEDED)
+
+
+class Listed(NamedTuple):
+    """A folder when it was last listed: `stamp` (None where it cannot be relied on) and a digest of its names."""
+
+    stamp: int | None
+    digest: str
+
+
+def changes(storage: Storage, known: Mapping[str, Listed]) -> dict[str, Listed | None]:
+    """The folders that are not as `known`; None for those that have gone. Costs a look at each folder."""
+    here = [FOLDER, QUARANTINE, *(f"{ROOT}/{hour}" for hour in folders(storage, ROOT))]
+    found: dict[str, Listed | None] = {folder: None for folder in known.keys() - set(here)}
+    for folder in here:
+        try:
+            now, stamp = time.time_ns(), storage.stamp(folder)
+            before = known.get(folder)
+            if before is not None and stamp is not None and before.stamp == stamp:
+                continue
+            names = "\n".join(sorted(storage.names(folder)))
+        except OSError as error:
+            raise storage_error(error, f"read '{storage.url(folder)}'") from error
+        settled = stamp is not None and (now - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
+        listed = Listed(
+            stamp if settled else None,
+            hashlib.blake2b(names.encode(errors="surrogateescape"), digest_size=16).hexdigest(),
+        )
+        if listed != before:
+            found[folder] = listed
+    return found
+
+
+def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Ids of all segments, sorted: of the `changed` folders as they are now, of the others as `known`."""
+    hours = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
+    ids = [id for id in known if id.partition("/")[0] not in hours]
+    ids += [f"{hour}/{name}" for hour in hours for name in list_segments(storage, hour)]
+    return sorted(ids)
+
+
+def states(ids: Iterable[str], hidden: Hidden, replaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """What to make of each segment: `HIDDEN`, `SUPERSEDED`, or a text that changes when trajectories in it die.
+
+    `replaces`: of those of `ids` that were rewritten from others.
+    """
+    superseded = {old for id, olds in replaces.items() if not hidden.hides(id) for old in olds}
+    found = {}
+    for id in ids:
+        if hidden.hides(id):
+            found[id] = HIDDEN
+        else:
+            found[id] = SUPERSEDED if id in superseded else _deaths(id, hidden, replaces.get(id, ()))
+    return found
+
+
+def _deaths(id: str, hidden: Hidden, replaces: Sequence[str]) -> str:
+    crc = 0
+    for name in (id, *replaces):
+        if name in hidden.whole:
+            crc = zlib.crc32(name.encode(), crc)
+        if name in hidden.partial:
+            crc = zlib.crc32(hidden.partial[name].tobytes(), crc)
+    return f"{crc:08x}"
+
+
+def living(footer: Footer, id: str, hidden: Hidden) -> np.ndarray:
+    """(n,) bool: which trajectories of a segment have not expired, under its own id or under that of a segment it was
+    rewritten from.
+    """
+    uids = footer.uids()
+    alive = hidden.alive(id, uids)
+    for old in footer.replaces:
+        first, count = footer.part(old)
+        part = slice(first, first + count)
+        if old in hidden.whole:
+            alive[part] = False
+        elif old in hidden.partial:
+            alive[part] &= hidden.alive(old, uids[part])
+    return alive
+
+
+def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[str, Any]:
+    """A segment's row of the table `segments`."""
+    header = footer.header
+    return {
+        "segment": id,
+        "kind": header["kind"],
+        "schema": header["schema"],
+        "writer": header["writer"],
+        "t_commit": header["t_commit"],
+        "trajectories": len(alive),
+        "expired": int(len(alive) - alive.sum()),
+        "rows": header["rows"],
+        "bytes": stored_bytes(lake.storage, id),
+        "columns": list(footer.columns),
+        "replaces": list(footer.replaces),
+    }
+
+
+def trajectory_rows(id: str, footer: Footer, alive: np.ndarray) -> pa.Table:
+    """The rows of the table `trajectories` that a segment brings; uids are 16 bytes each."""
+    table = footer.trajectories
+    for name, value in (("segment", id), ("schema", footer.header["schema"])):
+        table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
+    return table if alive.all() else table.filter(pa.array(alive))
