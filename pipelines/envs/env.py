@@ -105,6 +105,10 @@ class Env(ABC):
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Names of the tasks that the actors `indices` are in."""
 
+    def goal_texts(self, indices: np.ndarray) -> list[str]:
+        """What the actors `indices` are asked to do, in words; "" where nothing is said."""
+        return [""] * len(indices)
+
     def expert(self) -> np.ndarray | None:
         """Good actions (N,) for the present states by someone who sees what is hidden; None where not
         offered.

@@ -2,8 +2,9 @@
 
 Observations: Box float -> float32 (uint8 stays; other integers -> int32; bool -> uint8); Discrete and
 MultiDiscrete become 0-based int32; MultiBinary uint8; Dict and Tuple are flattened to columns `obs.a.b`,
-`obs.0`. Actions: Discrete is 0-based; a bounded Box is [-1, 1] inside and rescaled linearly, an unbounded one
-passes unchanged.
+`obs.0`. Text (any space of strings) and Sequence (of Box or Discrete) become Ragged: code points, or the members'
+numbers one after another. Actions: Discrete is 0-based; a bounded Box is [-1, 1] inside and rescaled linearly, an
+unbounded one passes unchanged.
 """
 
 from __future__ import annotations
@@ -16,16 +17,34 @@ import gymnasium
 import numpy as np
 
 from pipelines.errors import UsageError
-from pipelines.lake.spaces import OBSERVATION, Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import (
+    LENGTH,
+    OBSERVATION,
+    Box,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Ragged,
+    Space,
+    Spaces,
+    TooLong,
+)
+
+MAX_LENGTH = 256
 
 
 class ObservationCodec:
-    """Writes one environment's observations into the batch's columns."""
+    """Writes one environment's observations into the batch's columns.
 
-    def __init__(self, space: gymnasium.Space, *, name: str) -> None:
+    `max_length`: numbers of a sequence, or characters of a text, where the space itself sets no limit.
+    """
+
+    def __init__(self, space: gymnasium.Space, *, name: str, max_length: int = MAX_LENGTH) -> None:
         self.spaces: dict[str, Space] = {}
         self._leaves: list[_Leaf] = []
-        self._name = name
+        self._ragged: list[tuple[str, tuple[Any, ...], Ragged]] = []
+        self._texts: list[tuple[Any, ...]] = []
+        self._name, self._max_length = name, max_length
         self._add(space, OBSERVATION, ())
 
     def _add(self, space: gymnasium.Space, column: str, path: tuple[Any, ...]) -> None:
@@ -37,9 +56,30 @@ class ObservationCodec:
             for index, member in enumerate(space.spaces):
                 self._add(member, f"{column}.{index}", (*path, index))
             return
-        ours, start = _convert(space, f"environment '{self._name}': observation '{column}'")
-        self.spaces[column] = ours
+        where = f"environment '{self._name}': observation '{column}'"
+        ragged = _ragged(space, where, self._max_length)
+        if ragged is not None:
+            self._put(f"{column}.{LENGTH}", ragged.length_space)
+            self._put(column, ragged)
+            self._ragged.append((column, path, ragged))
+            if _is_text(space):
+                self._texts.append(path)
+            return
+        ours, start = _convert(space, where)
+        self._put(column, ours)
         self._leaves.append(_Leaf(column, path, tuple(space.shape or ()), start, _values(ours)))
+
+    def _put(self, column: str, space: Space) -> None:
+        if column in self.spaces:
+            raise UsageError(
+                f"environment '{self._name}': two parts of the observation would be column '{column}'",
+                hint="rename a key of the Dict space, by a wrapper",
+            )
+        self.spaces[column] = space
+
+    def text(self, observation: Any) -> str:
+        """The first text in `observation`; "" if it has none."""
+        return str(_found(observation, self._texts[0])) if self._texts else ""
 
     def empty(self, num_envs: int) -> dict[str, np.ndarray]:
         """Columns of `num_envs` rows, to be filled by `write`."""
@@ -47,11 +87,15 @@ class ObservationCodec:
 
     def write(self, observation: Any, columns: Mapping[str, np.ndarray], row: int) -> None:
         """Put `observation` into `row`. ValueError where it breaks the declared space."""
+        for column, path, space in self._ragged:
+            try:
+                columns[column][row], columns[f"{column}.{LENGTH}"][row] = space.padded(_found(observation, path))
+            except TooLong as error:
+                raise ValueError(f"observation '{column}': {error}, as its space or env.max_length says") from error
+            except ValueError as error:
+                raise ValueError(f"observation '{column}': {error}") from error
         for leaf in self._leaves:
-            value = observation
-            for key in leaf.path:
-                value = value[key]
-            value = np.asarray(value)
+            value = np.asarray(_found(observation, leaf.path))
             if value.shape != leaf.shape:
                 raise ValueError(f"observation '{leaf.column}' has shape {value.shape}, its space says {leaf.shape}")
             if leaf.start is not None:
@@ -64,6 +108,12 @@ class ObservationCodec:
                 raise ValueError(f"observation '{leaf.column}' is not {target.dtype}: {_shown(value)}")
             if target.dtype.kind == "f" and not np.isfinite(target[row]).all():
                 raise ValueError(f"observation '{leaf.column}' is not finite: {_shown(value)}")
+
+
+def _found(observation: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        observation = observation[key]
+    return observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +180,33 @@ def _convert(space: gymnasium.Space, where: str, *, action: bool = False) -> tup
         return Box(shape=tuple(space.shape), dtype=_stored_dtype(space.dtype)), None
     raise UsageError(
         f"{where} space {type(space).__name__} is not supported",
-        hint="supported: Box, Discrete, MultiDiscrete, MultiBinary; for observations also Dict and Tuple",
+        hint="supported: Box, Discrete, MultiDiscrete, MultiBinary; for observations also Dict, Tuple, Text, and "
+        "Sequence of Box or Discrete",
+    )
+
+
+def _is_text(space: gymnasium.Space) -> bool:
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
+def _ragged(space: gymnasium.Space, where: str, max_length: int) -> Ragged | None:
+    """Our space for one whose values differ in length; None for any other."""
+    if _is_text(space):
+        highest = max(map(ord, getattr(space, "characters", ""))) if getattr(space, "characters", "") else 0x10FFFF
+        length = int(getattr(space, "max_length", max_length))
+        dtype = "uint8" if highest < 256 else "int32"
+        return Ragged(max_length=max(length, 1), dtype=dtype, scale=float(min(highest, 255)))
+    if not isinstance(space, gymnasium.spaces.Sequence):
+        return None
+    member = space.feature_space
+    if isinstance(member, gymnasium.spaces.Discrete):
+        last = int(member.start + member.n - 1)
+        return Ragged(max_length=max_length, dtype="int32", scale=float(max(abs(int(member.start)), abs(last), 1)))
+    if isinstance(member, gymnasium.spaces.Box):
+        return Ragged(max_length=max_length, dtype=_stored_dtype(member.dtype))
+    raise UsageError(
+        f"{where} space Sequence of {type(member).__name__} is not supported",
+        hint="supported: Sequence of Box or Discrete",
     )
 
 

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from pipelines.config.atomic import write_together
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces, zeros
+from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, Ragged, Space, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 
@@ -108,7 +108,7 @@ class DeployedPolicy:
     def act(self, observation: Any, reward: float = 0.0) -> Any:
         """The action for `observation`; `reward` is what the last action brought (0 at an episode's first step)."""
         columns: dict[str, np.ndarray] = {}
-        _flatten(observation, OBSERVATION, columns)
+        _flatten(observation, OBSERVATION, columns, self.spaces.observation)
         absent = [name for name in self.spaces.observation if name not in columns]
         if absent:
             raise InputMissing(f"the observation lacks {', '.join(absent)}: the policy was trained with it")
@@ -130,13 +130,17 @@ def executed(action: np.ndarray, space: Space) -> Any:
     return action
 
 
-def _flatten(value: Any, name: str, columns: dict[str, np.ndarray]) -> None:
-    if isinstance(value, Mapping):
+def _flatten(value: Any, name: str, columns: dict[str, np.ndarray], spaces: Mapping[str, Space]) -> None:
+    space = spaces.get(name)
+    if isinstance(space, Ragged):
+        columns[name], length = space.padded(value)
+        columns[f"{name}.{LENGTH}"] = np.asarray(length)
+    elif isinstance(value, Mapping):
         for key, member in value.items():
-            _flatten(member, f"{name}.{key}", columns)
+            _flatten(member, f"{name}.{key}", columns, spaces)
     elif isinstance(value, tuple):
         for place, member in enumerate(value):
-            _flatten(member, f"{name}.{place}", columns)
+            _flatten(member, f"{name}.{place}", columns, spaces)
     else:
         columns[name] = np.asarray(value)
 

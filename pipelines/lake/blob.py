@@ -1,4 +1,6 @@
-"""The wide columns of a segment (images): an Arrow file of lz4 batches of up to 32 rows and about 256 KiB.
+"""The wide columns of a segment (images) and its ragged ones (texts): an Arrow file of lz4 batches.
+
+A batch holds 32 rows, fewer if they are more than 256 KiB, more if they are less than 32 KiB.
 
 A window is read by decoding the batches it touches. Larger ones decode more rows in vain, smaller ones cost more calls.
 Measured on frames of games of 12 KiB and 28 KiB (tests/benchmarks/frames.py): level 3 makes files half as large as
@@ -21,7 +23,7 @@ from pipelines.errors import IntegrityError
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, to_arrow, to_numpy
 from pipelines.lake.schema import Column
 
-BATCH_BYTES, BATCH_ROWS = 256 << 10, 32
+BATCH_ROWS, LEAST_BYTES, MOST_BYTES = 32, 32 << 10, 256 << 10
 LEVEL = 3
 _ROWS_KEY = b"batch_rows"  # in the file's metadata; a file without it has 32
 
@@ -38,7 +40,8 @@ def write_blob(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, n
         pa.ipc.IpcWriteOptions(compression=pa.Codec("lz4", compression_level=LEVEL)),
     )
     rows = len(values[columns[0].name])
-    step = max(1, min(BATCH_ROWS, BATCH_BYTES // sum(c.step_bytes for c in columns)))
+    step_bytes = sum(c.step_bytes for c in columns)
+    step = max(1, min(max(BATCH_ROWS, LEAST_BYTES // step_bytes), MOST_BYTES // step_bytes))
     with pa.ipc.new_file(file, schema, options=options, metadata={_ROWS_KEY: str(step)}) as writer:
         for start in range(0, rows, step):
             arrays = [to_arrow(c, values[c.name][start : start + step]) for c in columns]

@@ -17,21 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.lake.spaces import Spaces
+from pipelines.lake.spaces import Ragged, Spaces
 
 ACTION, REWARD = "action", "reward"
 TERMINATED, TRUNCATED, RESET = "terminated", "truncated", "reset"
-BLOB_BYTES = 1024  # a column at least this wide per step goes to the blob group
+BLOB_BYTES = 1024  # a column at least this wide per step is stored compressed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One value a step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag)."""
+    """One value a step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag).
+
+    A `ragged` one is padded with zeros and therefore always stored compressed.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     role: str
+    ragged: bool = False
 
     @property
     def step_bytes(self) -> int:
@@ -39,7 +43,7 @@ class Column:
 
     @property
     def is_blob(self) -> bool:
-        return self.step_bytes >= BLOB_BYTES
+        return self.ragged or self.step_bytes >= BLOB_BYTES
 
 
 def digest(data: Any) -> str:
@@ -57,7 +61,13 @@ class Schema:
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         observation = [
-            Column(name=name, dtype=space.dtype, shape=space.shape, role="observation")
+            Column(
+                name=name,
+                dtype=space.dtype,
+                shape=space.shape,
+                role="observation",
+                ragged=isinstance(space, Ragged),
+            )
             for name, space in self.spaces.observation.items()
         ]
         action = self.spaces.action

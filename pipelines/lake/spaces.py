@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 OBSERVATION = "obs"
+LENGTH = "length"  # the column "NAME.length" belongs to the ragged column NAME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +96,66 @@ class MultiBinary:
         return self.n
 
 
-Space = Box | Discrete | MultiDiscrete | MultiBinary
+class TooLong(ValueError):
+    """A sequence has more members than there is room for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ragged:
+    """A text (code points) or a sequence of up to `max_length` numbers of numpy `dtype`, and zeros after its end.
+
+    Where it ends is in a column of its own, `NAME.length`, of the space `length_space`. `scale` is the size of number
+    that a network takes as 1.
+    """
+
+    max_length: int
+    dtype: str = "float32"
+    scale: float = 1.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.max_length,)
+
+    @property
+    def flat_size(self) -> int:
+        return self.max_length
+
+    @property
+    def length_space(self) -> Discrete:
+        """Of the column that says how many numbers there are."""
+        return Discrete(n=self.max_length + 1)
+
+    def padded(self, value: Any) -> tuple[np.ndarray, int]:
+        """A text, or a sequence of numbers or of arrays, as (max_length,) and its length.
+
+        TooLong, or ValueError where its numbers are not of `dtype`.
+        """
+        given: np.ndarray
+        if isinstance(value, str):
+            given = np.frombuffer(value.encode("utf-32-le", "surrogatepass"), np.uint32)
+        else:
+            parts = [np.ravel(part) for part in value]
+            given = np.concatenate(parts) if parts else np.zeros(0)
+        if len(given) > self.max_length:
+            raise TooLong(f"it has a length of {len(given)}, more than {self.max_length}")
+        stored = np.zeros(self.max_length, dtype=self.dtype)
+        if given.dtype.kind not in "biuf":
+            raise ValueError(f"it holds {given.dtype}, not numbers")
+        with np.errstate(all="ignore"):
+            stored[: len(given)] = given
+        exact = stored.dtype.kind == "f" or np.array_equal(stored[: len(given)], given)
+        if not exact or not np.isfinite(stored).all():
+            raise ValueError(f"it holds a number that is not {self.dtype}")
+        return stored, len(given)
+
+
+Space = Box | Discrete | MultiDiscrete | MultiBinary | Ragged
 _KINDS: dict[str, type] = {
     "box": Box,
     "discrete": Discrete,
     "multi_discrete": MultiDiscrete,
     "multi_binary": MultiBinary,
+    "ragged": Ragged,
 }
 
 

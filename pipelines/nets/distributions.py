@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipelines.config.model import ActorSettings
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
 from pipelines.nets.features import features
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
@@ -203,3 +203,5 @@ def distribution(space: Space, settings: ActorSettings) -> Categorical | Categor
             return Bits(space, settings)
         case Box():
             return TanhGaussian(space, settings)
+        case Ragged():
+            raise ValueError("a sequence can be observed, not acted")

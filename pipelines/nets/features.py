@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
 
 
 def one_hot(index: Tensor, n: int) -> Tensor:
@@ -26,7 +26,10 @@ def one_hots(index: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def features(value: Tensor, space: Space) -> Tensor:
-    """Float32 features (..., F), F = space.flat_size: numbers and bits as they are, choices one-hot."""
+    """Float32 features (..., F), F = space.flat_size: numbers and bits as they are, choices one-hot.
+
+    A text or sequence is its numbers, scaled, and zeros: enough to tell a few texts apart, not to read them.
+    """
     match space:
         case Discrete(n=n):
             return one_hot(value, n)
@@ -34,5 +37,7 @@ def features(value: Tensor, space: Space) -> Tensor:
             return one_hots(value, nvec)
         case MultiBinary():
             return value.float()
+        case Ragged(scale=scale):
+            return value.float() / scale
         case Box(shape=shape):
             return value.float().flatten(value.dim() - len(shape)) if shape else value.float()[..., None]

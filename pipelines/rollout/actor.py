@@ -215,7 +215,7 @@ class Rollout:
     def _hand_over(self, actors: np.ndarray, *, unfinished: bool = False) -> None:
         """Give the episodes of `actors` to the sink, once, even if the sink is interrupted."""
         lengths = self._time[actors]
-        tasks, spec = self.env.tasks(actors), self.env.spec
+        tasks, goals, spec = self.env.tasks(actors), self.env.goal_texts(actors), self.env.spec
         outcomes = [tuple(self._attempts[actor]) for actor in actors.tolist()]
         success = [(seen[-1] if seen else False) if spec.has_success else None for seen in outcomes]
         attempts = outcomes if spec.has_success and spec.num_attempts != 1 else [()] * len(actors)
@@ -237,6 +237,7 @@ class Rollout:
                     success=None if unfinished else success[i],
                     attempts=attempts[i],
                     epsilon=epsilon[i],
+                    goal_text=goals[i],
                     t_start=began[i],
                     t_end=now,
                     tags=tags,

@@ -93,6 +93,50 @@ class Pixels(gymnasium.Env):
         raise RuntimeError("not now")
 
 
+class Sentence(gymnasium.Space):
+    """A space of strings that sets no limit, as that of minigrid's missions."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+class Told(gymnasium.Env):
+    """A mission in words, a list of places and one of events: all of them longer or shorter from step to step."""
+
+    def __init__(self, words="go to the ünd", steps=5, things=2):
+        self.observation_space = spaces.Dict(
+            {
+                "mission": Sentence(),
+                "note": spaces.Text(8, min_length=0),
+                "places": spaces.Sequence(spaces.Box(-1, 1, (2,), np.float32)),
+                "events": spaces.Sequence(spaces.Discrete(4, start=1), stack=True),
+            }
+        )
+        self.action_space = spaces.Discrete(2)
+        self.words, self.steps, self.things = words, steps, things
+
+    def _observe(self):
+        t = self.time
+        return {
+            "mission": f"{self.words} {self.asked}",
+            "note": "abcdefgh"[:t],
+            "places": tuple(np.array([i, t], np.float32) / 10 for i in range(t % (self.things + 1))),
+            "events": np.array([1 + i % 4 for i in range(t)], dtype=np.int64),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.asked = 0, int(self.np_random.integers(10))
+        return self._observe(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self._observe(), float(action == self.asked % 2), self.time == self.steps, False, {}
+
+
 def factory(**kwargs):
     return Line(**kwargs)
 

@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from pipelines.envs.env import Env
 from pipelines.envs.make import make
-from pipelines.envs.spec import ActionCodec
+from pipelines.envs.spec import ActionCodec, ObservationCodec
 from pipelines.errors import InputMissing, StageFailed, UsageError
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged
 
 EVERYTHING = "tests.envs.own:Everything"
 LINE = "tests.envs.own:Line"
@@ -35,6 +35,51 @@ def test_observations_of_every_kind_become_flat_columns():
     assert result.observation["obs.pair.0"].tolist() == [[1, 1], [1, 1]]
     assert result.observation["obs.pair.1"].tolist() == [[1, 0, 1], [1, 0, 1]]
     assert [e.unwrapped.received for e in env.envs] == [[-1], [1]]
+
+
+TOLD = "tests.envs.own:Told"
+
+
+def test_texts_and_sequences_are_padded_and_say_their_length():
+    env = make(TOLD, num_envs=2, seed=0, params={"max_length": 20})
+    assert dict(env.spec.spaces.observation) == {
+        "obs.mission.length": Discrete(n=21),
+        "obs.mission": Ragged(max_length=20, dtype="int32", scale=255.0),
+        "obs.note.length": Discrete(n=9),
+        "obs.note": Ragged(max_length=8, dtype="uint8", scale=122.0),
+        "obs.places.length": Discrete(n=21),
+        "obs.places": Ragged(max_length=20),
+        "obs.events.length": Discrete(n=21),
+        "obs.events": Ragged(max_length=20, dtype="int32", scale=4.0),
+    }
+    first = env.reset()
+    for i, inner in enumerate(env.envs):
+        assert env.goal_texts(np.array([i])) == [f"go to the ünd {inner.unwrapped.asked}"]
+        assert "".join(map(chr, first["obs.mission"][i, :15])) == env.goal_texts(np.array([i]))[0]
+    assert first["obs.mission.length"].tolist() == [15, 15]
+    assert not first["obs.mission"][:, 15:].any()
+    for _ in range(2):
+        now = env.step(np.zeros(2, np.int32)).observation
+    assert now["obs.note"].tolist() == [[97, 98, 0, 0, 0, 0, 0, 0]] * 2
+    assert now["obs.places.length"].tolist() == [4, 4]
+    np.testing.assert_allclose(now["obs.places"][0, :5], [0, 0.2, 0.1, 0.2, 0])
+    assert now["obs.events"][1, :3].tolist() == [1, 2, 0]
+
+
+def test_what_is_longer_than_its_room_is_refused_with_a_way_out():
+    env = make(TOLD, num_envs=1, seed=0, params={"max_length": 14})
+    with pytest.raises(StageFailed, match=r"obs\.mission.*length of 15, more than 14.*env\.max_length"):
+        env.reset()
+
+
+class Twice(gymnasium.Env):
+    observation_space = spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})})
+    action_space = spaces.Discrete(2)
+
+
+def test_two_parts_of_one_name_are_refused():
+    with pytest.raises(UsageError, match=r"two parts .* 'obs\.a\.b'"):
+        make("tests.envs.test_gymnasium_env:Twice", num_envs=1, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +197,10 @@ def test_unsupported_spaces_are_refused():
         make(EVERYTHING, num_envs=1, seed=0, params={"action_space": spaces.Dict(a=spaces.Discrete(2))})
     with pytest.raises(UsageError, match="action space Text is not supported"):
         make(EVERYTHING, num_envs=1, seed=0, params={"action_space": spaces.Text(3)})
+    with pytest.raises(UsageError, match="Sequence of Text is not supported"):
+        ObservationCodec(spaces.Sequence(spaces.Text(3)), name="x")
+    with pytest.raises(UsageError, match="observation 'obs' space Graph is not supported"):
+        ObservationCodec(spaces.Graph(spaces.Box(0, 1), None), name="x")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,13 @@ def bundle(tmp_path: Path, **tables: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "env", [{"name": "tmaze", "corridor": 4}, {"name": "goal-frozen-lake"}, {"name": "gym:Pendulum-v1"}]
+    "env",
+    [
+        {"name": "tmaze", "corridor": 4},
+        {"name": "goal-frozen-lake"},
+        {"name": "gym:Pendulum-v1"},
+        {"name": "tests.envs.own:Told"},
+    ],
 )
 def test_a_bundle_equals_the_trained_policy_over_whole_episodes(tmp_path: Path, env: dict) -> None:
     deployed = load_policy(bundle(tmp_path, env=env))

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipelines.lake.footer import Footer, read_footer
 from pipelines.lake.schema import Schema
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, Ragged, Spaces
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
@@ -23,6 +23,11 @@ MIXED = Schema(
             "obs.grid": Box(shape=(2, 3), dtype="int64"),
         },
         action=Box(shape=(1,)),
+    )
+)
+RAGGED = Schema(
+    Spaces(
+        observation={"obs.length": Discrete(n=101), "obs": Ragged(max_length=100, dtype="uint8")}, action=Discrete(n=3)
     )
 )
 INFO = TrajectoryInfo(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import IntegrityError
 from pipelines.lake.arrow import arrow_schema, to_arrow
-from pipelines.lake.blob import BATCH_BYTES, BlobCache, BlobFile, write_blob
+from pipelines.lake.blob import MOST_BYTES, BlobCache, BlobFile, write_blob
 from pipelines.lake.schema import Column
 
 WIDE = Column(name="obs.image", dtype="uint8", shape=(64, 64, 3), role="observation")
@@ -55,7 +55,7 @@ def test_any_range_is_what_was_written(tmp_path_factory, rows: int, columns: lis
 def test_rows_are_compressed_together_as_long_as_they_are_small(tmp_path: Path, shape: tuple, rows: int) -> None:
     column = Column(name="obs", dtype="uint8", shape=shape, role="observation")
     assert written(tmp_path / "x", [column], 40).batch_rows == rows
-    assert rows == 1 or rows * column.step_bytes <= BATCH_BYTES
+    assert rows == 1 or rows * column.step_bytes <= MOST_BYTES
 
 
 def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:

@@ -15,13 +15,26 @@ from pipelines.lake import reading
 from pipelines.lake import segment as segments
 from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.schema import Schema
 from pipelines.lake.sealer import WAITING
+from pipelines.lake.spaces import Discrete, Ragged, Spaces
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
-from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, footer_at, segment_files
+from tests.lake.factories import (
+    IMAGES,
+    INFO,
+    MIXED,
+    RAGGED,
+    SCHEMA,
+    assert_same,
+    columns,
+    fill,
+    footer_at,
+    segment_files,
+)
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
+@pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED, RAGGED], ids=["plain", "images", "mixed", "ragged"])
 def test_what_is_appended_is_what_is_read(lake: Lake, schema) -> None:
     written = fill(lake, [1, 40, 7, 100, 2], schema=schema, seal_every=2)
     for uid, values in written.items():
@@ -67,6 +80,22 @@ def eventually(count: int, lake: Lake) -> None:
     while len(segment_files(lake)) != count:
         assert time.monotonic() < deadline, segment_files(lake)
         time.sleep(0.005)
+
+
+def test_a_text_costs_what_it_says_not_the_room_it_has(lake: Lake) -> None:
+    spaces = Spaces(
+        observation={"obs.length": Discrete(n=901), "obs": Ragged(max_length=900, dtype="uint8")}, action=Discrete(n=3)
+    )
+    schema, rng = Schema(spaces), np.random.default_rng(0)
+    values = schema.empty(1001)
+    for row in range(1001):
+        length = int(rng.integers(20, 40))
+        values["obs"][row, :length], values["obs.length"][row] = rng.integers(97, 123, length), length
+    with lake.writer(schema) as writer:
+        uid = writer.append(values, TrajectoryInfo())
+    blob = next(path for path in segment_files(lake) if ".blob" in path.name)
+    assert blob.stat().st_size < 3 * values["obs.length"].sum()
+    assert_same(dict(reading.read(lake, uid).columns), values)
 
 
 def test_segments_are_sealed_by_size_age_and_close(lake: Lake) -> None:

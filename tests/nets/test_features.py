@@ -1,6 +1,6 @@
 import torch
 
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged
 from pipelines.nets.features import features
 
 
@@ -20,3 +20,8 @@ def test_numbers_and_bits_stay():
     assert features(torch.tensor([[1, 0]], dtype=torch.uint8), MultiBinary(n=2)).tolist() == [[1.0, 0.0]]
     assert features(torch.arange(8).view(2, 2, 2), Box(shape=(2, 2))).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert features(torch.tensor([5.0, 6.0]), Box(shape=())).tolist() == [[5.0], [6.0]]
+
+
+def test_a_sequence_is_its_numbers_scaled():
+    out = features(torch.tensor([[100, 50, 0]], dtype=torch.uint8), Ragged(max_length=3, dtype="uint8", scale=100.0))
+    assert out.tolist() == [[1.0, 0.5, 0.0]]

@@ -244,3 +244,13 @@ def test_the_expert_succeeds_always():
     env = make("meta-frozen-lake", num_envs=8, seed=0, params=LAKE)
     rollout = Rollout(env, ExpertPolicy(env))
     assert rollout.run(steps=8 * 60).success_mean == 1.0
+
+
+def test_the_mission_an_episode_began_with_is_its_goal_in_words():
+    rollout, stored = make_rollout("tests.envs.own:Told", {})
+    rollout.run(steps=60)
+    assert len(stored) == 12
+    for columns, info in stored:
+        first = columns["obs.mission"][0, : columns["obs.mission.length"][0]]
+        assert info.goal_text == "".join(map(chr, first))
+    assert len({info.goal_text for _, info in stored}) > 1

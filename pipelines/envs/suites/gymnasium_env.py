@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, EnvSpec, StepResult
-from pipelines.envs.spec import ActionCodec, ObservationCodec
+from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 
@@ -43,6 +43,9 @@ class GymnasiumSettings(SettingsModel):
     """Truncate episodes here instead of where the registration says."""
     success_key: str | None = None
     """Key of `info` that tells, in an episode's last step, whether the task was solved."""
+
+    max_length: int = Field(MAX_LENGTH, ge=1)
+    """Room for the numbers of a Sequence, or the characters of a text whose space sets no limit; more is an error."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -69,7 +72,7 @@ class GymnasiumEnv(Env):
         self._name = name
         self.envs = [self._guarded(factory, "be made")]
         first = self.envs[0]
-        self._observations = ObservationCodec(first.observation_space, name=name)
+        self._observations = ObservationCodec(first.observation_space, name=name, max_length=settings.max_length)
         self._actions = ActionCodec(first.action_space, name=name)
         self.spec = EnvSpec(
             name=name,
@@ -82,6 +85,7 @@ class GymnasiumEnv(Env):
         self.envs += [self._guarded(factory, "be made") for _ in range(num_envs - 1)]
         self._seeds = np.zeros(num_envs, dtype=np.int64)
         self._columns = self._observations.empty(num_envs)
+        self._goals = [""] * num_envs
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
@@ -92,6 +96,7 @@ class GymnasiumEnv(Env):
             try:
                 observation, _ = self.envs[i].reset(seed=int(self._seeds[i]))
                 self._observations.write(observation, columns, i)
+                self._goals[i] = self._observations.text(observation)
             except (Exception, SystemExit) as error:
                 self._fail("reset", i, error)
         self._columns = columns
@@ -124,6 +129,10 @@ class GymnasiumEnv(Env):
     def tasks(self, indices: np.ndarray) -> list[str]:
         """One environment is one task."""
         return [self._name for _ in indices]
+
+    def goal_texts(self, indices: np.ndarray) -> list[str]:
+        """The first text of the observation with which the episode began."""
+        return [self._goals[i] for i in indices.tolist()]
 
     def close(self) -> None:
         for env in self.envs:
