@@ -70,3 +70,7 @@ class Interrupted(AmagoError):
     def __init__(self, message: str, *, signal_number: int = 2, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.exit_code = 128 + signal_number
+
+
+class StorageError(OSError):
+    """An object store is out of reach or refused; the message is one short line."""

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.errors import InputMissing, IntegrityError
+from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.keys import segment_key
 from pipelines.lake.storage import Storage
@@ -185,11 +185,20 @@ def read_footer(storage: Storage, id: str) -> Footer:
     if unreadable.
     """
     key = segment_key(id)
+    try:
+        return _read_footer(storage, key)
+    except IntegrityError:
+        if not storage.forget(key):  # else what is damaged may be this host's copy
+            raise
+        return _read_footer(storage, key)
+
+
+def _read_footer(storage: Storage, key: str) -> Footer:
     path = storage.url(key)
     try:
         values = pa.ipc.open_file(pa.py_buffer(_tail(storage, key))).metadata
         return decode(dict(values) if values is not None else None, path)
-    except FileNotFoundError:
+    except (FileNotFoundError, StorageError):
         raise
     except UNREADABLE as error:
         raise IntegrityError(f"segment '{path}' is damaged: {error}") from error

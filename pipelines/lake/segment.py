@@ -8,6 +8,7 @@ more, see `blob`. A segment's id is "HOUR/STEM" ("HOUR/STEM.ovl" for an overlay)
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob
 from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
+
+FETCHES = 4  # of a file that this host keeps for a while only
 
 
 @dataclass
@@ -138,9 +141,23 @@ def open_segment(
     scattered: bool = False,
     cache: BlobCache | None = None,
 ) -> SegmentFile:
-    """The segment, fetched if it lies elsewhere, and mapped; see `SegmentFile`."""
-    path = storage.fetch(segment_key(id))
-    return SegmentFile(path, schema_columns, scattered=scattered, cache=cache, wide=lambda: storage.fetch(blob_key(id)))
+    """The segment, fetched if it lies elsewhere, and mapped; see `SegmentFile`.
+
+    A copy that this host removed meanwhile, or damaged, is fetched again.
+    """
+    keys = (segment_key(id), blob_key(id))
+    for attempt in range(FETCHES):
+        path = storage.fetch(keys[0])
+        try:
+            wide = functools.partial(storage.fetch, keys[1])
+            return SegmentFile(path, schema_columns, scattered=scattered, cache=cache, wide=wide)
+        except FileNotFoundError:
+            if attempt == FETCHES - 1:
+                raise
+        except IntegrityError:
+            if attempt or not any([storage.forget(key) for key in keys]):
+                raise
+    raise AssertionError
 
 
 def checksum(values: np.ndarray, crc: int = 0) -> int:

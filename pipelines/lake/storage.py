@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from pipelines.config import atomic
+from pipelines.config.locking import exclusive
 
 _SCHEME = "s3:"
 
 
 class Storage(Protocol):
-    """Files by key. `local` is a directory of this host for logs, locks, files on their way and the index."""
+    """Files by key. What lies under `segments/` is never changed, only added and removed."""
 
-    local: Path
+    @property
+    def local(self) -> Path:
+        """A directory of this host for logs, locks, files on their way and the index."""
 
     def url(self, key: str = "") -> str:
         """What messages and records call the place, or a file in it."""
@@ -36,6 +40,9 @@ class Storage(Protocol):
 
     def folders(self, folder: str) -> list[str]:
         """Names of the folders directly in `folder`."""
+
+    def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
+        """As `names`, for several folders."""
 
     def stamp(self, folder: str) -> int | None:
         """Something that moves when a name appears in `folder` or goes: its modification time in ns; None where
@@ -70,7 +77,21 @@ class Storage(Protocol):
         """Seconds since the file was written, as the storage's clock has it."""
 
     def fetch(self, key: str) -> Path:
-        """A local file with the content, to be mapped. It may vanish once it is no longer open."""
+        """A local file with the content, to be mapped. It may vanish as long as it is not open."""
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """These will be fetched: get what is not here, several at a time. What fails then fails when it is needed."""
+
+    def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
+        """As `prefetch`, for files of which the last `count` bytes will be read."""
+
+    def forget(self, key: str) -> bool:
+        """Drop what this host has of a file that lies elsewhere, and say whether there was something."""
+
+    def hold(self, name: str, *, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Be the only process that holds `name`; Locked says who holds it, and that it is `what`. Gives a function
+        that raises StageFailed once it is not held any more.
+        """
 
 
 class LocalStorage:
@@ -101,6 +122,9 @@ class LocalStorage:
                 return [entry.name for entry in entries if _is_folder(entry)]
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
+        return map(self.names, folders)
 
     def stamp(self, folder: str) -> int | None:
         try:
@@ -155,6 +179,20 @@ class LocalStorage:
 
     def fetch(self, key: str) -> Path:
         return self.root / key
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """They are here."""
+
+    def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
+        """They are here."""
+
+    def forget(self, key: str) -> bool:
+        return False
+
+    @contextlib.contextmanager
+    def hold(self, name: str, *, what: str) -> Iterator[Callable[[], None]]:
+        with exclusive(self.root / "locks" / f"{name}.lock", what=what):
+            yield lambda: None
 
     def _make_room(self, path: Path) -> None:
         if not path.parent.is_dir():

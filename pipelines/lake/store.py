@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config.atomic import explained, storage_error
-from pipelines.errors import InputMissing, IntegrityError
+from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
@@ -166,6 +166,8 @@ class Lake:
                 data = json.loads(self.storage.read(key))
             except FileNotFoundError as error:
                 raise InputMissing(f"lake '{self.name}' has no schema {schema_id}", hint=_HEAL) from error
+            except StorageError as error:
+                raise storage_error(error, f"read '{path}'") from error
             except (OSError, ValueError) as error:
                 raise IntegrityError(f"schema '{path}' is damaged", hint=_HEAL) from error
             if digest(data) != schema_id:

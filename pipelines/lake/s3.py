@@ -1,0 +1,182 @@
+"""Where an object store is, how to reach it, and what its refusals mean in plain words.
+
+A location is "s3://bucket/prefix", perhaps with "?endpoint_override=http://host:port&region=…&scheme=http". What it
+does not say comes from the environment as other tools have it: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
+AWS_DEFAULT_REGION. Credentials never stand in a location: they come from the environment, a profile or the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, quote
+
+import pyarrow as pa
+from pyarrow import fs
+
+from pipelines.errors import StorageError, UsageError
+
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
+# Waits between attempts double from 50 ms on: 1.5 s in all before the store has ever answered, then 25 s.
+HURRIED, PATIENT = 6, 10
+_OPTIONS = ("endpoint_override", "region", "scheme")
+_LONGEST_REASON = 160
+_DENIED = (
+    "access was denied: check the credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) "
+    "and what they permit"
+)
+_OVERLOADED = "the store asks for fewer requests"
+_REASONS = {
+    "NETWORK_CONNECTION": "no connection to {endpoint}",
+    "REQUEST_TIMEOUT": "{endpoint} does not answer",
+    "NO_SUCH_BUCKET": "there is no bucket '{bucket}'",
+    "VALIDATION": "'{endpoint}' is not the address of a host",
+    **dict.fromkeys(("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "FORBIDDEN"), _DENIED),
+    **dict.fromkeys(("EXPIRED_TOKEN", "INVALID_CLIENT_TOKEN_ID", "UNRECOGNIZED_CLIENT"), _DENIED),
+    **dict.fromkeys(("SLOW_DOWN", "THROTTLING", "SERVICE_UNAVAILABLE"), _OVERLOADED),
+}
+_AWS = re.compile(r"AWS Error (\w+) during \w+ operation(?:: (.*))?", re.DOTALL)
+_NOISE = re.compile(r"\s*\((?:Request|Host) ID:[^)]*\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """A bucket and the prefix below it ("" or "a/b"); `options` as they were given, for the location's text."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """UsageError unless `text` is a location."""
+        body, _, query = text.partition("?")
+        place = body.removeprefix("s3://")
+        bucket, _, prefix = place.partition("/")
+        prefix = prefix.strip("/")
+        if place == body or not re.fullmatch(r"[\w.\-]+", bucket) or "" in prefix.split("/")[1:] or "#" in prefix:
+            hint = "leave credentials to AWS_PROFILE or AWS_ACCESS_KEY_ID" if "@" in bucket else None
+            raise UsageError(f"'{text}' is not a location: s3://bucket/prefix", hint=hint)
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        unknown = sorted(options.keys() - set(_OPTIONS))
+        if unknown:
+            raise UsageError(
+                f"location '{text}': unknown option {', '.join(unknown)}", hint=f"there are {', '.join(_OPTIONS)}"
+            )
+        endpoint = options.get("endpoint_override") or _environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+        if endpoint and "://" not in endpoint:
+            endpoint = f"{options.get('scheme', 'https')}://{endpoint}"
+        region = options.get("region") or _environment("AWS_REGION", "AWS_DEFAULT_REGION")
+        return cls(
+            bucket=bucket,
+            prefix=prefix,
+            endpoint=endpoint.rstrip("/") if endpoint else None,
+            region=region or ("us-east-1" if endpoint else None),
+            options=tuple(options.items()),
+        )
+
+    def __str__(self) -> str:
+        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in self.options)
+        return self.shown() + (f"?{query}" if query else "")
+
+    def shown(self, key: str = "") -> str:
+        """The text without its options, of the place or of a file in it."""
+        return "s3://" + "/".join(filter(None, (self.bucket, self.prefix, key)))
+
+    def path(self, key: str = "") -> str:
+        """What the file system calls a file or folder."""
+        return "/".join(filter(None, (self.bucket, self.prefix, key)))
+
+    def object(self, key: str) -> str:
+        """The name of a file within its bucket."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def below(self, folder: str) -> Location:
+        return replace(self, prefix=self.object(folder))
+
+    @property
+    def identity(self) -> str:
+        """Alike for locations that mean the same place."""
+        return f"{self.endpoint or ''} {self.shown()}"
+
+
+def _environment(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+class Connection:
+    """The way to a bucket. The first contact gives up soon, so that a mistake is told at once; later ones wait for a
+    store that is away for a moment.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._reached = False
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[fs.S3FileSystem]:
+        """The file system; what it refuses leaves as StorageError, FileNotFoundError as it is."""
+        try:
+            yield self._patient if self._reached else self._hurried
+            self._reached = True
+        except OSError as error:
+            if error.errno is not None:  # a file that is not there, or a fault of the local disk
+                raise
+            raise StorageError(refusal(str(error), self.location)) from error
+        except pa.ArrowInvalid as error:
+            raise StorageError(refusal(str(error), self.location)) from error
+
+    @functools.cached_property
+    def _hurried(self) -> fs.S3FileSystem:
+        return self._filesystem(HURRIED)
+
+    @functools.cached_property
+    def _patient(self) -> fs.S3FileSystem:
+        return self._filesystem(PATIENT)
+
+    def _filesystem(self, attempts: int) -> fs.S3FileSystem:
+        return fs.S3FileSystem(
+            endpoint_override=self.location.endpoint,
+            region=self.region,
+            connect_timeout=CONNECT_SECONDS,
+            request_timeout=REQUEST_SECONDS,
+            retry_strategy=fs.AwsDefaultS3RetryStrategy(max_attempts=attempts),
+            allow_delayed_open=True,  # a small object in one request
+        )
+
+    @functools.cached_property
+    def region(self) -> str:
+        """The bucket's region, asked for where nobody says it."""
+        return self.location.region or fs.resolve_s3_region(self.location.bucket)
+
+
+@functools.lru_cache(maxsize=32)
+def connection(bucket: Location) -> Connection:
+    """One connection of this process for each bucket; `bucket` has no prefix and no options."""
+    return Connection(bucket)
+
+
+def connect(location: Location) -> Connection:
+    return connection(replace(location, prefix="", options=()))
+
+
+def refusal(text: str, location: Location) -> str:
+    """What an error of the store's client says, in one short line."""
+    found = _AWS.search(text)
+    code, rest = (found[1], found[2] or "") if found else ("", text)
+    return reason(code, rest, location)
+
+
+def reason(code: str, text: str, location: Location) -> str:
+    """As `refusal`, of an error whose code (ACCESS_DENIED) and text are known."""
+    if code in _REASONS:
+        return _REASONS[code].format(endpoint=location.endpoint or "the store", bucket=location.bucket)
+    words = " ".join(_NOISE.sub("", text).split())
+    short = words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 1] + "…"
+    return f"{short.rstrip('.') or 'the store refused'}{f' ({code})' if code else ''}"

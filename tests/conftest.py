@@ -1,0 +1,78 @@
+"""An S3 server on this host, for whoever asks for a `bucket`."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class Server:
+    """A moto server process with its own, empty memory."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(600):
+            if self._process.poll() is not None:
+                break
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.05)
+        self.stop()
+        raise RuntimeError("moto's server did not start")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def start_server() -> Server:
+    for module in ("moto.server", "flask", "boto3"):
+        pytest.importorskip(module, reason='no S3 server here: pip install "amago[test]"')
+    return Server()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    server = start_server()
+    yield server
+    server.stop()
+
+
+def use(server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process and its children work with `server`, with `home` for what the host keeps."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    settings = {
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AMAGO_CACHE": str(home),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def bucket(s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a new, empty bucket."""
+    import boto3
+
+    use(s3_server, tmp_path / "host", monkeypatch)
+    name = f"bucket-{os.urandom(4).hex()}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return name
