@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +95,12 @@ def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> No
     for name in left:
         assert left[name].dtype == right[name].dtype, name
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def refuse(code: int) -> Callable[..., int]:
+    """A system call that always fails with the error `code`."""
+
+    def call(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return call

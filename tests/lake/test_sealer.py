@@ -1,0 +1,151 @@
+"""When segments are written, by whom, and what happens when they cannot be."""
+
+import errno
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pipelines.config import atomic
+from pipelines.errors import StageFailed
+from pipelines.lake import reading
+from pipelines.lake import segment as segments
+from pipelines.lake.follower import Follower
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.sealer import WAITING
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import TrajectoryInfo
+from tests.lake.factories import INFO, SCHEMA, columns, refuse, segment_files
+
+
+def eventually(count: int, lake: Lake) -> None:
+    """Wait until the lake has so many segment files."""
+    deadline = time.monotonic() + 20
+    while len(segment_files(lake)) != count:
+        assert time.monotonic() < deadline, segment_files(lake)
+        time.sleep(0.005)
+
+
+def test_segments_are_sealed_by_size_age_and_close(lake: Lake) -> None:
+    rng = np.random.default_rng(0)
+    writer = lake.writer(SCHEMA, seal_bytes=1000, seal_seconds=1e9)
+    writer.append(columns(rng, 10), TrajectoryInfo())
+    assert segment_files(lake) == []
+    writer.append(columns(rng, 100), TrajectoryInfo())
+    eventually(1, lake)
+    assert (writer.trajectories, writer.steps) == (2, 110)
+    aged = lake.writer(SCHEMA, seal_seconds=0.05)
+    aged.append(columns(rng, 1), TrajectoryInfo())
+    aged.poll()
+    assert len(segment_files(lake)) == 1
+    time.sleep(0.06)
+    aged.poll()
+    eventually(2, lake)
+    writer.append(columns(rng, 1), TrajectoryInfo())
+    writer.close()
+    aged.close()
+    assert len(segment_files(lake)) == 3
+    assert list((lake.path / "wal").iterdir()) == list((lake.path / "tmp").iterdir()) == []
+
+
+def test_acting_goes_on_while_a_segment_is_written_and_waits_when_the_disk_is_far_behind(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, going, real = columns(np.random.default_rng(0), 5), threading.Event(), segments.publish
+
+    def slow(*arguments: object) -> None:
+        assert going.wait(30)
+        real(*arguments)
+
+    monkeypatch.setattr(segments, "publish", slow)
+    with lake.writer(SCHEMA, seal_bytes=1, seal_seconds=1e9) as writer:
+        uids = [writer.append(values, INFO) for _ in range(1 + WAITING)]
+        assert segment_files(lake) == []
+        assert lake.salvage() == 0  # their logs are held
+        blocked = threading.Thread(target=lambda: uids.append(writer.append(values, INFO)))
+        blocked.start()
+        blocked.join(0.2)
+        assert blocked.is_alive()
+        going.set()
+        blocked.join(30)
+        writer.seal()
+        assert len(segment_files(lake)) == 2 + WAITING
+    assert reading.Reader(lake).uids() == uids
+
+
+def test_what_a_refusing_disk_said_in_the_background_is_heard_and_nothing_is_lost(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = columns(np.random.default_rng(0), 5)
+    writer = lake.writer(SCHEMA, seal_bytes=1, seal_seconds=1e9)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse(errno.ENOSPC))
+        uids = [writer.append(values, INFO)]
+        writer._sealer._join()
+        with pytest.raises(StageFailed, match="no space left"):
+            writer.append(values, INFO)
+    uids.append(writer.append(values, INFO))  # the one that was refused a voice was not stored
+    writer.close()
+    assert reading.Reader(lake).uids() == uids
+    assert list((lake.path / "wal").iterdir()) == list((lake.path / "tmp").iterdir()) == []
+
+
+def test_a_forked_child_has_no_part_in_its_parents_writing(lake: Lake) -> None:
+    writer = lake.writer(SCHEMA)
+    writer.append(columns(np.random.default_rng(0), 5), INFO)
+    child = os.fork()
+    if child == 0:
+        try:
+            writer.seal()
+        except StageFailed:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert segment_files(lake) == []
+    writer.close()
+    assert len(reading.Reader(lake).uids()) == 1
+
+
+def test_sealing_again_after_a_failure_past_the_rename_doubles_nothing(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = lake.writer(SCHEMA)
+    writer.append(columns(np.random.default_rng(0), 5), INFO)
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "sync_directory", refuse(errno.EIO))
+        (lake.path / "segments" / time.strftime("%Y%m%d%H", time.gmtime())).mkdir()
+        with pytest.raises(StageFailed):
+            writer.seal()
+    assert len(segment_files(lake)) == 1
+    writer.close()
+    assert len(segment_files(lake)) == 1
+    assert list((lake.path / "wal").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "tick_us",
+    [0, -1, -7, 3_600_000_000, -3_600_000_000],
+    ids=["stopped", "backwards", "far backwards", "an hour a seal", "an hour back a seal"],
+)
+def test_segments_have_names_of_their_own_whatever_the_clock_says(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, tick_us: int
+) -> None:
+    now = [1_700_000_000_000_000]
+
+    def clock() -> int:
+        now[0] += tick_us
+        return now[0] * 1000
+
+    monkeypatch.setattr(segments.time, "time_ns", clock)
+    follower, rng, uids = Follower(lake), np.random.default_rng(0), []
+    writers = [lake.writer(SCHEMA, name="same", seal_seconds=1e9) for _ in range(3)]
+    for _ in range(5):
+        for writer in writers:
+            uids.append(writer.append(columns(rng, 3), TrajectoryInfo()))
+            writer.seal()
+        follower.refresh()
+    assert len(segment_files(lake)) == len(uids) == 15
+    assert sorted(uid for segment in follower.segments for uid in hex_uids(segment.uids)) == sorted(uids)
+    assert sorted(reading.Reader(lake).uids()) == sorted(uids)
