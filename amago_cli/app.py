@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, train
-from amago_cli.commands.lake import info, lineage, ls, reindex, sql, verify
+from amago_cli.commands.lake import compact, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.help import Command, Group
 from amago_cli.invocation import Invocation
 
@@ -22,7 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-lake_app = typer.Typer(cls=Group, rich_markup_mode=None, help="List, describe, query and check lakes of experience.")
+lake_app = typer.Typer(
+    cls=Group, rich_markup_mode=None, help="List, describe, query, check and maintain lakes of experience."
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,7 +61,18 @@ for _panel, _functions in _COMMANDS:
     for _function in _functions:
         app.command(cls=Command, rich_help_panel=_panel)(_function)
 app.add_typer(lake_app, name="lake", rich_help_panel="Look")
-for _function in (ls.ls, info.info, sql.sql, lineage.lineage, verify.verify, reindex.reindex):
+for _function in (
+    ls.ls,
+    info.info,
+    sql.sql,
+    sample.sample,
+    lineage.lineage,
+    verify.verify,
+    reindex.reindex,
+    compact.compact,
+    expire.expire,
+    protect.protect,
+):
     lake_app.command(cls=Command)(_function)
 
 

@@ -1,0 +1,64 @@
+"""`amago lake sample`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, LakeArgument, reader
+
+
+@reader
+def sample(
+    common: Common,
+    lake: LakeArgument,
+    k: Annotated[int, typer.Option("-k", "--count", metavar="K", min=1, help="How many trajectories.")] = 3,
+    where: Annotated[
+        str, typer.Option("--where", metavar="SQL", help="Only those for which this predicate holds.")
+    ] = "",
+    weight: Annotated[str, typer.Option("--weight", metavar="SQL", help="Draw in proportion to this expression.")] = "",
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another seed draws others.")] = 0,
+    images: Annotated[
+        Path | None, typer.Option("--images", metavar="DIR", help="Write image observations there, a PNG each.")
+    ] = None,
+) -> Any:
+    """Show some trajectories of a lake, drawn at random: what was earned, done and seen, step by step.
+
+    A line is a column of the steps, its scale at the right; of flags, r is a soft reset, T the end, t a cut.
+
+    Example: amago lake sample runs/x --where 'success'
+    """
+    from amago_cli.output import Document
+    from amago_cli.sparkline import portrait
+    from amago_cli.tree import shows_unicode
+    from pipelines.lake import sampling
+    from pipelines.lake.store import Lake
+
+    opened = Lake.open(lake)
+    common.concerns(lake=opened.name)
+    width, unicode = shutil.get_terminal_size().columns, shows_unicode()
+    texts: list[str] = []
+    rows: list[Any] = []
+    written: list[Path] = []
+    with common.listening() as listener:
+        for found in sampling.sample(opened, k, where=where, weight=weight, seed=seed, listener=listener):
+            schema = opened.schema(found.schema_id)
+            texts.append(portrait(found.trajectory, found.row, schema, width=width, unicode=unicode))
+            rows.append(dict(found.row))
+            if images is not None:
+                written += _sheets(images, found, schema)
+    texts += [f"wrote {path}" for path in written]
+    if images is not None and not written:
+        texts.append("no observation here is an image")
+    return Document(text="\n\n".join(texts), fields={"trajectories": rows, "outputs": written})
+
+
+def _sheets(folder: Path, found: Any, schema: Any) -> list[Path]:
+    from pipelines.report.frames import is_image, write_sheet
+
+    uid, columns = found.row["uid"], found.trajectory.columns
+    wanted = [c.name for c in schema.columns if c.role == "observation" and is_image(c.dtype, c.shape)]
+    return [write_sheet(folder / f"{uid}-{name}.png", columns[name]) for name in wanted]
