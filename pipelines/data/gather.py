@@ -1,7 +1,7 @@
 """Copying windows out of mapped segments.
 
-The windows of a batch are ordered by segment. Where several lie in one file, one `take` of all their rows is the
-fastest copy there is in numpy; where a file has few, plain slices are.
+The windows of a batch are ordered by segment, those of an overlay then by their base. Where several lie in one file,
+one `take` of all their rows is the fastest copy there is in numpy; where a file has few, plain slices are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Gatherer:
         if self._moves != self._view.moves:
             self._close_moved()
         table = self._view.table[chosen]
-        order = np.lexsort((table["row0"] + start.astype(np.uint64), table["segment"]))
+        order = np.lexsort((table["row0"] + start.astype(np.uint64), table["base"], table["segment"]))
         table, start = table[order], start[order]
         lengths = np.minimum(table["length"].astype(np.int64) + 1 - start, self._rows)
         out = self._buffers.take(len(order)) if out is None else out
@@ -85,13 +85,8 @@ class Gatherer:
             return
         rest = [name for name in out if name not in own]
         base, rows = table["base"], table["base_row0"].astype(np.int64) + start
-        order = np.argsort(self._view.file_of[base], kind="stable")
-        for a, b in self._by_file(base[order]):
-            places = order[a:b]
-            parts = {name: np.empty((len(places), *out[name].shape[1:]), out[name].dtype) for name in rest}
-            self._copy(int(base[places[0]]), rows[places], parts)
-            for name in rest:
-                out[name][places] = parts[name]
+        for a, b in self._by_file(base):
+            self._copy(int(base[a]), rows[a:b], {name: out[name][a:b] for name in rest})
 
     def _copy(self, number: int, rows: np.ndarray, out: Columns) -> None:
         """Rows [r, r + window) of a segment's file for every r in `rows`; past the file's end anything is left."""
