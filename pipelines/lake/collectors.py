@@ -18,14 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import pyarrow as pa
+
 from pipelines.config.atomic import explained
 from pipelines.config.json_files import parse_object
+from pipelines.lake import records
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 FOLDER = "collectors"
 _MOST_PROCESSES = 32
+_COLUMNS = {
+    **dict.fromkeys(("collector", "run", "run_id", "env", "host"), pa.string()),
+    **dict.fromkeys(("seed", "pid", "processes"), pa.int64()),
+    **dict.fromkeys(("started", "process_started"), pa.float64()),
+}
 
 
 def register(
@@ -72,6 +80,30 @@ def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
         if record is not None and isinstance(record.get("collector"), str):
             found[record["collector"]] = record
     return found
+
+
+def table(lake: Lake) -> pa.Table:
+    """A row for every collector: `collector`, `run` (its directory), `run_id`, `env`, `seed`, `started`, and of its
+    newest process `host`, `pid`, `process_started`; `processes` counts those.
+    """
+    rows = []
+    for name, record in read_all(lake).items():
+        run, processes = record.get("run") or {}, record.get("processes") or [{}]
+        rows.append(
+            {
+                "collector": name,
+                "run": run.get("absolute"),
+                "run_id": run.get("id"),
+                "env": record.get("env", {}).get("name"),
+                "seed": record.get("seed"),
+                "started": record.get("started"),
+                "host": processes[-1].get("host"),
+                "pid": processes[-1].get("pid"),
+                "process_started": processes[-1].get("started"),
+                "processes": len(processes),
+            }
+        )
+    return records.table(rows, _COLUMNS)
 
 
 def place(path: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
-from pipelines.lake import records
+from pipelines.lake import collectors, records
 from pipelines.lake.sandbox import Limits
 from pipelines.lake.steps import DERIVED, Steps
 
@@ -42,6 +42,11 @@ _TABLE_FUNCTIONS = frozenset(
     | {f"duckdb_{what}" for what in ("columns", "constraints", "functions", "keywords", "tables", "types", "views")}
     | {"duckdb_settings", "duckdb_memory", "pragma_table_info", "pragma_version", "test_all_types"}
 )
+_LINEAGE = """
+create or replace temp view lineage as
+select segment, collector, policy_id, policy_version, count(*) as trajectories, sum(length)::bigint as steps, run
+from trajectories left join collectors using (collector) group by all
+"""
 _EXPLAIN = re.compile(r"\s*explain\b\s*(?:analy[sz]e\b|\([^()]*\))?", re.IGNORECASE)
 _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
 
@@ -144,6 +149,9 @@ def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listene
     for name, load in records.TABLES.items():
         if name in found.tables or found.lists:
             connection.register(name, load(lake.run) if lake.run else records.table([], {}))
+    if found.lists or found.tables & {"collectors", "lineage"}:
+        connection.register("collectors", collectors.table(lake))
+        connection.execute(_LINEAGE)
     if "steps" in found.tables or found.lists:
         _offer_steps(connection, lake, query, listener)
 

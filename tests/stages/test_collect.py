@@ -15,6 +15,7 @@ from pipelines.events import Event, Progress
 from pipelines.lake import collectors
 from pipelines.lake.catalog import query
 from pipelines.lake.reading import trajectories
+from pipelines.lake.sandbox import Limits
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, train
 from tests.stages.recipes import tiny
@@ -109,6 +110,27 @@ def test_a_lake_is_told_who_fills_it(tmp_path: Path) -> None:
     assert record["policies"] == {"random": None, RunDirectory(tmp_path / "run").identity: source}
     assert [process["pid"] for process in record["processes"]] == [os.getpid()] * 2
     assert record["processes"][0]["versions"]["numpy"] == np.__version__
+    told = rows(tmp_path / "run/lake", "select collector, run, env, processes from collectors order by processes")
+    assert told[1] == (other.identity, str(tmp_path / "other"), "tmaze", 2)
+
+
+def test_lineage_in_sql_repeats_the_trajectories_by_segment_and_policy_version(tmp_path: Path) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    collect.run(tiny(collect={"policy": "expert"}), lake=tmp_path / "run/lake")
+    sql = "select segment, collector, policy_id, policy_version, trajectories, steps, run from lineage order by all"
+    found = rows(tmp_path / "run/lake", sql)
+    wanted: dict = {}
+    for *key, length in rows(
+        tmp_path / "run/lake", "select segment, collector, policy_id, policy_version, length from trajectories"
+    ):
+        wanted.setdefault(tuple(key), []).append(length)
+    assert {tuple(row[:4]): (row[4], row[5]) for row in found} == {k: (len(v), sum(v)) for k, v in wanted.items()}
+    assert {row[1]: row[6] for row in found} == {
+        RunDirectory(tmp_path / "run").identity: str(tmp_path / "run"),
+        "tmaze-0": None,
+    }
+    joined = "select count(*) from trajectories join lineage using (segment, collector) where run is not null"
+    assert query(Lake.open(tmp_path / "run"), joined, limits=Limits())[1][0][0] > 0
 
 
 def test_the_expert_solves_the_maze(tmp_path: Path) -> None:
