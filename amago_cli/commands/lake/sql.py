@@ -19,8 +19,8 @@ def sql(
 ) -> Any:
     """Ask a lake in SQL, read-only.
 
-    Tables: trajectories, segments, overlays, steps, lineage, collectors; in a run also runs, checkpoints, metrics. Of the steps only the
-    columns that the query needs are read; wide ones (images) are there when it names them.
+    Tables: trajectories, segments, overlays, steps, lineage, collectors; in a run also runs, checkpoints, metrics.
+    Of the steps only the columns that the query needs are read; wide ones (images) are there when it names them.
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """
