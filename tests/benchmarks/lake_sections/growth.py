@@ -1,0 +1,77 @@
+"""What a refresh and the SQL index cost as a lake grows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from lake_sections.common import TINY, Section, add_segment, timed
+from pipelines.data.view import View
+from pipelines.lake import catalog
+from pipelines.lake.store import Lake
+
+QUERIES = {
+    "count": "select count(*) from trajectories",
+    "group by task": "select task, count(*), avg(return) from trajectories group by task",
+    "best successes": "select uid, return from trajectories where success order by return desc limit 10",
+    "one uid": "select * from trajectories where uid = (select max(uid) from trajectories)",
+}
+HOURS = [f"2026{month:02d}{day:02d}{hour:02d}" for month in (1, 2) for day in range(1, 29) for hour in range(24)]
+
+
+def grown(folder: Path, count: int, a_segment: int, rng: np.random.Generator) -> Lake:
+    """A lake of `count` tiny trajectories, 500 segments an hour."""
+    lake = Lake.create(folder)
+    lake.register(TINY)
+    for number in range(count // a_segment):
+        add_segment(lake, TINY, a_segment, hour=HOURS[number // 500], number=number, rng=rng)
+    return lake
+
+
+def refresh(folder: Path, sizes: list[int], rounds: int = 9) -> Section:
+    """Taking in 100 new trajectories; existing ones lie in segments of 100, from a million on in segments of 10,000."""
+    section, rng = Section(), np.random.default_rng(0)
+    for size in sizes:
+        a_segment = 100 if size < 1_000_000 else 10_000
+        lake = grown(folder / str(size), size, a_segment, rng)
+        hour = HOURS[(size // a_segment - 1) // 500]
+        view = View(lake, TINY.id)
+        first = timed(view.refresh)
+        catalog.refresh(lake)
+        follow, index = [], []
+        for turn in range(rounds):
+            add_segment(lake, TINY, 100, hour=hour, number=10_000_000 + turn, rng=rng)
+            follow.append(timed(view.refresh))
+            index.append(timed(lambda lake=lake: catalog.refresh(lake)))
+        assert view.num_trajectories == size + 100 * rounds
+        section.figures[f"{size:,}: follower from nothing, ms"] = 1e3 * first
+        section.figures[f"{size:,}: follower, 100 new, ms"] = 1e3 * statistics.median(follow)
+        section.figures[f"{size:,}: index, 100 new, ms"] = 1e3 * statistics.median(index)
+    least, *others = sizes
+    for size in others:
+        for what in ("follower", "index"):
+            base = section.figures[f"{least:,}: {what}, 100 new, ms"]
+            section.figures[f"{what}, {size:,} / {least:,}"] = section.figures[f"{size:,}: {what}, 100 new, ms"] / base
+    section.notes.append(f"medians of {rounds}; nothing new: see the listing alone")
+    return section
+
+
+def index(folder: Path, sizes: list[int]) -> Section:
+    """Building the index from the footers, and asking it; segments of 10,000 trajectories."""
+    section, rng = Section(), np.random.default_rng(0)
+    for size in sizes:
+        lake = grown(folder / str(size), size, 10_000, rng)
+        section.figures[f"{size:,}: build, s"] = timed(lambda lake=lake: catalog.refresh(lake))
+        section.figures[f"{size:,}: index, MB"] = (lake.path / "index.duckdb").stat().st_size / 1e6
+        for name, text in QUERIES.items():
+            seconds = []
+            for _ in range(3):
+                begun = time.perf_counter()
+                catalog.query(lake, text)
+                seconds.append(time.perf_counter() - begun)
+            section.figures[f"{size:,}: {name}, ms"] = 1e3 * min(seconds)
+    section.notes.append("a query includes looking for what is new")
+    return section
