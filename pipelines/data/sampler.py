@@ -10,7 +10,7 @@ import numpy as np
 
 from pipelines.data.batch import Batch
 from pipelines.data.gather import Columns, Gatherer, SegmentLost
-from pipelines.data.strategy import Strategy
+from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
@@ -85,7 +85,7 @@ class WindowSampler:
         table["measured"][rows] = True
         self._highest = max(self._highest, float(table["priority"][rows].max(initial=0.0)))
         if self._version == self.view.version:
-            self._tree.set(rows, self._mass[rows] * self._powers(rows))
+            self._tree.set(rows, self._mass[rows] * self._powers(table["priority"][rows]))
 
     @property
     def _total(self) -> float:
@@ -101,17 +101,20 @@ class WindowSampler:
         if self.strategy.priority:
             table["priority"][table["priority"] == 0] = self._highest
             self._mass = mass
-            self._tree = SumTree(mass * self._powers(slice(None)))
+            weights = mass.copy()
+            for rows, own in zip(pieces(table), pieces(weights), strict=True):
+                own *= self._powers(rows["priority"])
+            self._tree = SumTree(weights)
         else:
             self._last = int(np.flatnonzero(mass)[-1]) if mass.any() else 0
             self._cumulative = np.cumsum(mass, out=mass)
         self._version = self.view.version
 
-    def _powers(self, rows: Any) -> np.ndarray:
-        return self.view.table["priority"][rows].astype(np.float64) ** self.strategy.priority
+    def _powers(self, priority: np.ndarray) -> np.ndarray:
+        return priority.astype(np.float64) ** self.strategy.priority
 
     def _importance(self, batch: Batch) -> np.ndarray:
-        importance = self._powers(batch.trajectory) ** -self.strategy.beta
+        importance = self._powers(self.view.table["priority"][batch.trajectory]) ** -self.strategy.beta
         return importance / importance.max()
 
     def state_dict(self) -> dict[str, Any]:

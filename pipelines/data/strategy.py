@@ -8,6 +8,7 @@ are as long as the trajectory allows. The number of starts is what a trajectory 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from pipelines.data.view import PRIORITY, TASK
 
+PIECE = 1 << 16
 Weighting = Literal["timestep", "trajectory", "task"]
 Placement = Literal["any", "full"]
 
@@ -47,17 +49,39 @@ class Strategy:
         return length if self.placement == "any" else np.maximum(length - window, 0) + 1
 
     def mass(self, table: np.ndarray, window: int) -> np.ndarray:
-        """(N,) float64, without the priorities."""
-        mass = table["weight"].astype(np.float64)
-        if self.weighting != "trajectory":
-            starts = self.starts(table["length"].astype(np.int64), window)
-            if self.weighting == "task":
-                offered = np.bincount(table["task"], weights=starts * (mass > 0))
-                starts = starts / np.maximum(offered, 1)[table["task"]]
-            mass *= starts
-        if self.half_life:
-            steps = np.cumsum(table["length"], dtype=np.float64)
-            chosen = np.flatnonzero(mass)
-            # Counted from the newest that may be drawn: the ratios are the same, and one of them is never 0.
-            mass[chosen] *= np.exp2((steps[chosen] - steps[chosen[-1:]]) / self.half_life)
+        """(N,) float64, without the priorities. Piece by piece: beside it, a million rows cost no memory."""
+        mass = np.empty(len(table))
+        offered = self._offered(table, window) if self.weighting == "task" else None
+        newest = _steps_to_the_newest(table) if self.half_life else 0.0
+        passed = 0.0
+        for part, own in zip(pieces(table), pieces(mass), strict=True):
+            own[:] = part["weight"]
+            if self.weighting != "trajectory":
+                starts = self.starts(part["length"].astype(np.int64), window)
+                own *= starts if offered is None else starts / offered[part["task"]]
+            if self.half_life:
+                steps = passed + np.cumsum(part["length"], dtype=np.float64)
+                passed, chosen = steps[-1], own > 0
+                # Counted from the newest that may be drawn: the ratios are the same, and one of them is never 0.
+                own[chosen] *= np.exp2((steps[chosen] - newest) / self.half_life)
         return mass
+
+    def _offered(self, table: np.ndarray, window: int) -> np.ndarray:
+        """Starts of all selected trajectories, by task; 1 where there are none."""
+        offered = np.zeros(int(table["task"].max(initial=0)) + 1)
+        for part in pieces(table):
+            starts = self.starts(part["length"].astype(np.int64), window) * (part["weight"] > 0)
+            offered += np.bincount(part["task"], weights=starts, minlength=len(offered))
+        return np.maximum(offered, 1)
+
+
+def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Views of some rows after the other."""
+    return (rows[start : start + PIECE] for start in range(0, len(rows), PIECE))
+
+
+def _steps_to_the_newest(table: np.ndarray) -> float:
+    """Steps of the trajectories up to the last selected one."""
+    selected = table["weight"] > 0
+    stop = len(table) - int(np.argmax(selected[::-1])) if selected.any() else 0
+    return float(table["length"][:stop].sum(dtype=np.float64))
