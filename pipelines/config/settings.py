@@ -19,9 +19,9 @@ StageName = Literal["collect", "relabel", "train", "evaluate", "export"]
 
 # Which tables fix what a stage adds to a run: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
-    "collect": ("env", "exploration", "collect"),
+    "collect": ("env", "exploration", "collect", "lake"),
     "train": ("agent", "train"),
-    "run": ("env", "exploration", "agent", "collect", "relabel", "train", "stages"),
+    "run": ("env", "exploration", "agent", "collect", "lake", "relabel", "train", "stages"),
 }
 # In a chain, environments and model live through all epochs: only these keys may differ from entry to entry.
 STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
@@ -36,6 +36,10 @@ EXTENSIBLE = frozenset(
         "collect.follow",
         "collect.reload_seconds",
         "collect.seal_seconds",
+        "lake.max_steps",
+        "lake.max_bytes",
+        "lake.grace_seconds",
+        "lake.compact",
         "train.steps",
         "train.checkpoint_every",
         "train.keep_checkpoints",
@@ -80,6 +84,19 @@ class CollectSettings(SettingsModel):
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     seal_seconds: float = Field(10.0, gt=0)
     """A segment is sealed at this age at the latest; logged trajectories are safe before that."""
+
+
+class LakeSettings(SettingsModel):
+    """`[lake]`: what a collector does for the lake that it fills, and that others may fill too, while it collects."""
+
+    max_steps: int = Field(0, ge=0)
+    """Steps to keep: above, the oldest segments expire, whole ones; up to one more stays (0: all are kept)."""
+    max_bytes: int = Field(0, ge=0)
+    """Bytes of live segments to keep, likewise (0: all are kept)."""
+    grace_seconds: float = Field(60.0, ge=0)
+    """How long files stay that are out of sight: readers look at the lake more often than that."""
+    compact: bool = True
+    """Merge small segments once there are 16 or more of about one size: sampling from few files is faster."""
 
 
 class RelabelSettings(SettingsModel):
@@ -217,6 +234,7 @@ class Settings(SettingsModel):
     exploration: ExplorationSettings = ExplorationSettings()
     agent: AgentSettings = AgentSettings()
     collect: CollectSettings = CollectSettings()
+    lake: LakeSettings = LakeSettings()
     relabel: RelabelSettings = RelabelSettings()
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()

@@ -19,7 +19,7 @@ from pipelines.config.atomic import storage_error
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.footer import Footer, read_footer, uid_array
-from pipelines.lake.keys import is_rewritten
+from pipelines.lake.keys import is_rewritten, segment_key
 from pipelines.lake.storage import Storage
 from pipelines.lake.tombstones import FRESH_SECONDS, Hidden
 from pipelines.lake.uids import UidSet, positions
@@ -77,7 +77,8 @@ class Change(NamedTuple):
 class Follower:
     """`segments` grows at each `refresh`; an entry is replaced when its trajectories move to another file or die.
 
-    What cannot be read is told to `listener`, kept in `unreadable` (id -> reason) and passed over.
+    What cannot be read is told to `listener`, kept in `unreadable` (id -> reason) and passed over. `hidden` is what
+    is out of sight.
     """
 
     lake: Lake
@@ -95,16 +96,19 @@ class Follower:
         self._lying_in: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
         self._derived: dict[int, set[int]] = {}  # number -> those of overlays on it
         self._waiting: dict[str, Footer] = {}
+        self._vanished: set[str] = set()
         self._seen = UidSet()
-        self._hidden = Hidden(self._storage)
+        self.hidden = Hidden(self._storage)
         self._changed: set[int] = set()
 
     def refresh(self) -> Change:
         """Take in what is new, what was rewritten and what has died."""
+        vanished, self._vanished = self._vanished, set()
         new = sorted(self._listed())
         self._hide()
         before = len(self.segments)
         self._learn(new)
+        self._bury(vanished)
         self._known.update(id for id in new if id in self._aliases)
         added = self._admit(new, patient=True)
         self._rewritten.clear()
@@ -131,23 +135,21 @@ class Follower:
 
     def _hide(self) -> None:
         """Let what was hidden since the last time die."""
-        touched = self._hidden.refresh()
+        touched = self.hidden.refresh()
         if not touched:
             return
         if any("/" not in name for name in touched):  # quarantine: a marker may also have gone
             self._hours.clear()
             self._names.clear()
-        for segment in list(self.segments):
+        for number in range(len(self.segments)):
+            segment = self.segments[number]  # looked up late: an overlay may have lost some with its base just now
             if {segment.id, segment.file, segment.file.rpartition("/")[2]} & touched:
-                alive = self._hidden.alive(segment.file, segment.uids)
-                if segment.file != segment.id:
-                    alive &= self._hidden.alive(segment.id, segment.uids)
-                self._reduce(segment, alive)
+                self._reduce(segment, self.hidden.alive(segment.id, segment.uids, segment.file))
 
     def _learn(self, ids: Iterable[str]) -> None:
         """Read which of `ids` were rewritten from others, and move what is known of those."""
         for id in sorted(ids):
-            if not is_rewritten(id) or id in self._known or id in self._rewritten or self._hidden.hides(id):
+            if not is_rewritten(id) or id in self._known or id in self._rewritten or self.hidden.hides(id):
                 continue
             footer = self._footer(id)
             if footer is None:
@@ -170,9 +172,17 @@ class Follower:
         order = np.argsort(uids)
         for segment in (self.segments[number] for number in moved):
             place = positions(uids, segment.uids, order)
-            found = place >= 0
+            found = (place >= 0) & self.hidden.alive(segment.id, segment.uids, id)
             self._reduce(segment, found, file=id, row0=row0[place[found]])
         self._lying_in.setdefault(id, []).extend(moved)
+
+    def _bury(self, vanished: Iterable[str]) -> None:
+        """What lay in a file that was gone the last time, and has not been rewritten into another, is dead."""
+        for id in sorted(vanished):
+            for number in self._lying_in.get(id, ()):
+                segment = self.segments[number]
+                if len(segment.uids) and not self._storage.exists(segment_key(id)):
+                    self._reduce(segment, np.zeros(len(segment.uids), dtype=bool))
 
     def _reduce(
         self, old: Segment, keep: np.ndarray, *, file: str | None = None, row0: np.ndarray | None = None
@@ -203,11 +213,11 @@ class Follower:
 
     def _admit(self, ids: Iterable[str], *, patient: bool) -> int:
         """Steps first, then overlays. An overlay whose base is not there yet waits for the next refresh."""
-        count, overlays = 0, self._waiting
+        count, overlays = 0, {id: footer for id, footer in self._waiting.items() if id not in self._aliases}
         waited = set(overlays)
         self._waiting = {}
         for id in ids:
-            if id in self._known or self._hidden.hides(id):
+            if id in self._known or self.hidden.hides(id, self._aliases.get(id)):
                 continue
             self._known.add(id)
             footer = self._rewritten.get(self._aliases.get(id, id)) or self._footer(id)
@@ -218,8 +228,10 @@ class Follower:
             else:
                 count += self._add(id, footer)
         for id, footer in sorted(overlays.items()):
-            bases = set(footer.trajectories["base_segment"].to_pylist())
-            missing = {base for base in bases if not self._numbers(base) and not self._hidden.hides(base)}
+            table = self._part(id, footer)
+            alive = self.hidden.alive(id, uid_array(table["uid"]), self._aliases.get(id))
+            bases = set(table["base_segment"].filter(pa.array(alive)).to_pylist())
+            missing = {base for base in bases if not self._numbers(base) and not self.hidden.hides(base)}
             if missing and patient and id not in waited and not missing & self.unreadable.keys():
                 self._waiting[id] = footer
                 continue
@@ -231,11 +243,9 @@ class Follower:
     def _add(self, id: str, footer: Footer) -> int:
         """Take in the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
         file = self._aliases.get(id, id)
-        table, number = footer.trajectories, len(self.segments)
-        if file != id:
-            table = table.slice(*footer.part(id))
+        table, number = self._part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
-        keep = self._hidden.alive(file, uids) & self._hidden.alive(id, uids)
+        keep = self.hidden.alive(id, uids, file)
         bases = None
         if footer.is_overlay:
             bases = self._bases(table)
@@ -260,6 +270,10 @@ class Follower:
             self._derived.setdefault(base, set()).add(number)
         return int(keep.sum())
 
+    def _part(self, id: str, footer: Footer) -> pa.Table:
+        """The trajectories of segment `id`, wherever they lie now."""
+        return footer.trajectories if id not in self._aliases else footer.trajectories.slice(*footer.part(id))
+
     def _bases(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         """Number of the base's segment (-1 where it is not live) and its first row, for every row of an
         overlay.
@@ -276,17 +290,21 @@ class Follower:
                 row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
         return base, row0
 
+    def lies_in(self, id: str) -> str:
+        """Id of the segment in whose file the trajectories of segment `id` lie now."""
+        return self._aliases.get(id, id)
+
     def _numbers(self, id: str) -> list[int]:
         """Numbers of the segments that have the trajectories of `id`, whatever became of its file."""
-        return self._lying_in.get(self._aliases.get(id, id), [])
+        return self._lying_in.get(self.lies_in(id), [])
 
     def _footer(self, id: str) -> Footer | None:
         try:
             footer = read_footer(self._storage, id)
             _ = footer.trajectories
             return footer
-        except FileNotFoundError:
-            self.unreadable[id] = "it is gone"
+        except FileNotFoundError:  # expired or rewritten since it was listed: the next look says which
+            pass
         except AmagoError as error:
             self.unreadable[id] = str(error)
             self._tell(f"{error}; it is passed over, see: amago lake verify {self.lake.name}")
@@ -309,6 +327,8 @@ class Follower:
             self._hours[hour] = stamp if settled else None
             names = set(_names(self._storage, hour))
             ids = (f"{hour}/{name}" for name in _segments(names - self._names.get(hour, set())))
+            gone = _segments(self._names.get(hour, set()) - names)
+            self._vanished.update(f"{hour}/{name}" for name in gone)
             self._names[hour] = names
             yield from (id for id in ids if id not in self._known)
 

@@ -1,7 +1,9 @@
 """What is out of every reader's sight: expired trajectories and damaged segments.
 
 `tombstones/<us>-<token>.json` is one decision to expire: {"time", "reason", "segments": [ids that are dead as a
-whole], "trajectories": {segment id: [uids]}}. `quarantine/NAME.json` marks a segment that cannot be read.
+whole], "trajectories": {segment id: [uids]}, "steps": {collector: steps}}. Once the files it names are gone it is
+merged with others like it into one that keeps the steps alone and names them under "merges".
+`quarantine/NAME.json` marks a segment that cannot be read.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,12 +27,22 @@ FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's c
 
 @dataclass(frozen=True, kw_only=True)
 class Tombstone:
-    """One decision to expire: `segments` as a whole, `trajectories` of others by their uids (32 hex digits)."""
+    """One decision to expire: `segments` as a whole, `trajectories` of others by their uids (32 hex digits).
+
+    `steps`: how many of each collector's it took; `merges`: names of the tombstones whose steps are among them.
+    """
 
     time: float
     reason: str
     segments: tuple[str, ...] = ()
     trajectories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    merges: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> set[str]:
+        """Ids of the segments that it speaks of."""
+        return {*self.segments, *self.trajectories}
 
 
 def bury(storage: Storage, tombstone: Tombstone) -> str:
@@ -41,6 +54,8 @@ def bury(storage: Storage, tombstone: Tombstone) -> str:
             "reason": tombstone.reason,
             "segments": list(tombstone.segments),
             "trajectories": {id: list(uids) for id, uids in tombstone.trajectories.items()},
+            "steps": dict(tombstone.steps),
+            "merges": list(tombstone.merges),
         }
     )
     with explained(f"write '{storage.url(FOLDER)}'"):
@@ -58,12 +73,34 @@ def read_tombstone(storage: Storage, name: str) -> Tombstone:
             reason=str(data["reason"]),
             segments=tuple(data["segments"]),
             trajectories={id: tuple(uids) for id, uids in data["trajectories"].items()},
+            steps={collector: int(steps) for collector, steps in data.get("steps", {}).items()},
+            merges=tuple(data.get("merges", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IsADirectoryError) as error:
         raise IntegrityError(
             f"tombstone '{storage.url(key)}' is damaged",
             hint="restore it from a copy, or remove it: what it hid is seen again",
         ) from error
+
+
+def read_tombstones(storage: Storage) -> dict[str, Tombstone]:
+    """Every tombstone by its name, as they stood at one moment or a later one."""
+    while True:
+        names = sorted(n for n in storage.names(FOLDER) if n.endswith(".json") and not n.startswith("."))
+        try:
+            return {name: read_tombstone(storage, name) for name in names}
+        except FileNotFoundError:  # merged meanwhile
+            continue
+
+
+def expired_steps(storage: Storage) -> Counter[str]:
+    """How many steps of each collector's own experience have expired so far."""
+    known = read_tombstones(storage)
+    merged = {name for tombstone in known.values() for name in tombstone.merges}
+    steps: Counter[str] = Counter()
+    for name in known.keys() - merged:
+        steps.update(known[name].steps)
+    return steps
 
 
 class Hidden:
@@ -92,16 +129,24 @@ class Hidden:
                 touched |= self._take(name)
         return touched
 
-    def hides(self, id: str) -> bool:
-        """Whether nothing of the segment is to be seen."""
-        return id in self.whole or id.rpartition("/")[2] in self._quarantined
+    def hides(self, id: str, file: str | None = None) -> bool:
+        """Whether nothing of the segment is to be seen; `file`: the one that its trajectories lie in now."""
+        file = id if file is None else file
+        return id in self.whole or file in self.whole or self.sets_aside(file)
 
-    def alive(self, id: str, uids: np.ndarray) -> np.ndarray:
+    def sets_aside(self, file: str) -> bool:
+        """Whether the file of a segment is marked as damaged."""
+        return file.rpartition("/")[2] in self._quarantined
+
+    def alive(self, id: str, uids: np.ndarray, file: str | None = None) -> np.ndarray:
         """(n,) bool: which of the `uids` ("S16") of a segment are not hidden."""
-        if self.hides(id):
+        if self.hides(id, file):
             return np.zeros(len(uids), dtype=bool)
-        dead = self.partial.get(id)
-        return np.ones(len(uids), dtype=bool) if dead is None else ~np.isin(uids, dead)
+        alive = np.ones(len(uids), dtype=bool)
+        for dead in (self.partial.get(name) for name in {id, id if file is None else file}):
+            if dead is not None:
+                alive &= ~np.isin(uids, dead)
+        return alive
 
     def _take(self, name: str) -> set[str]:
         try:
@@ -113,7 +158,7 @@ class Hidden:
         for id, uids in tombstone.trajectories.items():
             raw = np.array([bytes.fromhex(uid) for uid in uids], dtype="S16")
             self.partial[id] = np.union1d(self.partial.get(id, raw), raw)
-        return {*tombstone.segments, *tombstone.trajectories}
+        return tombstone.names
 
     def _moved(self, folder: str) -> bool:
         """Whether a name may have appeared in `folder` since it was last listed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import queue
 import shutil
 import time
 from dataclasses import replace
@@ -26,9 +27,12 @@ from pipelines.envs.exploration import Exploration
 from pipelines.errors import UsageError
 from pipelines.events import Event, Listener, Progress, silent
 from pipelines.lake import collectors
+from pipelines.lake.cap import Cap
 from pipelines.lake.catalog import query
 from pipelines.lake.schema import Schema
+from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import expired_steps
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.actor import Rollout
 from pipelines.stages.environment import make_env
@@ -42,7 +46,7 @@ def run(
     settings: Settings,
     *,
     run: Path | None = None,
-    lake: Path | None = None,
+    lake: Path | str | None = None,
     listener: Listener = silent,
     fresh: bool = False,
 ) -> Result:
@@ -58,7 +62,7 @@ def run(
         else:
             name = f"{settings.env.name}-{settings.seed}"
             busy = f"lake '{where}' is being filled with '{name}'"
-            stack.enter_context(exclusive(where / f".{quote(name, safe='')}.lock", what=busy))
+            stack.enter_context(exclusive(connect(where).local / f".{quote(name, safe='')}.lock", what=busy))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
         collector = stack.enter_context(Collector(settings, where, name=name, run=directory, replaced=replaced))
@@ -89,7 +93,13 @@ class Collector:
     """
 
     def __init__(
-        self, settings: Settings, lake: Path, *, name: str, run: RunDirectory | None = None, replaced: bool = False
+        self,
+        settings: Settings,
+        lake: Path | str,
+        *,
+        name: str,
+        run: RunDirectory | None = None,
+        replaced: bool = False,
     ) -> None:
         self._settings, self._where, self.name, self._run, self._replaced = settings, lake, name, run, replaced
         existing = None if replaced else Lake.find(lake)
@@ -107,6 +117,8 @@ class Collector:
         self.rollout: Rollout | None = None
         self._following: Following | None = None
         self._policies: set[str] = set()
+        self._bounded = contextlib.ExitStack()
+        self._notices: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Collector:
         return self
@@ -120,7 +132,8 @@ class Collector:
         finally:
             self.env.close()
             if self.rollout is not None:
-                self.writer.__exit__(kind, error, trace)
+                with self._bounded:  # until after the last segment
+                    self.writer.__exit__(kind, error, trace)
 
     def first_policy(self, listener: Listener = silent) -> Acting:
         """Who acts first, by the settings. Errors as `load_policy`."""
@@ -154,6 +167,7 @@ class Collector:
             self._lake = self._open_lake()
             schema = Schema(self.env.spec.spaces)
             self.writer = self._lake.writer(schema, name=self.name, seal_seconds=self._settings.collect.seal_seconds)
+            self._bound(self._lake)
             self.rollout = Rollout(
                 self.env,
                 acting.policy,
@@ -187,6 +201,20 @@ class Collector:
         )
         return lake
 
+    def _bound(self, lake: Lake) -> None:
+        """Keep the lake within the settings' bounds from now on; what is told of it waits for the next progress."""
+        wanted = self._settings.lake
+        if wanted.max_steps or wanted.max_bytes or wanted.compact:
+            cap = Cap(
+                lake,
+                max_steps=wanted.max_steps,
+                max_bytes=wanted.max_bytes,
+                grace_seconds=wanted.grace_seconds,
+                merge=wanted.compact,
+                listener=self._notices.put,
+            )
+            self._bounded.enter_context(cap)
+
     def seal(self) -> None:
         """Let readers see everything that has ended so far."""
         if self.rollout is not None:
@@ -205,6 +233,8 @@ class Collector:
         def tell(event: Event) -> None:
             if isinstance(event, Progress):
                 event = replace(event, done=min(already + event.done, target), total=target)
+            while not self._notices.empty():
+                listener(self._notices.get())
             listener(event)
 
         between = self._follow if self._following is not None else None
@@ -227,12 +257,15 @@ class Collector:
 
 
 def stored_steps(lake: Lake, collector: str) -> int:
-    """Steps that `collector` has in the lake, logs of dead writers included."""
+    """Steps that `collector` has put into the lake, logs of dead writers included, and what has expired since."""
     lake.salvage()
     quoted = collector.replace("'", "''")
     where = f"collector = '{quoted}' and base_uid is null"
-    _, rows = query(lake, f"select coalesce(sum(length), 0) from trajectories where {where}")
-    return int(rows[0][0])
+    while True:
+        expired = expired_steps(lake.storage)[collector]
+        _, rows = query(lake, f"select coalesce(sum(length), 0) from trajectories where {where}")
+        if expired_steps(lake.storage)[collector] == expired:  # else some moved from one count to the other
+            return int(rows[0][0]) + expired
 
 
 def seeds(seed: int, position: int, *, count: int) -> list[int]:

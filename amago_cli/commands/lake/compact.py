@@ -1,0 +1,74 @@
+"""`amago lake compact`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, LakeArgument, reader
+from amago_cli.quantities import seconds, size
+
+
+@reader
+def compact(
+    common: Common,
+    lake: LakeArgument,
+    small: Annotated[
+        int, typer.Option(metavar="SIZE", parser=size, help="Segments smaller than this are merged.")
+    ] = "16MiB",  # type: ignore[assignment]
+    target: Annotated[
+        int, typer.Option(metavar="SIZE", parser=size, help="Up to this size; also the memory it takes.")
+    ] = "128MiB",  # type: ignore[assignment]
+    settle: Annotated[
+        float,
+        typer.Option(metavar="AGE", parser=seconds, help="Younger segments are left alone while somebody writes."),
+    ] = "30s",  # type: ignore[assignment]
+    grace: Annotated[
+        float, typer.Option(metavar="AGE", parser=seconds, help="How long files that are out of sight stay.")
+    ] = "600s",  # type: ignore[assignment]
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; touch nothing.")] = False,
+) -> Any:
+    """Merge small segments into large ones, and rewrite those of which half has expired.
+
+    Others may write and train meanwhile: trajectories stay the same, and a checkpoint goes on drawing what it drew. A
+    damaged segment is left as it is. Files that were replaced are removed after a grace period, by this command or a
+    later one; collectors compact what they fill (lake.compact).
+
+    Example: amago lake compact runs/quickstart
+    """
+    from pipelines.lake import compaction as engine
+    from pipelines.lake.store import Lake
+    from pipelines.stages.result import Result, Table
+
+    rules = engine.Rules(small_bytes=small, target_bytes=target, settle_seconds=settle)
+    opened = Lake.open(lake)
+    common.concerns(lake=opened.name)
+    with common.listening() as listener:
+        done = engine.compact(opened, rules, grace_seconds=grace, dry_run=dry_run, listener=listener)
+    removed = {"removed": done.swept.segments, "waiting": done.swept.waiting} if done.swept else {}
+    return Result(
+        command="lake compact",
+        status="done" if done.runs or (done.swept and done.swept.segments) else "skipped",
+        lake=opened.name,
+        metrics={
+            "segments_before": done.segments[0],
+            "segments_after": done.segments[1],
+            "bytes_before": done.bytes[0],
+            "bytes_after": done.bytes[1],
+            "rewritten": sum(len(run) for run in done.runs),
+            "trajectories": done.trajectories,
+            **removed,
+            "dry_run": dry_run,
+        },
+        tables=[
+            Table(
+                title="merged" if not dry_run else "to be merged",
+                columns=("segments", "first", "last"),
+                rows=[(len(run), run[0], run[-1]) for run in done.runs],
+            )
+        ]
+        if done.runs
+        else [],
+        seconds=common.invocation.seconds,
+    )

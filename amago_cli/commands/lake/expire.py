@@ -1,0 +1,101 @@
+"""`amago lake expire`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, LakeArgument, reader
+from amago_cli.quantities import seconds, size
+
+
+@reader
+def expire(
+    common: Common,
+    lake: LakeArgument,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", metavar="N", min=1, help="Keep at most so many steps.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", metavar="SIZE", parser=size, help="Keep at most so much, e.g. 10GB.")
+    ] = None,
+    max_trajectories: Annotated[
+        int | None, typer.Option("--max-trajectories", metavar="N", min=1, help="Keep at most so many trajectories.")
+    ] = None,
+    max_age: Annotated[
+        float | None,
+        typer.Option("--max-age", metavar="AGE", parser=seconds, help="Keep what is younger: 7d, 12h."),
+    ] = None,
+    where: Annotated[
+        str, typer.Option("--where", metavar="SQL", help="Count and expire only trajectories for which this holds.")
+    ] = "",
+    grace: Annotated[
+        float, typer.Option(metavar="AGE", parser=seconds, help="How long files that are out of sight stay.")
+    ] = "600s",  # type: ignore[assignment]
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go; touch nothing.")] = False,
+) -> Any:
+    """Let trajectories go: the oldest until the rest fits, those older than an age, or those that SQL selects.
+
+    Steps and trajectories are counted without overlays, which go with what they derive from. --where alone expires all
+    that it selects; with a limit, what the limit takes of it. They are out of sight at once. Files go after the grace
+    period when all in them has expired; `amago lake compact` makes room where a part has.
+
+    A protected lake is refused; trajectories of protected snapshots stay (see: amago lake protect --help).
+
+    Example: amago lake expire runs/cartpole --max-steps 1000000 --dry-run
+    """
+    from pipelines.lake import retention as engine
+    from pipelines.lake.store import Lake
+    from pipelines.stages.result import Result, Table
+
+    limits = engine.Limits(
+        max_steps=max_steps or 0,
+        max_trajectories=max_trajectories or 0,
+        max_bytes=max_bytes or 0,
+        max_age=max_age or 0.0,
+        where=where,
+    )
+    opened = Lake.open(lake)
+    common.concerns(lake=opened.name)
+    with common.listening() as listener:
+        done = engine.expire(opened, limits, grace_seconds=grace, dry_run=dry_run, listener=listener)
+    going = done.plan.going
+    rows = [
+        {
+            "segment": part.file.id,
+            "trajectories": part.trajectories,
+            "of": int(part.file.alive.sum()),
+            "steps": part.steps,
+            "bytes": round(part.bytes),
+            "overlay": part.file.is_overlay,
+            "whole": part.is_whole,
+        }
+        for part in going
+    ]
+    return Result(
+        command="lake expire",
+        status="done" if going else "skipped",
+        lake=opened.name,
+        metrics={
+            "trajectories": sum(part.trajectories for part in going if not part.file.is_overlay),
+            "overlays": sum(part.trajectories for part in going if part.file.is_overlay),
+            "steps": sum(part.steps for part in going if not part.file.is_overlay),
+            "bytes": round(sum(part.bytes for part in going)),
+            "segments": sum(part.is_whole for part in going),
+            "protected": done.plan.protected,
+            **{f"{name}_left": value for name, value in done.left.items()},
+            "expired": rows,
+            "dry_run": dry_run,
+        },
+        tables=[
+            Table(
+                title="would expire" if dry_run else "expired",
+                columns=tuple(rows[0]),
+                rows=[tuple(row.values()) for row in rows],
+            )
+        ]
+        if rows
+        else [],
+        seconds=common.invocation.seconds,
+    )

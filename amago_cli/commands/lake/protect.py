@@ -1,0 +1,70 @@
+"""`amago lake protect`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, LakeArgument, reader
+
+
+@reader
+def protect(
+    common: Common,
+    lake: LakeArgument,
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--snapshot", metavar="RUN[@CHECKPOINT]", help="Keep what this checkpoint could draw (latest)."),
+    ] = None,
+    whole: Annotated[bool, typer.Option("--all", help="Keep everything, also what is added later.")] = False,
+    off: Annotated[
+        str | None, typer.Option("--off", metavar="NAME", help="Take a protection back, by its name in the list.")
+    ] = None,
+) -> Any:
+    """Keep a lake, or what a checkpoint could draw, from expiring; without an option, list what is kept.
+
+    Neither `amago lake expire` nor a collector's bounds touch what is protected. Compaction may move it: the checkpoint
+    draws the same from it, byte for byte.
+
+    Example: amago lake protect runs/cartpole --snapshot runs/cartpole@best
+    """
+
+    from pipelines.config.run_directory import RunDirectory
+    from pipelines.errors import InputMissing, UsageError
+    from pipelines.lake import protection as engine
+    from pipelines.lake.lineage import split
+    from pipelines.lake.snapshot import lake_id, read_snapshots
+    from pipelines.lake.store import Lake
+    from pipelines.stages.result import Result, Table
+
+    if sum((snapshot is not None, whole, off is not None)) > 1:
+        raise UsageError("--all, --snapshot and --off exclude one another", hint="give one of them")
+    opened = Lake.open(lake)
+    common.concerns(lake=opened.name)
+    if whole:
+        engine.protect(opened)
+    elif off is not None:
+        engine.unprotect(opened, off)
+    elif snapshot is not None:
+        path, which = split(snapshot)
+        directory = RunDirectory(path)
+        update, _, snapshots = read_snapshots(directory, which)
+        ids = [id for found in snapshots if lake_id(found) == opened.id for id in found["segments"]]
+        if not ids:
+            raise InputMissing(
+                f"checkpoint {update} of run '{path}' drew nothing from lake '{opened.name}'",
+                hint=f"see what it drew from: amago lake lineage {path}@{update}",
+            )
+        engine.protect(opened, dict.fromkeys(ids), name=f"{directory.path.resolve().name}@{update}")
+    found = engine.protections(opened.storage)
+    rows = [
+        (kept.name, "everything" if kept.is_whole else f"what was in {len(kept.segments)} segments") for kept in found
+    ]
+    return Result(
+        command="lake protect",
+        lake=opened.name,
+        metrics={"protected": {protection.name: len(protection.segments) for protection in found}},
+        tables=[Table(title="protected", columns=("name", "what"), rows=rows or [("nothing", "")])],
+        seconds=common.invocation.seconds if whole or off or snapshot else 0.0,
+    )

@@ -1,0 +1,41 @@
+"""One maintainer of a lake at a time: what rewrites, expires or removes holds the lease while it does.
+
+Writers and readers need no lease.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pipelines.errors import Locked
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+_LOOK_SECONDS = 0.05
+WAIT_SECONDS = 10.0  # longer than a collector's look takes
+
+Held = Callable[[], None]
+"""Raises StageFailed once the lease is lost: to be called before what must not be done without it."""
+
+
+@contextmanager
+def lease(lake: Lake, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[Held]:
+    """Hold the lake's maintenance lease. Locked says who has it if it is not free within `wait_seconds`."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        holding = lake.storage.hold("maintenance", what=f"lake '{lake.name}' is being maintained")
+        try:
+            held = holding.__enter__()
+            break
+        except Locked as error:
+            if time.monotonic() >= deadline:
+                raise Locked(error.message, hint="wait for it, then repeat the command") from error
+            time.sleep(_LOOK_SECONDS)
+    try:
+        yield held
+    finally:
+        holding.__exit__(None, None, None)
