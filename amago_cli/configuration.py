@@ -69,7 +69,7 @@ def file_safe(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
 
 
-def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path]) -> Document:
+def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | str]) -> Document:
     """What `--dry-run` shows: where the stage would write, and the settings as TOML that can be run again."""
     import tomli_w
 

@@ -14,16 +14,17 @@ _NAME_ONE = "give --from-lake LAKE, e.g. --from-lake runs/cartpole"
 
 
 _WEIGHT = r"(?:\d+\.?\d*?|\.\d+)(?:[eE][+-]?\d+)?"
+_BEFORE_PORT = re.compile(r"endpoint_override=(?:\w+://)?[^:/&]*$")
 _SHARE = re.compile(rf"(?P<place>.+):(?P<weight>{_WEIGHT})(?:\.\.(?P<last>{_WEIGHT}))?")
 
 
-def only(given: Sequence[str] | None) -> Path:
+def only(given: Sequence[str] | None) -> str:
     """The one lake of `--from-lake`."""
     if not given:
         raise UsageError("no lake is named", hint=_NAME_ONE)
     if len(given) > 1:
         raise UsageError(f"--from-lake was given {len(given)} times", hint="one lake at a time")
-    return Path(given[0])
+    return given[0]
 
 
 def shares(given: Sequence[str] | None) -> list[tuple[str, float, float | None]]:
@@ -33,7 +34,7 @@ def shares(given: Sequence[str] | None) -> list[tuple[str, float, float | None]]
     found: list[tuple[str, float, float | None]] = []
     for text in given:
         match = _SHARE.fullmatch(text)
-        if match is None:
+        if match is None or _BEFORE_PORT.search(match["place"]):
             found.append((text, 1.0, None))
         else:
             last = match["last"]
@@ -41,11 +42,18 @@ def shares(given: Sequence[str] | None) -> list[tuple[str, float, float | None]]
     return found
 
 
-def locate(path: Path | str) -> Path:
-    """The lake at `path`. InputMissing if there is none."""
+def locate(place: str) -> str:
+    """Where the lake at `place`, or in the run `place`, lies. InputMissing if there is none."""
     from pipelines.lake.store import Lake
 
-    return Lake.open(path).path
+    return Lake.open(place).name
+
+
+def directory(place: str) -> Path | None:
+    """The directory that `place` names; None for a place in an object store."""
+    from pipelines.lake.storage import is_remote
+
+    return None if is_remote(place) else Path(place)
 
 
 def below(root: Path) -> Iterator[Path]:

@@ -36,9 +36,10 @@ Environment = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Environment, as `amago envs` lists it, or gym:ID.")
 ]
 FromLake = Annotated[
-    list[str] | None, typer.Option("--from-lake", metavar="LAKE", help="Lake to read, or a run: its lake.")
+    list[str] | None,
+    typer.Option("--from-lake", metavar="LAKE", help="Lake to read: a directory, a run, or s3://bucket/prefix."),
 ]
-LakeArgument = Annotated[Path, typer.Argument(metavar="LAKE", help="A lake, or a run: its lake.")]
+LakeArgument = Annotated[str, typer.Argument(metavar="LAKE", help="A directory, a run, or s3://bucket/prefix.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.")]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")]

@@ -37,7 +37,7 @@ def relabel(
     Example: amago relabel --from-lake runs/reach --with hindsight --strategy future --copies 4
     """
     from amago_cli.configuration import Request, preview, stored
-    from amago_cli.lakes import locate, only
+    from amago_cli.lakes import directory, locate, only
 
     named = {
         "relabel.relabeler": relabeler,
@@ -48,7 +48,7 @@ def relabel(
         "seed": seed,
     }
     source = only(from_lake)
-    settings = Request(common, named).settings(stored(source))
+    settings = Request(common, named).settings(stored(directory(source)))
     lake = locate(source)
     common.concerns(lake=lake)
     if common.dry_run:

@@ -52,12 +52,12 @@ def train(
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
     from amago_cli.configuration import Request, is_run, preview, stored
-    from amago_cli.lakes import locate, shares
+    from amago_cli.lakes import directory, locate, shares
 
     lakes = shares(from_lake)
-    source = Path(lakes[0][0])
+    source = directory(lakes[0][0])
     if run is None:
-        run = source if len(lakes) == 1 and is_run(source) else Path("runs") / "train"
+        run = source if source is not None and len(lakes) == 1 and is_run(source) else Path("runs") / "train"
     named = {
         "train.steps": steps,
         "train.where": where,

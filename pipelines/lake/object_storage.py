@@ -119,6 +119,7 @@ class ObjectStorage:
 
     def remove(self, key: str) -> None:
         self.forget(key)
+        self._sizes.pop(key, None)
         with contextlib.suppress(FileNotFoundError), self._connection.asking() as store:
             store.delete_file(self._location.path(key))
 
@@ -150,7 +151,6 @@ class ObjectStorage:
         self._at_once(lambda key: self.tail(key, count), list(dict.fromkeys(keys)))
 
     def forget(self, key: str) -> bool:
-        self._sizes.pop(key, None)
         end, whole = self._cache.forget(f"{key}.tail"), self._cache.forget(key)
         return end or whole
 

@@ -26,7 +26,7 @@ from pipelines.relabelers.base import Relabeler, generator_for, make_relabeler
 from pipelines.stages.result import Result
 
 
-def run(settings: Settings, *, lake: Path, listener: Listener = silent) -> Result:
+def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
     """Relabel the chosen share of the lake's original trajectories, `relabel.copies` times each."""
     wanted, started = settings.relabel, time.monotonic()
     store = Lake.open(lake)

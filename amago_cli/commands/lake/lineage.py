@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +26,7 @@ def lineage(
         bool, typer.Option("--trajectories", help="List the uids that the checkpoint could draw, one a line.")
     ] = False,
     lake: Annotated[
-        list[Path] | None, typer.Option("--lake", metavar="LAKE", help="Where a lake is now, if it was moved; repeats.")
+        list[str] | None, typer.Option("--lake", metavar="LAKE", help="Where a lake is now, if it was moved; repeats.")
     ] = None,
     depth: Annotated[
         int, typer.Option("--depth", metavar="N", min=1, help="Runs followed behind one another at most.")
