@@ -18,6 +18,7 @@ from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.schema import Schema
+from pipelines.lake.selection import select
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake, difference
 
@@ -117,8 +118,6 @@ def make_mixture(
 
 
 def _weights(lake: Lake, selection: Selection, schema_id: str, listener: Listener, uids: np.ndarray) -> np.ndarray:
-    from pipelines.lake.selection import select
-
     found = select(lake, selection.where, selection.weight, schema_id=schema_id, listener=listener)
     return found.weights_of(uids)
 

@@ -178,12 +178,12 @@ def test_a_checkpoint_says_what_was_drawn_from(tmp_path: Path, lake: Path) -> No
     from pipelines.lake.store import Lake
 
     collect.run(tiny(seed=5), lake=tmp_path / "other")
-    settings = tiny(train={"anneal_steps": 4, "where": "", "weight": ""})
+    settings = tiny(train={"anneal_steps": 4, "where": "length > 0", "weight": "length"})
     train.run(settings, run=tmp_path / "run", lakes=[(lake, 0.8, 0.2), (tmp_path / "other", 0.5)])
     first, second = checkpoints.load(tmp_path / "run/checkpoints").record["data"]["lakes"]
     assert (first["id"], first["name"]) == (Lake.open(lake).id, Lake.open(lake).name)
     assert (first["share"], second["share"]) == ([0.8, 0.2], [0.5, 0.5])
-    assert (first["where"], first["weight"]) == ("", "")
+    assert (first["where"], first["weight"]) == ("length > 0", "length")
     assert first["history"] == [[1, len(first["segments"])]]
     assert [len(part["segments"]) > 0 for part in (first, second)] == [True, True]
 
@@ -206,6 +206,18 @@ def test_lakes_of_different_spaces_are_not_mixed(tmp_path: Path, lake: Path) -> 
     with pytest.raises(InputMissing, match=r"hold steps of different spaces: .* in '.*lake', .* in '.*other'"):
         train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0), (tmp_path / "other", 1.0)])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"where": "lenght > 3"}, {"weight": "length > 'x'"}, {"weight": "0.0 - length"}])
+def test_an_expression_that_is_wrong_is_said_before_anything_starts(tmp_path: Path, lake: Path, wrong: dict) -> None:
+    with pytest.raises(UsageError):
+        train.run(tiny(train=wrong), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_selection_of_nothing_is_said(tmp_path: Path, lake: Path) -> None:
+    with pytest.raises(InputMissing, match="no trajectories to draw from"):
+        train.run(tiny(train={"where": "length > 1000000"}), run=tmp_path / "run", lakes=[(lake, 1.0)])
 
 
 def test_a_follower_waits_for_a_lake_and_takes_in_what_comes(tmp_path: Path) -> None:
@@ -279,3 +291,24 @@ def test_settings_that_an_older_version_did_not_know_are_no_change(tmp_path: Pat
     with pytest.raises(UsageError) as refused:
         train.run(tiny(train={"half_life": 5.0}), run=tmp_path / "run", lakes=[(lake, 1.0)])
     assert refused.value.problems == ("train.half_life: 0.0 -> 5.0",)
+
+
+def test_windows_are_drawn_from_the_selected_by_their_weights(tmp_path: Path, lake: Path) -> None:
+    """Against the same selection made by hand."""
+    from pipelines.data.mixture import Share
+    from pipelines.lake.catalog import query
+    from pipelines.lake.store import Lake
+    from pipelines.stages.lakes import make_mixture
+
+    opened = Lake.open(lake)
+    settings = tiny(train={"where": "uid < '8' and length > 4", "weight": "length / count(*) over ()"}).train
+    mixture = make_mixture([(opened, Share())], opened.only_schema(), settings, seed=0, listener=lambda event: None)
+    mixture.refresh(0)
+    view = mixture.parts[0].view
+    weights = dict(zip((uid.ljust(16, b"\0").hex() for uid in view.uids()), view.table["weight"].tolist(), strict=True))
+    _, rows = query(opened, "select uid, length, length > 4 and uid < '8' from trajectories")
+    chosen = sum(bool(kept) for *_, kept in rows)
+    assert 0 < chosen < len(rows)
+    assert weights == pytest.approx(
+        {str(uid).replace("-", ""): length / chosen * bool(kept) for uid, length, kept in rows}
+    )
