@@ -16,8 +16,12 @@ def collect(
     env: Environment = None,
     run: RunOption = None,
     lake: Annotated[
-        Path | None,
-        typer.Option("--lake", metavar="DIR", help="Write into this lake instead of the run's own."),
+        str | None,
+        typer.Option(
+            "--lake",
+            metavar="LAKE",
+            help="Write into this lake instead of the run's own: a directory, or s3://bucket/prefix.",
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="N", help="Environment steps in all, over all actors.")
@@ -69,7 +73,7 @@ def collect(
             raise UsageError("no environment is named", hint="give --env; `amago envs` lists them")
         run = Path("runs") / file_safe(name)
     settings = request.settings(stored(run))
-    where = lake if lake is not None else (run or Path()) / "lake"
+    where: Path | str = lake if lake is not None else (run or Path()) / "lake"
     common.concerns(run=run, lake=where)
     if common.dry_run:
         return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}))
