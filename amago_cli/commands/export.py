@@ -7,38 +7,76 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Checkpoint, Common, RunArgument, stage
+from amago_cli.options import Checkpoint, Common, stage
 
 
 @stage
 def export(
     common: Common,
-    run: RunArgument,
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|LAKE", help="A run for its policy; a lake or a run for its lake.")
+    ],
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Directory to write; default: RUN/export.")
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Directory to write; default: RUN/export, or dataset beside the lake."
+        ),
     ] = None,
-    bundle: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="Form of the weights: safetensors.")
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="safetensors: the policy; parquet or npz: trajectories."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
     ] = None,
     checkpoint: Checkpoint = None,
 ) -> Any:
-    """Write a policy bundle that acts step by step, without the lake or the run.
+    """Write a policy bundle that acts step by step, without the lake or the run; or trajectories for other tools.
 
-    Example: amago export runs/quickstart --to exports/quickstart
+    Trajectories are written whole and as they are learnt from: parquet has steps and a table of trajectories, npz a
+    file for each trajectory. Repeating the command writes what is missing.
+
+    Example: amago export runs/quickstart --format parquet --where success
     """
-    from amago_cli.configuration import Request, preview
+    from amago_cli.configuration import Request, is_run, preview
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.errors import UsageError
 
     named = {
         "export.to": None if to is None else str(to),
-        "export.format": bundle,
+        "export.format": form,
+        "export.where": where,
         "export.checkpoint": checkpoint,
     }
-    common.concerns(run=run)
-    settings = Request(common, named).settings(RunDirectory.open(run).load_document())
-    if common.dry_run:
-        return preview(common, settings, writes={"bundle": Path(settings.export.to or run / "export")})
+    run = Path(source)
+    request = Request(common, named)
+    settings = request.settings(RunDirectory(run).load_document())
+    wanted = settings.export
+    if wanted.format == "safetensors":
+        common.concerns(run=run)
+        directory = RunDirectory.open(run) if is_run(run) or not _is_lake(source) else None
+        if directory is None:
+            raise UsageError(f"'{source}' is a lake: it has no policy", hint="give a run, or --format parquet or npz")
+        if wanted.where:
+            raise UsageError("--where chooses trajectories", hint="give --format parquet or npz with it")
+        if common.dry_run:
+            return preview(common, settings, writes={"bundle": Path(wanted.to or run / "export")})
     with common.listening() as listener:
         from pipelines.stages import export as engine
 
-        return engine.run(settings, run=run, listener=listener)
+        if wanted.format == "safetensors":
+            return engine.run(settings, run=run, listener=listener)
+        from pipelines.lake.store import Lake
+
+        lake = Lake.open(source)
+        common.concerns(lake=lake.name)
+        if common.dry_run:
+            return preview(common, settings, writes={"dataset": Path(wanted.to or engine.default_folder(lake))})
+        return engine.dataset(settings, lake=source, listener=listener)
+
+
+def _is_lake(source: str) -> bool:
+    from pipelines.lake.store import Lake
+
+    return Lake.find(source) is not None

@@ -195,11 +195,14 @@ class EvaluateSettings(SettingsModel):
 
 
 class ExportSettings(SettingsModel):
-    """`[export]`: a policy bundle that acts without the lake or the run."""
+    """`[export]`: a policy bundle that acts without the lake or the run, or trajectories for other tools."""
 
     to: str = ""
-    """Directory to write; empty: `RUN/export`."""
-    format: Literal["safetensors"] = "safetensors"
+    """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
+    format: Literal["safetensors", "parquet", "npz"] = "safetensors"
+    """safetensors: the policy; the others: trajectories of the lake."""
+    where: str = ""
+    """Of trajectories: SQL predicate over the `trajectories` table; empty: all."""
     checkpoint: str = "latest"
     """`latest`, `best`, or an update number."""
 

@@ -1,4 +1,4 @@
-"""export: a policy to deploy."""
+"""export: a policy to deploy, or trajectories for other tools."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from pathlib import Path
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
+from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, silent
+from pipelines.export import datasets
 from pipelines.export.policy_bundle import write_bundle
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.reading import Reader
+from pipelines.lake.store import Lake
 from pipelines.stages.result import Result
 from pipelines.training import checkpoint as checkpoints
 
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
-    """Write the policy bundle of a checkpoint to `export.to` (default: RUN/export), replacing an older one there."""
+    """Write what `export.format` says to `export.to`: the policy bundle of a checkpoint (default: RUN/export, replacing
+    an older one there), or the trajectories of the run's lake as `dataset` does.
+    """
+    if settings.export.format in datasets.FORMATS:
+        return dataset(settings, lake=run, listener=listener)
     started = time.monotonic()
     directory = RunDirectory.open(run)
     checkpoint = checkpoints.load(directory.checkpoints, settings.export.checkpoint)
@@ -27,3 +36,44 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
         outputs=[to],
         seconds=time.monotonic() - started,
     )
+
+
+def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
+    """Write the trajectories of a lake for which `export.where` holds; `export.to` defaults to a folder `dataset` in
+    the lake's run. InputMissing if there are none.
+    """
+    wanted, started = settings.export, time.monotonic()
+    store = Lake.open(lake)
+    store.salvage(listener=listener)
+    to = Path(wanted.to) if wanted.to else default_folder(store)
+    uids = Reader(store, listener=listener).uids()
+    if wanted.where.strip():
+        from pipelines.lake.selection import select
+
+        chosen = set(hex_uids(select(store, wanted.where, listener=listener).uids))
+        uids = [uid for uid in uids if uid in chosen]
+    if not uids:
+        what = "no trajectory that matches" if wanted.where.strip() else "no trajectories"
+        raise InputMissing(f"lake '{store.name}' has {what}")
+    about = {"lake": store.id, "where": wanted.where}
+    done = datasets.export(store, uids, to, form=wanted.format, about=about, listener=listener)
+    return Result(
+        command="export",
+        status="done" if done.written else "skipped",
+        lake=store.name,
+        metrics={
+            "trajectories": done.trajectories,
+            "steps": done.steps,
+            "written": done.written,
+            "bytes": done.bytes,
+        },
+        outputs=[to],
+        seconds=time.monotonic() - started,
+    )
+
+
+def default_folder(lake: Lake) -> Path:
+    """Where a dataset goes when nobody says: into the lake's run. UsageError where it has none."""
+    if lake.run is None or not RunDirectory(lake.run).exists():
+        raise UsageError(f"lake '{lake.name}' lies in no run's directory", hint="say where to write: --to DIR")
+    return lake.path.parent / "dataset"

@@ -19,11 +19,34 @@ def test_the_default_place_is_inside_the_run(amago: Amago, small: Path) -> None:
     assert not (small / "export").exists()
 
 
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_trajectories_are_written_beside_the_lake_of_a_run(amago: Amago, small: Path, form: str) -> None:
+    done = amago("export", small, "--format", form, "--where", "length > 10", "--output", "json")
+    assert done.code == 0, done.err
+    sql = "select count(*) as trajectories, sum(length) as steps from trajectories where length > 10"
+    (known,) = amago("lake", "sql", small, sql, "--output", "json").json
+    assert known.items() <= done.json["metrics"].items()
+    assert done.json["outputs"] == ["small/dataset"]
+    again = amago("export", small, "--format", form, "--where", "length > 10", "--output", "json")
+    assert again.json["status"] == "skipped"
+
+
+def test_a_bare_lake_needs_a_form_and_a_place(amago: Amago, small: Path) -> None:
+    (small / "lake").rename("bare")
+    assert "no policy" in amago("export", "bare").err
+    assert amago("export", "bare").code == 2
+    assert "--to" in amago("export", "bare", "--format", "npz").err
+    assert amago("export", "bare", "--format", "npz", "--to", "out").code == 0
+    assert amago("export", "bare", "--format", "npz", "--to", "out", "--where", "length > 1e6").code == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["nowhere"], 3, "no run at 'nowhere'"),
         (["small", "--format", "onx"], 2, "export.format"),
+        (["small", "--format", "onx"], 2, "'parquet'"),
+        (["small", "--where", "success"], 2, "--format"),
         (["small", "--checkpoint", "99"], 3, "99"),
     ],
 )
