@@ -2,50 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from amago_cli.options import Common, LakeArgument, reader
+
+if TYPE_CHECKING:
+    from pipelines.stages.result import Table
+
+_SHOWN = 20  # tasks and policies in a table; JSON has more
 
 
 @reader
 def info(common: Common, lake: LakeArgument) -> Any:
-    """Describe a lake: how much is in it, from which environments and policies, with which columns.
+    """Describe a lake: tasks, who filled it and when last, which policy versions acted, what a step takes on the disk,
+    what expired, what is protected.
 
     Example: amago lake info runs/gym-CartPole-v1
     """
-    from amago_cli.lakes import overview
-    from pipelines.lake.catalog import query
+    from pipelines.lake.describing import describe
     from pipelines.lake.store import Lake
-    from pipelines.stages.result import Result, Table
+    from pipelines.stages.result import Result
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
-    facts = overview(opened.name)
-    names, sources = query(opened, _SOURCES)
-    schemas = opened.schemas()
-    columns = [
-        (schema_id[:8], column.name, column.dtype, str(tuple(column.shape)), column.role)
-        for schema_id, schema in schemas.items()
-        for column in schema.columns
-    ]
-    return Result(
-        command="lake info",
-        lake=opened.name,
-        metrics={**{name: facts[name] for name in _FIGURES}, "id": opened.id, "schemas": list(schemas)},
-        tables=(
-            Table(title="sources", columns=names, rows=sources),
-            Table(
-                title="columns of a step",
-                columns=("schema", "column", "dtype", "shape", "role"),
-                rows=columns,
-            ),
+    with common.listening() as listener:
+        found = describe(opened, listener=listener)
+    return Result(command="lake info", lake=opened.name, metrics=found, tables=_tables(found))
+
+
+def _tables(found: Mapping[str, Any]) -> Sequence[Table]:
+    from amago_cli.progress import duration
+    from pipelines.stages.result import Table
+
+    def ago(seconds: float | None) -> str | None:
+        return None if seconds is None else f"{duration(seconds)} ago"
+
+    def table(title: str, name: str, columns: Mapping[str, str | Callable[[Any], Any]]) -> Table | None:
+        rows = found[name]
+        if not rows:
+            return None
+        if len(rows) > _SHOWN:
+            title = f"{title} (the {_SHOWN} with the most trajectories)"
+        cells = [[of(row) if callable(of) else row[of] for of in columns.values()] for row in rows[:_SHOWN]]
+        return Table(title=title, columns=list(columns), rows=cells)
+
+    tables = (
+        table(
+            f"tasks: {found['task_count']:,}",
+            "tasks",
+            {
+                **{name: name for name in ("env", "task", "trajectories", "steps")},
+                "length": lambda row: f"{row['length_min']:,} .. {row['length_mean']:,.1f} .. {row['length_max']:,}",
+                "return": "return_mean",
+                "success": "success_mean",
+            },
+        ),
+        table(
+            "sources",
+            "sources",
+            {name: name for name in ("env", "source", "policy_id", "relabel_method", "trajectories", "steps")}
+            | {"return": "return_mean", "success": "success_mean"},
+        ),
+        table(
+            "collectors",
+            "collectors",
+            {
+                **{name: name for name in ("collector", "trajectories", "steps")},
+                "last commit": lambda row: ago(row["seconds_since_commit"]),
+                **{name: name for name in ("run", "host", "pid")},
+            },
+        ),
+        table(
+            "policies that acted",
+            "policies",
+            {
+                **{name: name for name in ("policy_id", "trajectories", "versions")},
+                "newest": "newest_version",
+                "newest checkpoint": "newest_checkpoint",
+                "updates behind": "lag",
+            },
+        ),
+        table(
+            "segments",
+            "stored",
+            {
+                "schema": lambda row: row["schema"][:8],
+                **{name: name for name in ("kind", "segments", "rows", "bytes")},
+                "bytes a row": "bytes_per_step",
+            },
+        ),
+        table("segments by size", "segment_sizes", {name: name for name in ("size", "segments", "bytes")}),
+        table(
+            "columns of a step",
+            "columns",
+            {
+                "schema": lambda row: row["schema"][:8],
+                **{name: name for name in ("column", "dtype")},
+                "shape": lambda row: str(tuple(row["shape"])),
+                "role": "role",
+                "bytes": "bytes",
+                "stored": "stored_bytes",
+            },
+        ),
+        table(
+            "protected",
+            "protections",
+            {
+                "name": "name",
+                "since": lambda row: time.strftime("%Y-%m-%d %H:%M", time.localtime(row["time"])),
+                "segments": lambda row: row["segments"] or "all",
+            },
         ),
     )
-
-
-_FIGURES = ("trajectories", "steps", "overlays", "segments", "bytes")
-_SOURCES = """
-select env, source, policy_id, relabel_method, count(*) as trajectories, sum(length) as steps,
-       avg("return") as return_mean, avg(success::int) as success_mean
-from trajectories group by all order by all
-"""
+    return [each for each in tables if each is not None]
