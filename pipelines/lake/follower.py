@@ -98,7 +98,7 @@ class Follower:
         self._waiting: dict[str, Footer] = {}
         self._vanished: set[str] = set()
         self._seen = UidSet()
-        self.hidden = Hidden(self._storage)
+        self.hidden = Hidden(self._storage, self.listener)
         self._changed: set[int] = set()
 
     def refresh(self) -> Change:

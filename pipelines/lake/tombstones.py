@@ -9,6 +9,7 @@ merged with others like it into one that keeps the steps alone and names them un
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections import Counter
@@ -18,10 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipelines.config.atomic import explained, storage_error
-from pipelines.errors import IntegrityError
+from pipelines.errors import AmagoError, IntegrityError
+from pipelines.events import Listener, Notice, silent
 from pipelines.lake.storage import Storage
 
 FOLDER, QUARANTINE = "tombstones", "quarantine"
+_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.json")
 FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
 
 
@@ -64,31 +67,56 @@ def bury(storage: Storage, tombstone: Tombstone) -> str:
 
 
 def read_tombstone(storage: Storage, name: str) -> Tombstone:
-    """A tombstone by its name. FileNotFoundError if it is gone, IntegrityError if it is damaged."""
+    """A tombstone by its name. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if the
+    storage refuses.
+    """
     key = f"{FOLDER}/{name}"
     try:
         data = json.loads(storage.read(key))
         return Tombstone(
             time=float(data["time"]),
             reason=str(data["reason"]),
-            segments=tuple(data["segments"]),
-            trajectories={id: tuple(uids) for id, uids in data["trajectories"].items()},
+            segments=_texts(data["segments"]),
+            trajectories={id: _uids(uids) for id, uids in data["trajectories"].items()},
             steps={collector: int(steps) for collector, steps in data.get("steps", {}).items()},
-            merges=tuple(data.get("merges", ())),
+            merges=_texts(data.get("merges", ())),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, IsADirectoryError) as error:
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error(error, f"read '{storage.url(key)}'") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(
             f"tombstone '{storage.url(key)}' is damaged",
             hint="restore it from a copy, or remove it: what it hid is seen again",
         ) from error
 
 
+def _texts(values: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{values!r} is no list of texts")
+    return tuple(values)
+
+
+def _uids(values: Sequence[str]) -> tuple[str, ...]:
+    if not all(len(bytes.fromhex(uid)) == 16 for uid in _texts(values)):
+        raise ValueError("a uid has 32 hex digits")
+    return tuple(values)
+
+
+def tombstone_names(storage: Storage) -> list[str]:
+    """Names of all tombstones, in their order in time; StageFailed if the storage refuses."""
+    try:
+        return sorted(name for name in storage.names(FOLDER) if _NAME.fullmatch(name))
+    except OSError as error:
+        raise storage_error(error, f"read '{storage.url(FOLDER)}'") from error
+
+
 def read_tombstones(storage: Storage) -> dict[str, Tombstone]:
     """Every tombstone by its name, as they stood at one moment or a later one."""
     while True:
-        names = sorted(n for n in storage.names(FOLDER) if n.endswith(".json") and not n.startswith("."))
         try:
-            return {name: read_tombstone(storage, name) for name in names}
+            return {name: read_tombstone(storage, name) for name in tombstone_names(storage)}
         except FileNotFoundError:  # merged meanwhile
             continue
 
@@ -107,10 +135,12 @@ class Hidden:
     """What is hidden now; a refresh costs what is new.
 
     `whole`: ids of segments of which nothing is live; `partial`: dead uids ("S16", sorted) of other segments.
+    A tombstone that cannot be read is told to `listener` and passed over: what it hid is seen again.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, listener: Listener = silent) -> None:
+        self._storage, self._listener = storage, listener
+        self._told: set[str] = set()
         self._stamps: dict[str, int | None] = {}
         self._read: set[str] = set()
         self._quarantined: set[str] = set()
@@ -121,12 +151,12 @@ class Hidden:
         """Ids (of quarantined segments: names without their hour) that were touched since the last time."""
         touched: set[str] = set()
         if self._moved(QUARANTINE):
-            names = self._names(QUARANTINE)
+            names = self._quarantine()
             touched |= names ^ self._quarantined
             self._quarantined = names
         if self._moved(FOLDER):
-            for name in sorted(self._names(FOLDER) - self._read):
-                touched |= self._take(name)
+            for name in tombstone_names(self._storage):
+                touched |= self._take(name) if name not in self._read else set()
         return touched
 
     def hides(self, id: str, file: str | None = None) -> bool:
@@ -150,8 +180,13 @@ class Hidden:
 
     def _take(self, name: str) -> set[str]:
         try:
-            tombstone = read_tombstone(self._storage, f"{name}.json")
+            tombstone = read_tombstone(self._storage, name)
         except FileNotFoundError:  # swept: the files it hid are gone too
+            return set()
+        except AmagoError as error:
+            if name not in self._told:
+                self._told.add(name)
+                self._listener(Notice(text=f"{error.message}; what it hid is seen again", level="warning"))
             return set()
         self._read.add(name)
         self.whole.update(tombstone.segments)
@@ -172,9 +207,9 @@ class Hidden:
         self._stamps[folder] = stamp if settled else None
         return True
 
-    def _names(self, folder: str) -> set[str]:
+    def _quarantine(self) -> set[str]:
         try:
-            names = self._storage.names(folder)
+            names = self._storage.names(QUARANTINE)
         except OSError as error:
-            raise storage_error(error, f"read '{self._storage.url(folder)}'") from error
+            raise storage_error(error, f"read '{self._storage.url(QUARANTINE)}'") from error
         return {name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.config.atomic import explained
-from pipelines.errors import InputMissing, IntegrityError, StageFailed
+from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import catalog
 from pipelines.lake.follower import ROOT, list_all
@@ -24,7 +24,7 @@ from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, as_stored, checksum, open_segment, stored_bytes
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import Hidden
+from pipelines.lake.tombstones import Hidden, read_tombstone, tombstone_names
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -49,13 +49,14 @@ class Corrupt:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `verify` found. `foreign`: paths in `segments/` that no lake wrote."""
+    """What `verify` found. `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are unreadable."""
 
     segments_checked: int
     trajectories: int
     bytes: int
     corrupt: tuple[Corrupt, ...] = ()
     foreign: tuple[str, ...] = field(default=())
+    tombstones: tuple[str, ...] = ()
 
 
 def verify(lake: Lake, listener: Listener = silent) -> Report:
@@ -63,7 +64,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
 
     Damage is reported, not raised; InputMissing for segments of a newer format.
     """
-    hidden = Hidden(lake.storage)
+    hidden = Hidden(lake.storage, listener)
     hidden.refresh()
     ids = [id for id in list_all(lake.storage) if id not in hidden.whole]
     corrupt, trajectories, size = [], 0, 0
@@ -87,7 +88,18 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
         bytes=size,
         corrupt=tuple(corrupt),
         foreign=tuple(_foreign(lake.storage)),
+        tombstones=tuple(_unreadable_tombstones(lake.storage)),
     )
+
+
+def _unreadable_tombstones(storage: Storage) -> Iterator[str]:
+    for name in tombstone_names(storage):
+        try:
+            read_tombstone(storage, name)
+        except FileNotFoundError:  # merged with others meanwhile
+            pass
+        except AmagoError as error:
+            yield str(error)
 
 
 def _fetch_anew(storage: Storage, ids: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ def verify(common: Common, lake: LakeArgument) -> Any:
             "trajectories": checked.trajectories,
             "corrupt": corrupt,
             "foreign": list(checked.foreign),
+            "damaged_tombstones": list(checked.tombstones),
         },
         tables=[
             Table(title=title, columns=columns, rows=rows)
@@ -45,11 +46,12 @@ def verify(common: Common, lake: LakeArgument) -> Any:
         ],
         seconds=common.invocation.seconds,
     )
+    problems = list(checked.tombstones)
     if corrupt:
-        error = IntegrityError(
-            f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''} in lake '{opened.name}':"
-            f" {', '.join(corrupt)}"
-        )
+        number = f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''}"
+        problems.insert(0, f"{number} in lake '{opened.name}': {', '.join(corrupt)}")
+    if problems:
+        error = IntegrityError("; ".join(problems))
         error.result = result
         raise error
     return result
