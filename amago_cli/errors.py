@@ -88,8 +88,10 @@ def classify(error: BaseException) -> Failure:
             hint=_MACHINE[error.errno],
             exit_code=1,
         )
-    from pipelines.errors import AmagoError
+    from pipelines.errors import AmagoError, StorageError
 
+    if isinstance(error, StorageError):
+        return Failure(kind="StorageError", message=f"object store: {error}", exit_code=1)
     if isinstance(error, AmagoError):
         return Failure(
             kind=type(error).__name__,

@@ -33,6 +33,8 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 # Who alone may import these.
 ONLY_IN = {
     "duckdb": ("pipelines/lake/catalog.py", "pipelines/lake/sql.py"),
+    "boto3": ("pipelines/lake/conditional.py",),
+    "botocore": ("pipelines/lake/conditional.py",),
     "flash_attn": ("pipelines/nets/attention.py",),
     "matplotlib": ("pipelines/report/",),
     "typer": ("amago_cli/",),
@@ -123,7 +125,7 @@ def test_the_engine_is_silent(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=named)
 def test_pictures_and_torch_are_loaded_late(path: Path) -> None:
     """What costs a second to import is imported at the top only where the module is about it."""
-    late = {"matplotlib", "tqdm"} | (
+    late = {"matplotlib", "tqdm", "boto3", "botocore"} | (
         {"torch", "gymnasium", "duckdb", "pyarrow"} if named(path).startswith("amago") else set()
     )
     for node in ast.parse(path.read_text()).body:

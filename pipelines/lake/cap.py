@@ -23,12 +23,13 @@ from pipelines.lake.lease import Held, lease
 from pipelines.lake.protection import protections
 from pipelines.lake.retention import Limits, carry_out, make_plan
 from pipelines.lake.rewrite import Part, rewrite
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.sweep import bury_orphans, sweep
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS, LOOK_FAR_SECONDS = 1.0, 30.0  # between two looks; far: each costs requests to an object store
 MANY = 16  # small segments of about one size that are worth one large one
 _ALIKE = 4  # times the largest of them that they have together
 _SHARE = 16  # merged segments have this part of what is allowed at most: what goes, goes by whole segments
@@ -77,7 +78,8 @@ class Cap:
             self._try()
 
     def _watch(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
+        near = isinstance(self.lake.storage, LocalStorage)
+        while not self._stop.wait(LOOK_SECONDS if near else LOOK_FAR_SECONDS):
             self._try()
 
     def _try(self) -> None:

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipelines.errors import Locked
+from pipelines.lake.storage import LocalStorage
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS, _LOOK_FAR_SECONDS = 0.05, 1.0  # far: each costs requests to an object store
 WAIT_SECONDS = 10.0  # longer than a collector's look takes
 
 Held = Callable[[], None]
@@ -34,7 +35,7 @@ def lease(lake: Lake, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[Held]:
         except Locked as error:
             if time.monotonic() >= deadline:
                 raise Locked(error.message, hint="wait for it, then repeat the command") from error
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS if isinstance(lake.storage, LocalStorage) else _LOOK_FAR_SECONDS)
     try:
         yield held
     finally:

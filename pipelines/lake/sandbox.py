@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from pipelines.errors import AmagoError, StageFailed, UsageError
+from pipelines.errors import AmagoError, StageFailed, StorageError, UsageError
 from pipelines.events import Listener, silent
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def main() -> None:
     try:
         name, task, arguments, limits = pickle.load(sys.stdin.buffer)
         tell("answer", _run(name, task, arguments, limits, tell))
-    except AmagoError as error:
+    except (AmagoError, StorageError) as error:
         tell("error", error)
     except BaseException:
         tell("error", RuntimeError(traceback.format_exc()))
@@ -146,23 +146,30 @@ def main() -> None:
 
 def _run(name: str, task: str, arguments: Mapping[str, Any], limits: Limits, tell: Callable[[str, Any], None]) -> Any:
     from pipelines.lake import catalog, selection, sql
+    from pipelines.lake.storage import LocalStorage
     from pipelines.lake.store import Lake
 
     tasks: Mapping[str, Callable[..., Any]] = {"answer": sql.answer, "select": selection.choose}
     lake = Lake.open(name)
     with catalog.reading(lake, lambda event: tell("notice", event), megabytes=limits.megabytes) as connection:
-        _confine(limits)
+        _confine(limits, writes=not isinstance(lake.storage, LocalStorage))
         tell("started", None)
         with sql.within(connection, limits):
             return tasks[task](connection, lake, **arguments)
 
 
-def _confine(limits: Limits) -> None:
-    """From now on no file grows, and private memory by so much only (mapped files do not count)."""
+def _confine(limits: Limits, *, writes: bool) -> None:
+    """From now on no file grows, and private memory by so much only (mapped files do not count).
+
+    `writes`: files may grow, for what is fetched from an object store.
+    """
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[5])  # data and stack
     most = pages * resource.getpagesize() + (limits.megabytes + _SLACK_MB << 20)
-    for what, value in ((resource.RLIMIT_DATA, most), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+    limited = [(resource.RLIMIT_DATA, most), (resource.RLIMIT_CORE, 0)]
+    if not writes:
+        limited.append((resource.RLIMIT_FSIZE, 0))
+    for what, value in limited:
         _, ceiling = resource.getrlimit(what)
         value = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
         resource.setrlimit(what, (value, value))
