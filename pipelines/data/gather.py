@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pipelines.config.atomic import storage_error
 from pipelines.data.batch import Batch
 from pipelines.data.buffers import Buffers
 from pipelines.data.readahead import Readahead, prepare
@@ -131,6 +132,8 @@ class Gatherer:
                 self._files[id] = open_segment(storage, id, columns, scattered=True, cache=self._cache)
             except (IntegrityError, FileNotFoundError) as error:
                 raise self._lost(number, error) from error
+            except OSError as error:
+                raise storage_error(error, f"read segment '{id}' of lake '{self._view.lake.name}'") from error
             while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
         self._files.move_to_end(id)

@@ -76,8 +76,7 @@ class View:
         self._dropped: list[str] = []
         self._last_footer: tuple[str, Footer] | None = None
         self._files: dict[str, int] = {}
-        self._file_of: list[int] = []
-        self.file_of = np.zeros(0, dtype=np.int64)
+        self._file_of = np.zeros(64, dtype=np.int64)
         self.moves = 0
         self.version += 1
 
@@ -89,6 +88,11 @@ class View:
     @property
     def num_trajectories(self) -> int:
         return self._used
+
+    @property
+    def file_of(self) -> np.ndarray:
+        """Which of the lake's files has the trajectories of each segment of the follower, as numbers."""
+        return self._file_of[: len(self._taken)]
 
     def uids(self) -> np.ndarray:
         """(num_trajectories,) "S16", in the table's order."""
@@ -184,12 +188,13 @@ class View:
     def _take(self) -> int:
         before = self._used
         for segment in self.follower.segments[len(self._taken) :]:
+            if len(self._taken) == len(self._file_of):
+                self._file_of = np.concatenate([self._file_of, np.zeros_like(self._file_of)])
+            self._file_of[len(self._taken)] = self._file(segment)
             self._taken.append(segment)
-            self._file_of.append(self._file(segment))
             if segment.schema_id == self.schema.id:
                 self._append(self._rows(segment))
         self._last_footer = None
-        self.file_of = np.array(self._file_of, dtype=np.int64)
         return self._used - before
 
     def _file(self, segment: Segment) -> int:

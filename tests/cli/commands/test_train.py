@@ -68,6 +68,10 @@ def test_lakes_are_mixed_and_another_mixture_is_refused(amago: Amago, small: Pat
         (["--from-lake", "small:1..0"], 2, "train.anneal_steps"),
         (["--from-lake", "small", "--from-lake", "small/lake"], 2, "named twice"),
         (["--from-lake", "small", "--from-lake", "nowhere:0.5"], 3, "no lake at 'nowhere'"),
+        (["--from-lake", "small", "--run", "b", "--where", "lenght > 3"], 2, "lenght"),
+        (["--from-lake", "small", "--run", "b", "--where", "length > 1e9"], 3, "no trajectories to draw from"),
+        (["--from-lake", "small", "--run", "b", "--weight", "-length"], 2, "weight"),
+        (["--from-lake", "small", "--where", "success"], 2, "train.where: '' -> 'success'"),
         (["--from-lake", "small", "--steps", "0"], 2, "train.steps"),
         (["--from-lake", "small", "--encoder", "grue"], 2, "agent.sequence"),
         (["--from-lake", "small", "--set", "train.widow=4"], 2, "did you mean 'train.window'"),
@@ -103,3 +107,18 @@ def test_fresh_starts_anew(amago: Amago, small: Path) -> None:
     assert amago(*arguments).code == 2
     done = amago(*arguments, "--fresh")
     assert (done.code, done.json["metrics"]["updates"]) == (0, 2)
+
+
+def test_what_is_asked_for_by_sql_is_recorded_and_repeated(amago: Amago, small: Path) -> None:
+    arguments = ("train", "--from-lake", small, "--run", "b", "--encoder", "feedforward", *tiny(), "--steps", 2)
+    sql = ("--where", "length > 3", "--weight", "1.0 / length")
+    done = amago(*arguments, *sql, "--output", "json")
+    assert done.code == 0, done.err
+    shown = amago(*arguments, "--dry-run", "--output", "json").json["settings"]["train"]
+    assert (shown["where"], shown["weight"]) == ("length > 3", "1.0 / length")
+    assert amago(*arguments, *sql, "--output", "json").json["status"] == "skipped"
+
+
+def test_following_can_be_switched_on_for_a_run_that_goes_on(amago: Amago, small: Path) -> None:
+    more = amago("train", "--from-lake", small, "--steps", 4, "--follow", "--output", "json")
+    assert (more.code, more.json["metrics"]["updates"]) == (0, 4), more.err
