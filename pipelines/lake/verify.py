@@ -49,7 +49,7 @@ class Corrupt:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `verify` found. `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are unreadable."""
+    """What `verify` found. `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged."""
 
     segments_checked: int
     trajectories: int
