@@ -27,7 +27,7 @@ from pipelines.lake.keys import segment_key
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 
-FORMAT = 1
+FORMAT = 2  # 2: `t_commit` of each trajectory, `replaces`, batches of wide columns by their bytes
 _text = pa.string()
 TRAJECTORIES = pa.schema(
     [

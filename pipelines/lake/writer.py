@@ -144,7 +144,7 @@ class Writer:
             data = b"".join(values.data for values in columns.values())
             uid, start = uuid4(), stop
             row["crc"] = zlib.crc32(data)
-            records.append((_to_json({"uid": uid.hex, **row}).encode(), data))
+            records.append((_to_json({"uid": uid.hex, **row}).encode(), data, row["crc"]))
             items.append(Unsealed(uid.bytes, columns, row))
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:

@@ -1,14 +1,15 @@
 import base64
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.errors import IntegrityError
+from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake import footer
-from pipelines.lake.footer import TRAJECTORIES, Footer
+from pipelines.lake.footer import FORMAT, TRAJECTORIES, Footer, decode
 from pipelines.lake.store import Lake
 from tests.lake.factories import fill, footer_at, segment_files
 
@@ -73,3 +74,14 @@ def test_a_file_cut_short_or_with_a_wrong_length_is_damaged(lake: Lake, tmp_path
         other.write_bytes(data[:-10] + wrong.to_bytes(4, "little", signed=True) + data[-6:])
         with pytest.raises(IntegrityError):
             footer_at(other)
+
+
+def test_a_segment_of_the_first_format_is_read_and_one_of_the_next_is_refused(lake: Lake) -> None:
+    for version, readable in ((1, True), (FORMAT, True), (FORMAT + 1, False)):
+        text = json.dumps({"format": version, "kind": "steps"}).encode()
+        values = {b"amago": text, b"trajectories": b"", b"crc": f"{zlib.crc32(text):08x}".encode()}
+        if readable:
+            assert decode(values, "x").header["format"] == version
+        else:
+            with pytest.raises(InputMissing, match=f"format {version}, this version reads up to {FORMAT}"):
+                decode(values, "x")

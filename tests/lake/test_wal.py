@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,7 @@ def test_a_log_of_a_newer_version_is_left_with_a_notice(lake: Lake) -> None:
     header = json.loads(data[len(MAGIC) + 13 : frame_ends(data)[0]])
     log.unlink()
     newer = Log.create(log, {**header, "format": 9}, tmp=lake.path / "tmp")
-    newer.append([(b'{"length": 1}', bytes(4))])
+    newer.append([(b'{"length": 1}', bytes(4), zlib.crc32(bytes(4)))])
     newer.close()
     told: list = []
     assert lake.salvage(listener=told.append) == 0

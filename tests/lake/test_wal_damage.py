@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,12 +33,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[tuple[dic
     """The bytes of a log, and what it says: a row and columns of frames small and large, some full of zeros."""
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("log")
     records = []
-    for i, size in enumerate((40, 3000, 0, 700, 90, 2500)):
+    for i, size in enumerate((40, 3000, 0, 700, 1_100_000, 2500)):
         body = bytes(size) if i % 2 else rng.bytes(size)
         records.append(({"length": i, "task": "T" * i + "{S}"}, body))
     made = Log.create(folder / "a.wal", {"format": 1, "columns": ["x"]}, tmp=folder)
-    made.append([(json.dumps(row).encode(), body) for row, body in records[:2]])
-    made.append([(json.dumps(row).encode(), body) for row, body in records[2:]])
+    made.append([(json.dumps(row).encode(), body, zlib.crc32(body)) for row, body in records[:2]])
+    made.append([(json.dumps(row).encode(), body, zlib.crc32(body)) for row, body in records[2:]])
     made.close()
     return (folder / "a.wal").read_bytes(), records
 
