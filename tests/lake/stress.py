@@ -29,7 +29,8 @@ from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
-from pipelines.lake import catalog
+from pipelines.lake import catalog, compaction, retention
+from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
@@ -39,6 +40,7 @@ from pipelines.lake.verify import verify
 
 COMMIT_SECONDS = 0.05
 LONGEST = 16
+KEPT = 2000  # trajectories that the maintainer leaves
 PLAIN = Schema(
     Spaces(
         observation={"obs.key": Box(shape=(), dtype="int64"), "obs.state": Box(shape=(3,))},
@@ -184,19 +186,44 @@ def read(lake: Path, notes: Path, seed: int) -> None:
         time.sleep(0.05)
 
 
+def maintain(lake: Path, notes: Path, seed: int) -> None:
+    """Somebody who merges small segments, lets the oldest go, and removes files two seconds after they died."""
+    ledger, opened = Ledger(notes / f"maintainer-{os.getpid()}"), Lake.open(lake)
+    carry_out = retention.carry_out
+
+    def noted(lake: Lake, plan: retention.Plan, *, reason: str) -> None:
+        uids = [uid for going in plan.going for uid in hex_uids(going.file.uids[going.mask])]
+        ledger.note(expired=uids)
+        carry_out(lake, plan, reason=reason)
+        ledger.note(gone=uids)
+
+    retention.carry_out = noted
+    rules = compaction.Rules(small_bytes=1 << 17, target_bytes=1 << 19, settle_seconds=1)
+    while True:
+        done = compaction.compact(opened, rules, grace_seconds=2)
+        ledger.note(compacted=sum(len(run) for run in done.runs))
+        retention.expire(opened, retention.Limits(max_trajectories=KEPT), grace_seconds=2)
+        time.sleep(0.5)
+
+
 @dataclass
 class Outcome:
-    """What a storm left behind. `expired`: uids that a tombstone names, or whose segment it names."""
+    """What a storm left behind. `expired`: uids of which somebody began to let go; `gone`: did so. `left`: live uids
+    before everything was merged and swept once more, at rest; `live`: afterwards.
+    """
 
     acknowledged: dict[str, int]
     sealed: dict[str, float]
     seen: dict[str, float]
     expired: set[str]
+    gone: set[str]
+    left: list[str]
     live: list[str]
     wrong: list[str]
     told: list[str]
     failures: list[str]
     commits: int
+    compacted: int
     kills: int
     reads: int
     windows: int
@@ -231,6 +258,7 @@ class Outcome:
             "expired": len(self.expired),
             "lost": len(self.lost),
             "doubled": len(self.doubled),
+            "segments_merged": self.compacted,
             "kills": self.kills,
             "read_by_uid": self.reads,
             "windows": self.windows,
@@ -274,11 +302,11 @@ class Storm:
         process.join()
         self.kills += 1
 
-    def rage(self, seconds: float, others: Mapping[str, Callable[..., None]]) -> Outcome:
-        """Writers, a follower, a reader and `others` (each called with lake, notes and a seed) for so long."""
+    def rage(self, seconds: float) -> Outcome:
+        """Writers, a follower, a reader and a maintainer for so long; writers are killed, the maintainer rarely."""
         for number in range(self._writers):
             self.begin_writer(number)
-        for name, work in {"follower": follow, "reader": read, **others}.items():
+        for name, work in (("follower", follow), ("reader", read), ("maintainer", maintain)):
             self.begin(name, work, self._seed)
         begun = time.monotonic()
         try:
@@ -287,6 +315,9 @@ class Storm:
                 number = self._rng.randrange(self._writers)
                 self.kill(f"writer-{number}")
                 self.begin_writer(number)
+                if self._rng.random() < 0.03:
+                    self.kill("maintainer")
+                    self.begin("maintainer", maintain, self._seed)
                 dead = [name for name, process in self._living.items() if process.exitcode is not None]
                 if dead:
                     break
@@ -299,8 +330,11 @@ class Storm:
     def _outcome(self, seconds: float) -> Outcome:
         lake = Lake.open(self.lake)
         lake.salvage()
+        left = Reader(lake).uids()
+        compaction.compact(lake, compaction.Rules(settle_seconds=0), grace_seconds=0)
         written = list(Ledger.lines(self.notes, "writer-*"))
         followed = list(Ledger.lines(self.notes, "follower"))
+        maintained = list(Ledger.lines(self.notes, "maintainer-*"))
         was_read = list(Ledger.lines(self.notes, "reader"))
         everything = "select * from trajectories order by uid"
         index = catalog.query(lake, everything)[1]
@@ -311,7 +345,10 @@ class Storm:
             acknowledged={line["uid"]: line["crc"] for line in written if "uid" in line},
             sealed={uid: line["time"] for line in seals for uid in line["sealed"]},
             seen={uid: line["time"] for line in reversed(followed) if "seen" in line for uid in line["seen"]},
-            expired={uid for line in Ledger.lines(self.notes, "expired") for uid in line["expired"]},
+            expired={uid for line in maintained for uid in line.get("expired", ())},
+            gone={uid for line in maintained for uid in line.get("gone", ())},
+            compacted=sum(line.get("compacted", 0) for line in maintained),
+            left=left,
             live=Reader(lake).uids(),
             wrong=[line["wrong"] for line in followed + was_read if "wrong" in line],
             told=[line["told"] for line in followed + was_read if "told" in line],

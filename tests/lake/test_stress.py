@@ -19,13 +19,15 @@ SECONDS = float(os.environ.get("AMAGO_STRESS_SECONDS", "20"))
 
 
 def survives(folder: Path, *, seconds: float, writers: int, seed: int) -> Outcome:
-    outcome = Storm(folder, writers=writers, seed=seed).rage(seconds, {})
+    outcome = Storm(folder, writers=writers, seed=seed).rage(seconds)
     print(json.dumps(outcome.figures()))
     assert not outcome.failures
     assert not outcome.wrong
     assert not outcome.told
     assert not outcome.lost
     assert not outcome.doubled
+    assert sorted(outcome.left) == sorted(outcome.live)
+    assert not outcome.gone & set(outcome.live)
     assert outcome.corrupt == 0
     assert not outcome.foreign
     assert not outcome.leftovers

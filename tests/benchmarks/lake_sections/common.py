@@ -30,6 +30,7 @@ assert PLAIN.step_bytes == 101
 CRAFTER = Schema(Spaces(observation={"obs": Box(shape=(64, 64, 3), dtype="uint8")}, action=Discrete(n=17)))
 ATARI = Schema(Spaces(observation={"obs": Box(shape=(84, 84, 4), dtype="uint8")}, action=Discrete(n=18)))
 TINY = Schema(Spaces(observation={"obs": Box(shape=(), dtype="uint8")}, action=Discrete(n=2)))
+HOURS = [f"2026{month:02d}{day:02d}{hour:02d}" for month in (1, 2) for day in range(1, 29) for hour in range(24)]
 Figures = dict[str, Any]
 
 
@@ -107,14 +108,14 @@ def resident(paths: Iterable[Path]) -> float:
     return inside / max(total, 1)
 
 
-def add_segment(lake: Lake, schema: Schema, count: int, *, hour: str, number: int, rng: np.random.Generator) -> str:
-    """A segment of `count` trajectories of one action each, as a writer of format 1 would leave it; its id."""
+def footer_table(count: int, length: int, number: int, rng: np.random.Generator) -> pa.Table:
+    """The rows of `count` trajectories of `length` actions, as the footer of segment `number` holds them."""
     row = {field.name: None for field in footer.TRAJECTORIES} | {"collector": "bench", "source": "rollout"}
     columns = {
         **{name: pa.array([value] * count, footer.TRAJECTORIES.field(name).type) for name, value in row.items()},
         "uid": pa.array([rng.bytes(16) for _ in range(count)], pa.binary(16)),
-        "row0": pa.array(np.arange(count) * 2),
-        "length": pa.array(np.ones(count, np.int64)),
+        "row0": pa.array(np.arange(count) * (length + 1)),
+        "length": pa.array(np.full(count, length)),
         "env": pa.array(["bench"] * count),
         "task": pa.array([f"task {i}" for i in rng.integers(0, 50, count).tolist()]),
         "policy_id": pa.array(["run"] * count),
@@ -126,8 +127,12 @@ def add_segment(lake: Lake, schema: Schema, count: int, *, hour: str, number: in
         "t_end": pa.array(np.full(count, 1e9 + number + 1)),
         "crc": pa.array(rng.integers(0, 1 << 32, count, dtype=np.uint32)),
     }
-    table = pa.table([columns[field.name] for field in footer.TRAJECTORIES], schema=footer.TRAJECTORIES)
-    values = schema.empty(2 * count)
+    return pa.table([columns[field.name] for field in footer.TRAJECTORIES], schema=footer.TRAJECTORIES)
+
+
+def add_segment(lake: Lake, schema: Schema, count: int, *, hour: str, number: int, rng: np.random.Generator) -> str:
+    """A segment of `count` trajectories of one action each, as a writer would leave it; its id."""
+    table, values = footer_table(count, 1, number, rng), schema.empty(2 * count)
     header = {
         "format": footer.FORMAT,
         "kind": "steps",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lake_sections.common import TINY, Section, add_segment, timed
+from lake_sections.common import HOURS, TINY, Section, add_segment, timed
 from pipelines.data.view import View
 from pipelines.lake import catalog
 from pipelines.lake.store import Lake
@@ -19,7 +19,6 @@ QUERIES = {
     "best successes": "select uid, return from trajectories where success order by return desc limit 10",
     "one uid": "select * from trajectories where uid = (select max(uid) from trajectories)",
 }
-HOURS = [f"2026{month:02d}{day:02d}{hour:02d}" for month in (1, 2) for day in range(1, 29) for hour in range(24)]
 
 
 def grown(folder: Path, count: int, a_segment: int, rng: np.random.Generator) -> Lake:
