@@ -109,11 +109,7 @@ class Cap:
 
     def _expire(self, held: Held) -> bool:
         """Whether something had to go."""
-        files = [file for file in self._inventory.files.values() if file.alive.any()]
-        steps = sum(file.live_steps for file in files if not file.is_overlay)
-        size = sum(file.live_bytes for file in files)
-        over = max(_ratio(steps, self.limits.max_steps), _ratio(size, self.limits.max_bytes))
-        if over <= 1:
+        if self._fullness() <= 1:
             return False
         protected = protections(self.lake.storage)
         if any(protection.is_whole for protection in protected):
@@ -121,14 +117,21 @@ class Cap:
             return False
         kept = {id for protection in protected for id in protection.segments}
         gone = False
-        for whole in (True, False) if over > _SLACK else (True,):
-            plan = make_plan(self._inventory, self.limits, kept=kept, now=time.time(), whole=whole)
-            if plan.going:
+        for whole, above in ((True, 1.0), (False, _SLACK)):
+            if self._fullness() > above:
+                plan = make_plan(self._inventory, self.limits, kept=kept, now=time.time(), whole=whole)
                 held()
                 carry_out(self.lake, plan, reason="the lake was full")
                 self._inventory.refresh()
-                gone = True
+                gone = gone or bool(plan.going)
         return gone
+
+    def _fullness(self) -> float:
+        """How much is there, as a share of what is allowed."""
+        files = list(self._inventory.files.values())
+        steps = sum(file.live_steps for file in files if not file.is_overlay)
+        size = sum(file.live_bytes for file in files)
+        return max(_ratio(steps, self.limits.max_steps), _ratio(size, self.limits.max_bytes))
 
     def _compact(self, held: Held) -> bool:
         """Whether a run of small segments became one."""

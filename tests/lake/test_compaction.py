@@ -24,7 +24,7 @@ from tests.lake.factories import IMAGES, SCHEMA, columns, fill, segment_files
 from tests.lake.windows import windows_of
 
 
-def a_file(id: str, size: int, alive: int, dead: int, kind: str = "a") -> File:
+def a_file(id: str, size: int, alive: int, dead: int, kind: str = "a", time: float = 0.0) -> File:
     n = alive + dead
     return File(
         id=id,
@@ -33,7 +33,7 @@ def a_file(id: str, size: int, alive: int, dead: int, kind: str = "a") -> File:
         replaces={},
         uids=np.array([b"%d" % i for i in range(n)], dtype="S16"),
         steps=np.ones(n, dtype=np.int64),
-        times=np.zeros(n),
+        times=np.full(n, time),
         collectors=np.array([""] * n, dtype=object),
         base_ids=np.zeros(0, dtype=object),
         base_uids=np.zeros(0, "S16"),

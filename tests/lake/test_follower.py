@@ -4,11 +4,14 @@ import shutil
 import numpy as np
 
 from pipelines.events import Notice
+from pipelines.lake.compaction import compact
 from pipelines.lake.follower import Follower, live_segments
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.retention import Limits, expire
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from pipelines.lake.uids import UidSet
-from tests.lake.factories import fill, segment_files
+from tests.lake.factories import SCHEMA, fill, segment_files
 
 
 def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:
@@ -118,3 +121,70 @@ def test_uid_set_equals_a_python_set() -> None:
             theirs.add(value)
         assert ours.add(values).tolist() == expected
     assert len(ours._runs) <= 4
+
+
+def derive(lake: Lake, base: str) -> str:
+    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
+        return overlay.append(base, {"reward": np.ones(3, dtype=np.float32)}, method="m")
+
+
+def test_what_expired_in_a_rewritten_segment_that_is_still_unknown_is_dead(lake: Lake) -> None:
+    one, two = fill(lake, [3, 4], seal_every=1)
+    follower = Follower(lake)
+    follower.refresh()
+    compact(lake)
+    expire(lake, Limits(max_trajectories=1))
+    follower.refresh()
+    assert [len(segment.uids) for segment in follower.segments[:2]] == [0, 1]
+    assert one != two
+
+
+def test_an_overlay_that_died_with_its_base_stays_dead_when_it_is_named_itself(lake: Lake) -> None:
+    one, two = fill(lake, [5, 6])
+    derive(lake, one)
+    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
+        for base in (one, two):
+            overlay.append(base, {"reward": np.ones(3, dtype=np.float32)}, method="m")
+    follower = Follower(lake)
+    follower.refresh()
+    bases, first, second = follower.segments
+    victim, unknown = hex_uids(bases.uids)[0], "00" * 16
+    partial = {bases.id: (victim,), second.id: (unknown,)}
+    bury(lake.storage, Tombstone(time=0.0, reason="test", trajectories=partial))
+    follower.refresh()
+    assert [len(segment.uids) for segment in follower.segments] == [1, 0, 1]
+    assert first.is_overlay
+
+
+def test_an_overlay_that_waited_for_its_base_may_be_rewritten_meanwhile(lake: Lake) -> None:
+    one, two = fill(lake, [5, 6], seal_every=1)
+    derived = {derive(lake, one), derive(lake, two)}
+    base, *_ = segment_files(lake)
+    held = lake.path / "tmp" / "held"
+    shutil.move(base, held)
+    follower = Follower(lake)
+    follower.refresh()
+    shutil.move(held, base)
+    compact(lake, grace_seconds=0.0)
+    for _ in range(3):
+        follower.refresh()
+    assert derived <= {uid for segment in follower.segments for uid in hex_uids(segment.uids)}
+
+
+def test_a_marker_on_a_file_that_was_rewritten_hides_nothing(lake: Lake) -> None:
+    written = fill(lake, [3, 4], seal_every=1)
+    ids = live_segments(lake.storage)
+    compact(lake)
+    lake.storage.write(f"quarantine/{ids[0].split('/')[1]}.json", b"{}")
+    again = Follower(lake)
+    assert again.restore(ids) == len(written)
+
+
+def test_what_vanished_is_dead_at_the_second_look(lake: Lake) -> None:
+    fill(lake, [3, 4], seal_every=1)
+    follower = Follower(lake)
+    follower.refresh()
+    segment_files(lake)[0].unlink()
+    follower.refresh()
+    assert follower.refresh().changed == (0,)
+    assert [len(segment.uids) for segment in follower.segments] == [0, 1]

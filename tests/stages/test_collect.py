@@ -220,3 +220,18 @@ def test_one_collector_at_a_time(tmp_path: Path, place: str) -> None:
 
     with pytest.raises(Interrupted, match="seen"):
         collect.run(tiny(), **places, listener=again)
+
+
+def test_a_bounded_lake_keeps_the_newest_and_the_target_counts_what_went(tmp_path: Path) -> None:
+    settings = tiny(collect={"steps": 2000, "seal_seconds": 0.01}, lake={"max_steps": 300, "grace_seconds": 0.0})
+    result = collect.run(settings, run=tmp_path / "run")
+    assert result.metrics["steps"] == 2000
+    (kept,) = rows(tmp_path / "run/lake", "select sum(length) from trajectories")[0]
+    assert 250 <= kept <= 600
+    assert collect.run(settings, run=tmp_path / "run").status == "skipped"
+    more = collect.run(
+        tiny(collect={"steps": 2400, "seal_seconds": 0.01}, lake={"max_steps": 300, "grace_seconds": 0.0}),
+        run=tmp_path / "run",
+    )
+    assert more.metrics["steps"] == 400
+    assert collect.stored_steps(Lake.open(tmp_path / "run/lake"), RunDirectory(tmp_path / "run").identity) == 2400
