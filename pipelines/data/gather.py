@@ -18,7 +18,9 @@ from pipelines.data.readahead import Readahead, prepare
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.lake.blob import BlobCache
+from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.segment import SegmentFile, open_segment
+from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256
 TAKE_FROM = 4  # windows in one file from which on a gather beats slices
@@ -45,6 +47,7 @@ class Gatherer:
         self._buffers = Buffers(view.schema.columns, rows)
         self._steps = np.arange(rows)
         self._readahead = Readahead()
+        self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 
     def gather(self, chosen: np.ndarray, start: np.ndarray, out: Columns | None = None) -> Batch:
         """Windows that begin at row `start` of the trajectories `chosen` (rows of the view's table), in `out` or in
@@ -57,6 +60,8 @@ class Gatherer:
         table, start = table[order], start[order]
         lengths = np.minimum(table["length"].astype(np.int64) + 1 - start, self._rows)
         out = self._buffers.take(len(order)) if out is None else out
+        if self._is_elsewhere:
+            self._fetch(table)
         self._readahead.begin()
         if self._readahead.wanted:
             self._name_ranges(table, start, list(out))
@@ -72,6 +77,16 @@ class Gatherer:
             start=start,
             trajectory=np.asarray(chosen)[order],
         )
+
+    def _fetch(self, table: np.ndarray) -> None:
+        """Have the files of windows on this host that are not open yet, several fetched at a time."""
+        segments = self._view.follower.segments
+        numbers = np.union1d(table["segment"], table["base"]).tolist()
+        ids = dict.fromkeys(segments[number].file for number in numbers if segments[number].file not in self._files)
+        keys = (
+            (segment_key, blob_key) if any(column.is_blob for column in self._view.schema.columns) else (segment_key,)
+        )
+        self._view.lake.storage.prefetch(key(id) for id in ids for key in keys)
 
     def _by_file(self, segments: np.ndarray) -> Iterator[tuple[int, int]]:
         """Ranges of windows whose segments (in order) lie in one file."""

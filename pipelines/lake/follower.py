@@ -8,7 +8,7 @@ known directories the newest 48 are looked at (a writer's clock may be off), an 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipelines.config.atomic import storage_error
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.footer import Footer, read_footer, uid_array
+from pipelines.lake.footer import Footer, prefetch_footers, read_footer, uid_array
 from pipelines.lake.keys import is_rewritten, segment_key
 from pipelines.lake.storage import Storage
 from pipelines.lake.tombstones import FRESH_SECONDS, Hidden
@@ -106,6 +106,7 @@ class Follower:
         vanished, self._vanished = self._vanished, set()
         new = sorted(self._listed())
         self._hide()
+        prefetch_footers(self._storage, (id for id in new if not self.hidden.hides(id)))
         before = len(self.segments)
         self._learn(new)
         self._bury(vanished)
@@ -121,7 +122,9 @@ class Follower:
         trajectories that still live, wherever they lie now.
         """
         self._hide()
-        self._learn(list_all(self._storage, rewritten=True))
+        rewritten = list_all(self._storage, rewritten=True)
+        prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.hidden.hides(id)))
+        self._learn(rewritten)
         count, last = 0, None
         for id in ids:
             file = self._aliases.get(id)
@@ -248,7 +251,7 @@ class Follower:
         keep = self.hidden.alive(id, uids, file)
         bases = None
         if footer.is_overlay:
-            bases = self._bases(table)
+            bases = self.bases_of(table)
             keep &= bases[0] >= 0
         keep &= self._seen.add(uids)
         segment = Segment(
@@ -274,7 +277,7 @@ class Follower:
         """The trajectories of segment `id`, wherever they lie now."""
         return footer.trajectories if id not in self._aliases else footer.trajectories.slice(*footer.part(id))
 
-    def _bases(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    def bases_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         """Number of the base's segment (-1 where it is not live) and its first row, for every row of an
         overlay.
         """
@@ -316,7 +319,7 @@ class Follower:
     def _listed(self) -> Iterable[str]:
         """Ids not known yet in the directories that may have changed."""
         hours = sorted(folders(self._storage, ROOT))
-        watched = set(hours[-WATCHED_HOURS:])
+        watched, due = set(hours[-WATCHED_HOURS:]), []
         for hour in hours:
             if hour in self._hours and hour not in watched:
                 continue
@@ -324,8 +327,9 @@ class Follower:
             if stamp is not None and self._hours.get(hour) == stamp:
                 continue
             settled = stamp is not None and now - stamp > FRESH_SECONDS * 1e9
-            self._hours[hour] = stamp if settled else None
-            names = set(_names(self._storage, hour))
+            due.append((hour, stamp if settled else None))
+        for (hour, stamp), listed in zip(due, _listings(self._storage, [hour for hour, _ in due]), strict=True):
+            self._hours[hour], names = stamp, set(listed)
             ids = (f"{hour}/{name}" for name in _segments(names - self._names.get(hour, set())))
             gone = _segments(self._names.get(hour, set()) - names)
             self._vanished.update(f"{hour}/{name}" for name in gone)
@@ -343,14 +347,15 @@ def folders(storage: Storage, folder: str) -> list[str]:
 
 def list_segments(storage: Storage, hour: str) -> list[str]:
     """Names (without ending) of the segments of an hour, overlays included, blobs not, sorted."""
-    return sorted(_segments(_names(storage, hour)))
+    return sorted(_segments(next(_listings(storage, [hour]))))
 
 
-def _names(storage: Storage, hour: str) -> list[str]:
+def _listings(storage: Storage, hours: Sequence[str]) -> Iterator[list[str]]:
+    """Names in the directory of each of `hours`."""
     try:
-        return storage.names(f"{ROOT}/{hour}")
+        yield from storage.listings([f"{ROOT}/{hour}" for hour in hours])
     except OSError as error:
-        raise storage_error(error, f"read '{storage.url(f'{ROOT}/{hour}')}'") from error
+        raise storage_error(error, f"read '{storage.url(ROOT)}'") from error
 
 
 def _segments(names: Iterable[str]) -> list[str]:
@@ -359,7 +364,9 @@ def _segments(names: Iterable[str]) -> list[str]:
 
 def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
     """Ids of everything listed, sorted; `rewritten`: only of segments made from others."""
-    ids = (f"{hour}/{name}" for hour in sorted(folders(storage, ROOT)) for name in list_segments(storage, hour))
+    hours = sorted(folders(storage, ROOT))
+    listed = zip(hours, _listings(storage, hours), strict=True)
+    ids = (f"{hour}/{name}" for hour, names in listed for name in sorted(_segments(names)))
     return [id for id in ids if not rewritten or is_rewritten(id)]
 
 

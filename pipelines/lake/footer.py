@@ -12,7 +12,7 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -191,6 +191,11 @@ def read_footer(storage: Storage, id: str) -> Footer:
         if not storage.forget(key):  # else what is damaged may be this host's copy
             raise
         return _read_footer(storage, key)
+
+
+def prefetch_footers(storage: Storage, ids: Iterable[str]) -> None:
+    """Get the footers of segments that lie elsewhere, several at a time: they will be read."""
+    storage.prefetch_tails((segment_key(id) for id in ids), _TAIL)
 
 
 def _read_footer(storage: Storage, key: str) -> Footer:

@@ -61,7 +61,7 @@ class ObjectStorage:
         return [info.base_name for info in self._list(folder) if info.type == fs.FileType.Directory]
 
     def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
-        with ThreadPoolExecutor(PARALLEL) as pool:
+        with ThreadPoolExecutor(min(PARALLEL, len(folders) or 1)) as pool:
             yield from pool.map(self.names, folders)
 
     def stamp(self, folder: str) -> int | None:

@@ -34,12 +34,13 @@ _REASONS = {
     "NETWORK_CONNECTION": "no connection to {endpoint}",
     "REQUEST_TIMEOUT": "{endpoint} does not answer",
     "NO_SUCH_BUCKET": "there is no bucket '{bucket}'",
+    "HTTP_301": "bucket '{bucket}' lies in another region: give the location ?region=, or AWS_REGION",
     "VALIDATION": "'{endpoint}' is not the address of a host",
-    **dict.fromkeys(("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "FORBIDDEN"), _DENIED),
+    **dict.fromkeys(("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "HTTP_403"), _DENIED),
     **dict.fromkeys(("EXPIRED_TOKEN", "INVALID_CLIENT_TOKEN_ID", "UNRECOGNIZED_CLIENT"), _DENIED),
     **dict.fromkeys(("SLOW_DOWN", "THROTTLING", "SERVICE_UNAVAILABLE"), _OVERLOADED),
 }
-_AWS = re.compile(r"AWS Error (\w+) during \w+ operation(?:: (.*))?", re.DOTALL)
+_AWS = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))? during \w+ operation(?:: (.*))?", re.DOTALL)
 _NOISE = re.compile(r"\s*\((?:Request|Host) ID:[^)]*\)")
 
 
@@ -169,8 +170,9 @@ def connect(location: Location) -> Connection:
 def refusal(text: str, location: Location) -> str:
     """What an error of the store's client says, in one short line."""
     found = _AWS.search(text)
-    code, rest = (found[1], found[2] or "") if found else ("", text)
-    return reason(code, rest, location)
+    if found is None:
+        return reason("", text, location)
+    return reason(f"HTTP_{found[2]}" if found[2] else found[1], found[3] or "", location)
 
 
 def reason(code: str, text: str, location: Location) -> str:
