@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, train
-from amago_cli.commands.lake import compact, expire, info, lineage, ls, protect, reindex, sample, sql, verify
+from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.help import Command, Group
 from amago_cli.invocation import Invocation
 
@@ -72,6 +72,8 @@ for _function in (
     compact.compact,
     expire.expire,
     protect.protect,
+    copy.copy,
+    copy.merge,
 ):
     lake_app.command(cls=Command)(_function)
 

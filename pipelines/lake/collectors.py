@@ -48,7 +48,7 @@ def register(
     """A process of `collector` begins. Only one at a time may bear that name. StageFailed when it cannot be written."""
     known = read(lake, collector) or {"collector": collector, "started": process["started"], "policies": {}}
     processes = [*known.get("processes", []), dict(process)][-_MOST_PROCESSES:]
-    _write(lake, {**known, "run": run, "env": dict(env), "seed": seed, "processes": processes})
+    write(lake, {**known, "run": run, "env": dict(env), "seed": seed, "processes": processes})
 
 
 def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any] | None) -> None:
@@ -56,7 +56,7 @@ def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any
     known = read(lake, collector) or {"collector": collector}
     policies = known.get("policies", {})
     if policy_id not in policies or policies[policy_id] != run:
-        _write(lake, {**known, "policies": {**policies, policy_id: run}})
+        write(lake, {**known, "policies": {**policies, policy_id: run}})
 
 
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
@@ -111,7 +111,8 @@ def place(path: Path) -> dict[str, str]:
     return {"path": str(path), "absolute": str(Path(path).resolve())}
 
 
-def _write(lake: Lake, record: Mapping[str, Any]) -> None:
+def write(lake: Lake, record: Mapping[str, Any]) -> None:
+    """Replace what is known of the collector of `record`. StageFailed when it cannot be written."""
     key = _key(record["collector"])
     with explained(f"write '{lake.storage.url(key)}'"):
         lake.storage.write(key, (json.dumps(record, indent=1, default=str) + "\n").encode())

@@ -1,0 +1,89 @@
+"""`amago lake copy` and `amago lake merge`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, reader
+
+if TYPE_CHECKING:
+    from pipelines.stages.result import Result
+
+Where = Annotated[str, typer.Option("--where", metavar="SQL", help="Only trajectories for which this predicate holds.")]
+
+
+@reader
+def copy(
+    common: Common,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A lake, a run, or s3://bucket/prefix.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A lake to add to; made if there is none.")],
+    where: Where = "",
+) -> Any:
+    """Copy the trajectories of a lake into another, which may hold others; every one is there once.
+
+    Segments are copied as they are, under their names, and read back before they count; where only some of their
+    trajectories are wanted, or were there before, those are written into new ones. A derived trajectory whose base is
+    not in DST is written out whole. What expired in DST does not come back with it. Repeating the command copies what
+    is missing. Exit 4 if something was damaged in SRC: the rest is copied.
+
+    Example: amago lake copy runs/a s3://bucket/lake --where success
+    """
+    return _copy(common, [source], target, where, "lake copy")
+
+
+@reader
+def merge(
+    common: Common,
+    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Lakes or runs.")],
+    into: Annotated[str, typer.Option("--into", metavar="DST", help="A lake to add to; made if there is none.")],
+    where: Where = "",
+) -> Any:
+    """Copy the trajectories of several lakes into one, as `amago lake copy` does; the sources stay as they are.
+
+    Example: amago lake merge runs/a runs/b --into lakes/all
+    """
+    return _copy(common, sources, into, where, "lake merge")
+
+
+def _copy(common: Common, sources: Sequence[str], target: str, where: str, command: str) -> Result:
+    from pipelines.errors import IntegrityError
+    from pipelines.lake import copying
+    from pipelines.lake.store import Lake
+    from pipelines.stages.result import Result, Table
+
+    opened = [Lake.open(source) for source in sources]
+    into = Lake.open_or_create(target)
+    common.concerns(lake=into.name)
+    with common.listening() as listener:
+        done = [asdict(copying.copy(lake, into, where=where, listener=listener)) for lake in opened]
+    damaged = [id for each in done for id in each.pop("damaged")]
+    total = {name: sum(each[name] for each in done) for name in done[0]}
+    columns = ("trajectories", "steps", "segments", "rewritten", "present", "bytes")
+    result = Result(
+        command=command,
+        status="done" if total["trajectories"] else "skipped",
+        lake=into.name,
+        metrics={**{name: total[name] for name in columns}, "damaged": damaged},
+        tables=[
+            Table(
+                title="copied",
+                columns=("from", *columns),
+                rows=[(lake.name, *(each[name] for name in columns)) for lake, each in zip(opened, done, strict=True)],
+            )
+        ]
+        if len(done) > 1
+        else [],
+        seconds=common.invocation.seconds,
+    )
+    if damaged:
+        error = IntegrityError(
+            f"damaged in what was copied: {', '.join(damaged)}; what is whole of it is in '{into.name}'",
+            hint="see amago lake verify of the source",
+        )
+        error.result = result
+        raise error
+    return result
