@@ -173,7 +173,7 @@ def _write(lake: Lake, sources: Sequence[Source], held: Held) -> Rewritten:
         return footers.metadata({**header, "writer": writer, "columns": crcs}, table)
 
     staged = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata)
-    id, _ = segments.new_segment(writer, 0, overlay=first.is_overlay)
+    id = segments.new_segment(writer, 0, overlay=first.is_overlay)
     try:
         held()
         segments.publish(lake.storage, staged, id)

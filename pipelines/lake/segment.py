@@ -53,11 +53,11 @@ class Staged:
                 path.unlink(missing_ok=True)
 
 
-def new_segment(writer: str, sequence: int, *, overlay: bool, after: int = 0) -> tuple[str, int]:
-    """Id of a segment published now, and its microsecond (later than `after`)."""
-    now = max(time.time_ns() // 1000, after + 1)
+def new_segment(writer: str, sequence: int, *, overlay: bool) -> str:
+    """Id of a segment published now: unique by the writer's name and its count, whatever the clock says."""
+    now = time.time_ns() // 1000
     hour = time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000))
-    return f"{hour}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}", now
+    return f"{hour}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}"
 
 
 def stage(

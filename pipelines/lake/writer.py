@@ -256,7 +256,7 @@ def publish_log(
     writer, _, sequence = log.path.stem.rpartition("-")
     staged = segments.stage(storage.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
     try:
-        segment, _ = segments.new_segment(writer, int(sequence), overlay=overlay)
+        segment = segments.new_segment(writer, int(sequence), overlay=overlay)
         log.mark(segment)
         segments.publish(storage, staged, segment)
     except BaseException:

@@ -111,7 +111,7 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
     for number in range(segments):
         uids = pa.array([uuid.uuid4().bytes for _ in range(TRAJECTORIES)], pa.binary(16))
         filled = table.set_column(table.schema.get_field_index("uid"), "uid", uids)
-        id, _ = new_segment("w", number, overlay=False)
+        id = new_segment("w", number, overlay=False)
         target = path / segment_key(id)
         target.parent.mkdir(exist_ok=True)
         sink = Sparse(target)
