@@ -142,6 +142,8 @@ def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
     try:
         return lake.schema(footer.header["schema"]).columns
     except InputMissing as error:
+        if lake.storage.exists(f"schemas/{footer.header['schema']}.json"):  # of a newer version: no damage
+            raise
         raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
 
 
