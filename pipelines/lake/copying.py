@@ -273,7 +273,7 @@ class _Job:
             writer = _writer()
             staged = segments.stage(self.target.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
             size = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None)
-            id, _ = segments.new_segment(writer, 0, overlay=overlay)
+            id = segments.new_segment(writer, 0, overlay=overlay)
             try:
                 segments.publish(self.target.storage, staged, id)
             except BaseException:
