@@ -8,7 +8,7 @@ one more trajectory: the base stays live beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -68,6 +68,22 @@ class OverlayWriter(Writer):
         """
         rows = len(next(iter(columns.values())))
         stored = checked(self.columns, columns, [rows])
+        try:
+            row = self._row(base_uid, stored, method, base_offset, info)
+        except FileNotFoundError:  # rewritten and swept since the last look
+            self._reader.refresh()
+            row = self._row(base_uid, stored, method, base_offset, info)
+        return self._append(stored, [rows], [row])[0]
+
+    def _row(
+        self,
+        base_uid: str,
+        stored: Mapping[str, np.ndarray],
+        method: str,
+        base_offset: int,
+        info: TrajectoryInfo | None,
+    ) -> dict[str, Any]:
+        rows = len(next(iter(stored.values())))
         base, place = self._reader.locate(base_uid)
         if base.is_overlay:
             raise InputMissing(f"trajectory {base_uid} is an overlay itself", hint="derive from its base")
@@ -85,7 +101,7 @@ class OverlayWriter(Writer):
             for name in (REWARD, TERMINATED, TRUNCATED)
         }
         given = info if info is not None else self._reader.info(base_uid)
-        row = row_of(given) | {
+        return row_of(given) | {
             "length": rows - 1,
             "return": float(decisive[REWARD][1:].sum(dtype=np.float64)),
             "terminated": bool(decisive[TERMINATED][-1]),
@@ -95,4 +111,3 @@ class OverlayWriter(Writer):
             "base_offset": int(base_offset),
             "relabel_method": method,
         }
-        return self._append(stored, [rows], [row])[0]

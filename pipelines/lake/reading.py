@@ -49,6 +49,11 @@ class Reader:
         self.refresh()
         return sorted(self._places, key=self._places.__getitem__)
 
+    def lives(self, uid: str) -> bool:
+        """Whether there is such a trajectory now."""
+        self.refresh()
+        return uid in self._places
+
     def locate(self, uid: str) -> tuple[Segment, int]:
         """The segment of a trajectory and its place in it."""
         if uid not in self._places:
@@ -113,8 +118,8 @@ def read(lake: Lake, uid: str) -> Trajectory:
 
 
 def trajectories(lake: Lake, where: str | None = None, *, listener: Listener = silent) -> Iterator[Trajectory]:
-    """The trajectories that are live now, one at a time; `where` is a SQL predicate over the `trajectories`
-    table.
+    """The trajectories that are live now, one at a time, but for those that expire before it is their turn; `where`
+    is a SQL predicate over the `trajectories` table.
     """
     reader = Reader(lake, listener=listener)
     uids = reader.uids()
@@ -124,4 +129,8 @@ def trajectories(lake: Lake, where: str | None = None, *, listener: Listener = s
         chosen = set(hex_uids(select(lake, where, listener=listener).uids))
         uids = [uid for uid in uids if uid in chosen]
     for uid in uids:
-        yield reader.read(uid)
+        try:
+            trajectory = reader.read(uid)
+        except InputMissing:
+            continue
+        yield trajectory

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.settings import Settings
-from pipelines.events import Listener, Progress, silent
+from pipelines.errors import InputMissing
+from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.catalog import query
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
@@ -37,17 +38,25 @@ def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) ->
     done = _done(store, method)
     reader = Reader(store, listener=listener)
     chosen = _chosen(reader, wanted.where, wanted.fraction, settings.seed, done, wanted.copies, listener)
-    written = steps = overlay_bytes = read = 0
+    written = steps = overlay_bytes = read = expired = 0
     with store.overlay_writer(schema, relabeler.columns, name="relabel") as writer:
-        for trajectory in map(reader.read, chosen):
-            for copy in range(done[trajectory.uid], wanted.copies):
-                uid_steps = _relabel(writer, relabeler, trajectory, settings.seed, copy, method)
-                written += uid_steps > 0
-                steps += uid_steps
+        for uid in chosen:
+            try:
+                trajectory = reader.read(uid)
+                for copy in range(done[uid], wanted.copies):
+                    uid_steps = _relabel(writer, relabeler, trajectory, settings.seed, copy, method)
+                    written += uid_steps > 0
+                    steps += uid_steps
+            except InputMissing:
+                if reader.lives(uid):
+                    raise
+                expired += 1
             read += 1
             figures = {"written": float(written)}
             listener(Progress(stage="relabel", done=read, total=len(chosen), unit="trajectories", metrics=figures))
         overlay_bytes = writer.bytes
+    if expired:
+        listener(Notice(text=f"{expired} of {len(chosen)} trajectories expired before they were relabelled"))
     seconds = time.monotonic() - started
     return Result(
         command="relabel",

@@ -9,8 +9,11 @@ import pytest
 
 from pipelines.envs.goals import goal_rule
 from pipelines.errors import InputMissing, UsageError
+from pipelines.events import Event, Notice, Progress
 from pipelines.lake.catalog import query
-from pipelines.lake.reading import trajectories
+from pipelines.lake.compaction import Rules, compact
+from pipelines.lake.reading import Reader, trajectories
+from pipelines.lake.retention import Limits, expire
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, relabel, train
 from tests.stages.recipes import tiny
@@ -72,3 +75,26 @@ def test_what_cannot_be_relabelled_is_named(lake: Path, tmp_path: Path) -> None:
         relabel.run(tiny(env=GOALS, relabel={"relabeler": "hindsigth"}), lake=lake)
     with pytest.raises(UsageError):
         relabel.run(tiny(env=GOALS, relabel={"where": "drop table trajectories"}), lake=lake)
+
+
+def test_a_lake_may_be_compacted_and_lose_trajectories_while_it_is_relabelled(lake: Path) -> None:
+    store, told = Lake.open(lake), []
+    before = len(list(trajectories(store)))
+    for number in range(3):  # several segments, so that some files are not open yet
+        collect.run(tiny(env=GOALS, seed=number + 1, collect={"steps": 100}), lake=lake)
+
+    def maintain(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Progress) and event.done == 1:
+            expire(store, Limits(max_trajectories=10), grace_seconds=0.0)
+            compact(store, Rules(settle_seconds=0.0), grace_seconds=0.0)
+
+    relabel.run(tiny(env=GOALS), lake=lake, listener=maintain)
+    assert any(isinstance(event, Notice) and "expired before" in event.text for event in told)
+    left = Reader(store).uids()
+    originals = {row[0] for row in query(store, "select uid from trajectories where base_uid is null")[1]}
+    bases = {row[0] for row in query(store, "select base_uid from trajectories where base_uid is not null")[1]}
+    assert len(originals) == 10
+    assert bases <= originals
+    assert len(left) == len(originals) + len(derived(lake))
+    assert before > 10
