@@ -72,6 +72,7 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
     known = {c.name: c for c in schema(schema_id).columns}
     columns = [known[name] for name in names]
     items = [_unsealed(columns, row, data) for row, data in content.records]
+    storage.create_folders()  # empty ones get lost when a lake is copied
     publish_log(storage, log, schema_id, columns, items, overlay=content.header["overlay"])
     return len(items)
 
