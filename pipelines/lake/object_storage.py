@@ -127,7 +127,12 @@ class ObjectStorage:
         return self._info(key).type == fs.FileType.File
 
     def size(self, key: str) -> int:
-        return self._sizes[key] if key in self._sizes else int(self._found(key).size)
+        if key in self._sizes:
+            return self._sizes[key]
+        main = key.removesuffix(".blob.arrow") + ".arrow"
+        if main != key and main in self._sizes:  # its blob was there first, and would have been listed with it
+            raise self._missing(key)
+        return int(self._found(key).size)
 
     def age(self, key: str, now: float) -> float:
         return now - float(self._found(key).mtime_ns) / 1e9
@@ -175,8 +180,11 @@ class ObjectStorage:
     def _found(self, key: str) -> fs.FileInfo:
         info = self._info(key)
         if info.type != fs.FileType.File:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
+            raise self._missing(key)
         return info
+
+    def _missing(self, key: str) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
 
     def _put(self, key: str, content: bytes | mmap.mmap) -> None:
         """One call that writes all: what is left of a stream that ends early would be a shorter object."""
