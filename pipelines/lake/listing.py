@@ -36,23 +36,25 @@ def changes(storage: Storage, known: Mapping[str, Listed]) -> dict[str, Listed |
     """The folders that are not as `known`; None for those that have gone. Costs a look at each folder."""
     here = [FOLDER, QUARANTINE, *(f"{ROOT}/{hour}" for hour in folders(storage, ROOT))]
     found: dict[str, Listed | None] = {folder: None for folder in known.keys() - set(here)}
-    for folder in here:
-        try:
+    due = {}
+    try:
+        for folder in here:
             now, stamp = time.time_ns(), storage.stamp(folder)
-            before = known.get(folder)
-            if before is not None and stamp is not None and before.stamp == stamp:
-                continue
-            names = "\n".join(sorted(storage.names(folder)))
-        except OSError as error:
-            raise storage_error(error, f"read '{storage.url(folder)}'") from error
-        settled = stamp is not None and (now - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
-        listed = Listed(
-            stamp if settled else None,
-            hashlib.blake2b(names.encode(errors="surrogateescape"), digest_size=16).hexdigest(),
-        )
-        if listed != before:
-            found[folder] = listed
+            if stamp is None or folder not in known or known[folder].stamp != stamp:
+                settled = stamp is not None and (now - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
+                due[folder] = stamp if settled else None
+        for (folder, stamp), names in zip(due.items(), storage.listings(list(due)), strict=True):
+            listed = Listed(stamp, _digest(names))
+            if listed != known.get(folder):
+                found[folder] = listed
+    except OSError as error:
+        raise storage_error(error, f"list '{storage.url()}'") from error
     return found
+
+
+def _digest(names: Iterable[str]) -> str:
+    text = "\n".join(sorted(names))
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:

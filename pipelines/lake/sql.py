@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from pipelines.errors import UsageError
+from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors, records
 from pipelines.lake.sandbox import Limits
@@ -48,6 +48,7 @@ select segment, collector, policy_id, policy_version, count(*) as trajectories, 
 from trajectories left join collectors using (collector) group by all
 """
 _EXPLAIN = re.compile(r"\s*explain\b\s*(?:analy[sz]e\b|\([^()]*\))?", re.IGNORECASE)
+_LOST = re.compile(r"StorageError: ([^\n]*)")  # while steps were fetched
 _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
 
 
@@ -264,6 +265,9 @@ def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error as error:
+        lost = _LOST.search(str(error))
+        if lost is not None:
+            raise StageFailed(f"cannot read the steps: {lost[1]}") from error
         raise UsageError(f"SQL: {_translated(str(error), texts)}") from error
 
 
