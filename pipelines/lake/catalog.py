@@ -27,7 +27,7 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import listing, sandbox, sql
 from pipelines.lake.follower import ROOT
-from pipelines.lake.footer import prefetch_footers, read_footer
+from pipelines.lake.footer import aligned, read_footer
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.listing import UNREADABLE, Listed
 from pipelines.lake.sandbox import Limits
@@ -62,6 +62,9 @@ drop view if exists overlays;
 drop view if exists trajectories;
 drop table if exists segments;
 drop schema if exists bookkeeping cascade;
+"""
+_REMEMBERED = """
+select * replace (unhex(uid) as uid, unhex(base_uid) as base_uid) from bookkeeping.rows where segment = ? order by row0
 """
 _ADD = """
 insert into bookkeeping.rows by name
@@ -102,6 +105,19 @@ def remembered(lake: Lake, segment: str) -> list[str]:
             return [row[0] for row in rows]
     except (OSError, duckdb.Error):
         return []
+
+
+def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:
+    """What the index, as it stands, knows of a segment: its row of the table `segments`, and its trajectories by
+    `TRAJECTORIES` as far as they are alive; None if it knows nothing.
+    """
+    try:
+        with locked(_lock(lake), shared=True), contextlib.closing(_connect(_index(lake))) as connection:
+            facts = connection.execute("from segments where segment = ?", [segment]).to_arrow_table().to_pylist()
+            rows = connection.execute(_REMEMBERED, [segment]).to_arrow_table()
+            return (facts[0], aligned(rows)) if facts and rows.num_rows else None
+    except (OSError, duckdb.Error, pa.ArrowException):
+        return None
 
 
 def refresh(lake: Lake, *, listener: Listener = silent) -> None:
@@ -258,9 +274,7 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     out = [id for id in new if states[id] in listing.OUT_OF_SIGHT]
     _insert(connection, "bookkeeping.files", [{"segment": id, "state": states[id], "problem": ""} for id in out])
     connection.commit()
-    in_sight = [id for id in new if states[id] not in listing.OUT_OF_SIGHT]
-    prefetch_footers(lake.storage, in_sight)
-    for batch in _batches(lake, in_sight, hidden, states):
+    for batch in _batches(lake, (id for id in new if states[id] not in listing.OUT_OF_SIGHT), hidden, states):
         connection.begin()
         batch.insert(connection)
         connection.commit()

@@ -26,6 +26,11 @@ def wrong_columns(footer: Footer, file: SegmentFile) -> list[str]:
     ]
 
 
+def column_checksum(file: SegmentFile, name: str) -> int | None:
+    """CRC of a column; None if it cannot be read."""
+    return _checksum(file, [name], 0, file.rows)
+
+
 def sound(footer: Footer, file: SegmentFile) -> np.ndarray:
     """(n,) bool: which trajectories have the bytes with which they were logged."""
     table = footer.trajectories

@@ -12,17 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pipelines.config.atomic import explained
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.lake import catalog
+from pipelines.lake import catalog, integrity
 from pipelines.lake.follower import ROOT, list_all
-from pipelines.lake.footer import Footer, read_footer
+from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
 from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import SegmentFile, as_stored, checksum, open_segment, stored_bytes
+from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
 from pipelines.lake.storage import Storage
 from pipelines.lake.tombstones import Hidden, read_tombstone, tombstone_names
 
@@ -75,7 +73,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
             footer = check(lake, id)
             trajectories += footer.trajectories.num_rows
             size += stored_bytes(lake.storage, id)
-            _unmark(lake, id)
+            unmark(lake, id)
         except FileNotFoundError:
             pass  # expired meanwhile
         except _Damage as damage:
@@ -121,16 +119,13 @@ def check(lake: Lake, id: str) -> Footer:
 
     _Damage if anything in it is not what its footer says, InputMissing for a newer format, FileNotFoundError.
     """
-    path = lake.storage.url(segment_key(id))
     uids: tuple[str, ...] = ()
     try:
         footer = read_footer(lake.storage, id)
         table = footer.trajectories
         uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
         file = open_segment(lake.storage, id, _columns(lake, footer))
-        rows = table["length"].to_numpy() + 1
-        if rows.sum() != file.rows or np.any(table["row0"].to_numpy() != np.cumsum(rows) - rows):
-            raise IntegrityError(f"segment '{path}' is damaged: its trajectories do not cover its rows")
+        integrity.require_cover(footer, file)
     except IntegrityError as error:
         known = uids or tuple(catalog.remembered(lake, id))
         raise _Damage(Corrupt(segment=id, reason=str(error), trajectories=known)) from error
@@ -148,70 +143,55 @@ def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
 
 
 def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> None:
-    wrong = []
-    for name, expected in footer.header["columns"].items():
-        try:
-            crc = 0
-            for values in _pieces(file, name, 0, file.rows):
-                crc = checksum(values, crc)
-            if crc != expected:
-                wrong.append(name)
-        except IntegrityError:
-            wrong.append(name)
+    wrong = integrity.wrong_columns(footer, file)
     if wrong:
         reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
-        damaged = tuple(_damaged(footer, file, uids))
+        whole = integrity.sound(footer, file)
+        damaged = tuple(uid for uid, fine in zip(uids, whole, strict=True) if not fine)
         raise _Damage(Corrupt(segment=id, reason=reason, trajectories=uids, damaged=damaged))
-
-
-def _damaged(footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> Iterator[str]:
-    """The trajectories whose own checksum is wrong."""
-    table = footer.trajectories
-    spans = zip(table["row0"].to_pylist(), table["length"].to_pylist(), table["crc"].to_pylist(), strict=True)
-    for uid, (row0, length, expected) in zip(uids, spans, strict=True):
-        try:
-            crc = 0
-            for name in footer.columns:
-                for values in _pieces(file, name, row0, row0 + length + 1):
-                    crc = checksum(values, crc)
-        except IntegrityError:
-            crc = None
-        if crc != expected:
-            yield uid
-
-
-def _pieces(file: SegmentFile, name: str, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Rows [start, stop) of a column in storage form; a blob a few batches at a time."""
-    column = next(c for c in file.schema_columns if c.name == name)
-    if name in file.columns:
-        yield as_stored(column, file.columns[name][start:stop])
-        return
-    step = file.batch_rows
-    while start < stop:
-        end = min(stop, (start // step + 1) * step)
-        yield as_stored(column, file.read_rows(name, start, end))
-        start = end
 
 
 def _mark(lake: Lake, found: Corrupt, listener: Listener) -> None:
     text = f"{found.reason}; it is set aside with its {len(found.trajectories)} trajectories"
     try:
         with explained("write its marker"):
-            lake.storage.write(_marker(found.segment), (json.dumps(asdict(found), indent=1) + "\n").encode())
+            if not found.damaged:  # else its footer can be read
+                _remember(lake, found.segment)
+            lake.storage.write(marker_key(found.segment), (json.dumps(asdict(found), indent=1) + "\n").encode())
     except StageFailed as error:
         text = f"{found.reason}; it cannot be set aside: {error}"
     listener(Notice(text=text, level="warning"))
 
 
-def _unmark(lake: Lake, id: str) -> None:
-    marker = _marker(id)
-    with explained(f"remove '{lake.storage.url(marker)}'"):
-        if lake.storage.exists(marker):
-            lake.storage.remove(marker)
+def _remember(lake: Lake, id: str) -> None:
+    """Keep what the index knows of a segment whose footer cannot be read: it will forget it, and repair needs it."""
+    known = catalog.remembered_footer(lake, id)
+    if known is None or lake.storage.exists(memory_key(id)):
+        return
+    facts, table = known
+    header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
+    whole = [0, table.num_rows]
+    header |= {"format": FORMAT, "columns": dict.fromkeys(facts["columns"]), "replaces": {}}
+    header["replaces"] = {old: whole for old in facts["replaces"]}  # which part was which is not remembered
+    lake.storage.write(memory_key(id), json.dumps(metadata(header, table)).encode())
 
 
-def _marker(id: str) -> str:
+def unmark(lake: Lake, id: str) -> None:
+    """Take the marker of a segment away, if it has one. StageFailed when the storage refuses."""
+    for key in (marker_key(id), memory_key(id)):
+        with explained(f"remove '{lake.storage.url(key)}'"):
+            if lake.storage.exists(key):
+                lake.storage.remove(key)
+
+
+def marker_key(id: str) -> str:
+    """Where it is written that a segment is damaged."""
     return f"quarantine/{id.rpartition('/')[2]}.json"
+
+
+def memory_key(id: str) -> str:
+    """Where the footer is kept that the index remembered of a segment."""
+    return f"quarantine/{id.rpartition('/')[2]}.footer"
 
 
 def _foreign(storage: Storage) -> Iterator[str]:

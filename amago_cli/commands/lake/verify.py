@@ -2,56 +2,104 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from amago_cli.options import Common, LakeArgument, reader
 
+if TYPE_CHECKING:
+    from pipelines.lake.repair import Repaired
+    from pipelines.lake.verify import Report
+    from pipelines.stages.result import Table
+
 
 @reader
-def verify(common: Common, lake: LakeArgument) -> Any:
+def verify(
+    common: Common,
+    lake: LakeArgument,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Save what is whole of damaged segments; exit 4 if something is lost.")
+    ] = False,
+) -> Any:
     """Read every segment and compare its checksums; exit 4 if one is corrupt. Files no lake wrote are listed.
 
-    What dead collectors have logged is sealed first.
+    What dead collectors have logged is sealed first. With --repair, whole trajectories of a damaged segment are written
+    into a new one, and its file is kept in quarantine/; trajectories that are lost are listed.
 
     Example: amago lake verify runs/cartpole
     """
     from pipelines.errors import IntegrityError
+    from pipelines.lake import repair as mending
     from pipelines.lake import verify as engine
     from pipelines.lake.store import Lake
-    from pipelines.stages.result import Result, Table
+    from pipelines.stages.result import Result
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
+    repaired: Repaired | None = None
     with common.listening() as listener:
         opened.salvage(listener=listener)
         checked = engine.verify(opened, listener)
-    corrupt = [str(segment) for segment in checked.corrupt]
+        if repair:
+            repaired = mending.repair(opened, checked, listener=listener)
     result = Result(
         command="lake verify",
         lake=opened.name,
         metrics={
             "segments_checked": checked.segments_checked,
             "trajectories": checked.trajectories,
-            "corrupt": corrupt,
+            "corrupt": [str(segment) for segment in checked.corrupt],
             "foreign": list(checked.foreign),
             "damaged_tombstones": list(checked.tombstones),
+            **({} if repaired is None else _figures(repaired)),
         },
-        tables=[
-            Table(title=title, columns=columns, rows=rows)
-            for title, columns, rows in (
-                ("corrupt", ("segment", "why"), [(found.segment, found.reason) for found in checked.corrupt]),
-                ("not of this lake", ("file",), [(path,) for path in checked.foreign]),
-            )
-            if rows
-        ],
+        tables=_tables(checked, repaired),
         seconds=common.invocation.seconds,
     )
-    problems = list(checked.tombstones)
-    if corrupt:
-        number = f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''}"
-        problems.insert(0, f"{number} in lake '{opened.name}': {', '.join(corrupt)}")
+    problems = [*_problems(checked, repaired, opened.name), *checked.tombstones]
     if problems:
         error = IntegrityError("; ".join(problems))
         error.result = result
         raise error
     return result
+
+
+def _figures(repaired: Repaired) -> dict[str, Any]:
+    return {
+        "repaired": [{"segment": id, "into": into} for id, into in repaired.segments.items()],
+        "lost": list(repaired.lost),
+        "orphans": list(repaired.orphans),
+        "unknown": list(repaired.unknown),
+    }
+
+
+def _tables(checked: Report, repaired: Repaired | None) -> list[Table]:
+    from pipelines.stages.result import Table
+
+    made = [] if repaired is None else [(id, into or "nothing") for id, into in repaired.segments.items()]
+    lost = [] if repaired is None else [(uid,) for uid in (*repaired.lost, *repaired.orphans)]
+    parts: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]] = (
+        ("corrupt", ("segment", "why"), [(found.segment, found.reason) for found in checked.corrupt]),
+        ("repaired", ("segment", "what is whole is in"), made),
+        ("lost, and derived from what is lost", ("uid",), lost),
+        ("not of this lake", ("file",), [(path,) for path in checked.foreign]),
+    )
+    return [Table(title=title, columns=columns, rows=rows) for title, columns, rows in parts if rows]
+
+
+def _problems(checked: Report, repaired: Repaired | None, name: str) -> list[str]:
+    if repaired is None:
+        corrupt = [str(segment) for segment in checked.corrupt]
+        if not corrupt:
+            return []
+        number = f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''}"
+        return [f"{number} in lake '{name}': {', '.join(corrupt)}; what is whole can be saved: --repair"]
+    problems = []
+    if repaired.lost:
+        count = len(repaired.lost)
+        problems.append(f"{count} trajector{'ies are' if count > 1 else 'y is'} lost in lake '{name}'")
+    if repaired.unknown:
+        problems.append(f"nobody knows what was in {', '.join(repaired.unknown)}")
+    return problems

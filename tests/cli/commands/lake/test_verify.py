@@ -50,3 +50,32 @@ def test_a_file_that_no_lake_wrote_is_shown(amago: Amago, small: Path) -> None:
         "small/lake/segments/notes.txt"
     ]
     assert "notes.txt" in amago("lake", "verify", small).out
+
+
+def test_repair_saves_what_is_whole_and_is_exit_4_for_what_is_lost(amago: Amago, small: Path) -> None:
+    segment = next((small / "lake" / "segments").rglob("*.arrow"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    segment.write_bytes(data)
+    before = amago("lake", "sql", small, "select count(*) as n from trajectories", "--output", "json").json[0]["n"]
+    failed = amago("lake", "verify", small, "--repair", "--output", "json")
+    assert failed.code == 4
+    (lost,) = failed.json["metrics"]["lost"]
+    (repaired,) = failed.json["metrics"]["repaired"]
+    assert repaired["segment"] in failed.json["metrics"]["corrupt"]
+    assert repaired["into"] is not None
+    uids = [row["uid"] for row in amago("lake", "sql", small, "select uid from trajectories", "--output", "json").json]
+    assert len(uids) == before - 1
+    assert lost not in uids
+    assert amago("lake", "verify", small, "--repair").code == 0
+
+
+def test_repair_without_loss_is_exit_0(amago: Amago, small: Path) -> None:
+    amago("lake", "info", small)
+    segment = next((small / "lake" / "segments").rglob("*.arrow"))
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-200] + bytes(200))
+    done = amago("lake", "verify", small, "--repair", "--output", "json")
+    assert done.code == 0, done.err
+    assert len(done.json["metrics"]["corrupt"]) == 1
+    assert amago("lake", "verify", small).code == 0
