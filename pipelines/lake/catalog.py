@@ -27,7 +27,7 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import listing, sandbox, sql
 from pipelines.lake.follower import ROOT
-from pipelines.lake.footer import aligned, read_footer
+from pipelines.lake.footer import aligned, prefetch_footers, read_footer
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.listing import UNREADABLE, Listed
 from pipelines.lake.sandbox import Limits
@@ -274,7 +274,9 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     out = [id for id in new if states[id] in listing.OUT_OF_SIGHT]
     _insert(connection, "bookkeeping.files", [{"segment": id, "state": states[id], "problem": ""} for id in out])
     connection.commit()
-    for batch in _batches(lake, (id for id in new if states[id] not in listing.OUT_OF_SIGHT), hidden, states):
+    in_sight = [id for id in new if states[id] not in listing.OUT_OF_SIGHT]
+    prefetch_footers(lake.storage, in_sight)
+    for batch in _batches(lake, in_sight, hidden, states):
         connection.begin()
         batch.insert(connection)
         connection.commit()
