@@ -161,7 +161,7 @@ def read(lake: Path, notes: Path, seed: int) -> None:
     reader = Reader(opened, listener=told.append)
     for turn in itertools.count():
         uids = reader.uids()
-        for uid in rng.sample(uids, min(20, len(uids))):
+        for uid in rng.sample(uids, min(10, len(uids))):
             try:
                 segment, _ = reader.locate(uid)
                 schema = opened.schema(segment.schema_id)
@@ -183,7 +183,7 @@ def read(lake: Path, notes: Path, seed: int) -> None:
         for event in told:
             ledger.note(told=str(getattr(event, "text", event)))
         told.clear()
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def maintain(lake: Path, notes: Path, seed: int) -> None:
@@ -200,10 +200,9 @@ def maintain(lake: Path, notes: Path, seed: int) -> None:
     retention.carry_out = noted
     rules = compaction.Rules(small_bytes=1 << 17, target_bytes=1 << 19, settle_seconds=1)
     while True:
+        retention.expire(opened, retention.Limits(max_trajectories=KEPT), grace_seconds=2)
         done = compaction.compact(opened, rules, grace_seconds=2)
         ledger.note(compacted=sum(len(run) for run in done.runs))
-        retention.expire(opened, retention.Limits(max_trajectories=KEPT), grace_seconds=2)
-        time.sleep(0.5)
 
 
 @dataclass
@@ -315,7 +314,7 @@ class Storm:
                 number = self._rng.randrange(self._writers)
                 self.kill(f"writer-{number}")
                 self.begin_writer(number)
-                if self._rng.random() < 0.03:
+                if self._rng.random() < 0.015:
                     self.kill("maintainer")
                     self.begin("maintainer", maintain, self._seed)
                 dead = [name for name, process in self._living.items() if process.exitcode is not None]
