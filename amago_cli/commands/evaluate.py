@@ -22,6 +22,10 @@ def evaluate(
         bool | None,
         typer.Option("--greedy/--sample", help="The policy's likeliest action, or a sampled one."),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option("--tasks", metavar="SQL", help="Only tasks of the run's trajectories for which this holds."),
+    ] = None,
     require: Annotated[
         str | None,
         typer.Option("--require", metavar="GATE", help="Exit 5 unless it holds, e.g. 'return_mean >= 0.9'."),
@@ -29,6 +33,9 @@ def evaluate(
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks.")] = None,
 ) -> Any:
     """Judge a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
+
+    With --tasks, tasks that are in the run's lakes are played instead, in turn, and each is told apart, e.g.
+    --tasks "not success"; this is for environments whose tasks have names.
 
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
     """
@@ -40,6 +47,7 @@ def evaluate(
         "evaluate.episodes": episodes,
         "evaluate.checkpoint": checkpoint,
         "evaluate.greedy": greedy,
+        "evaluate.tasks": tasks,
         "evaluate.require": require,
         "evaluate.seed": seed,
     }

@@ -184,6 +184,8 @@ class EvaluateSettings(SettingsModel):
     """Which tasks: held-out ones by default, where the environment has a split."""
     seed: int = 1_000_003
     """Seed of the evaluation tasks, apart from the run's own."""
+    tasks: str = ""
+    """SQL predicate over the `trajectories` table of the run's lakes: only tasks of those it holds for are played."""
     mark_best: bool = False
     """Point `checkpoints/best` at the judged checkpoint when it beats the best so far."""
     best_by: str = "return_mean"

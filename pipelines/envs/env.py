@@ -8,13 +8,14 @@ N, i + 2N, ..., and an episode's task depends on its number, the seed and the sp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pipelines.envs.draws import Draws
+from pipelines.errors import InputMissing
 from pipelines.lake.spaces import Spaces
 
 Observation = Mapping[str, np.ndarray]
@@ -109,6 +110,14 @@ class Env(ABC):
         """What the actors `indices` are asked to do, in words; "" where nothing is said."""
         return [""] * len(indices)
 
+    def play_only(self, tasks: Sequence[str]) -> None:
+        """Play these tasks, named as `tasks` names them, in turn: episode k plays number k modulo their number. Call
+        before `reset`. InputMissing where the environment cannot be told its tasks, or where one is not one of its.
+        """
+        raise InputMissing(
+            f"environment '{self.spec.name}' cannot be told which tasks to play", hint="evaluate it without --tasks"
+        )
+
     def expert(self) -> np.ndarray | None:
         """Good actions (N,) for the present states by someone who sees what is hidden; None where not
         offered.
@@ -128,7 +137,7 @@ class Env(ABC):
 
 
 class NativeEnv(Env):
-    """Base of the built-ins: state in arrays, tasks from `Draws`. Subclasses write `_begin`, `_observe` and
+    """Base of the built-ins: state in arrays, tasks from `Draws`. Subclasses write `_begin`, `_assign`, `_observe` and
     `step`.
     """
 
@@ -138,15 +147,41 @@ class NativeEnv(Env):
         self.draws = Draws(seed, split, spec.name)
         self._nobody = np.zeros(num_envs, dtype=bool)
         self._nobody.setflags(write=False)
+        self._named: tuple[str, ...] = ()
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._begin(indices, self.episodes.advance(indices))
+        episodes = self.episodes.advance(indices)
+        self._begin(indices, episodes)
+        for actor, episode in zip(indices.tolist(), episodes.tolist(), strict=True) if self._named else ():
+            self._assign(actor, self._named[episode % len(self._named)])
         return self._observe()
+
+    def play_only(self, tasks: Sequence[str]) -> None:
+        self._begin(np.arange(1), np.zeros(1, dtype=np.int64))
+        for name in tasks:
+            try:
+                self._assign(0, name)
+                known = self.tasks(np.arange(1))[0]
+            except (ValueError, IndexError) as error:
+                raise self._no_such(name) from error
+            if known != name:
+                raise self._no_such(name)
+        self._named = tuple(tasks)
+
+    def _no_such(self, name: str) -> InputMissing:
+        return InputMissing(
+            f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
+            hint="choose tasks of this environment, e.g. --tasks \"env = '...'\"",
+        )
 
     @abstractmethod
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
         """Draw the tasks of `episodes` (m,) and put the actors `indices` (m,) at their starts."""
+
+    @abstractmethod
+    def _assign(self, actor: int, task: str) -> None:
+        """Give an actor that has just begun the task of this name. ValueError or IndexError if there is none such."""
 
     @abstractmethod
     def _observe(self) -> dict[str, np.ndarray]:

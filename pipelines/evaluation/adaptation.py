@@ -47,12 +47,12 @@ def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
     )
 
 
-def metrics(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
+def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False) -> dict[str, Any]:
     """Plain data for JSON: means and 95% intervals of return and success, by task and by attempt.
 
     `per_task` maps a task to its episodes and means; it is empty where every episode may have a task of
-    its own (more tasks than a thousand, or as many as episodes). `per_attempt` is empty where nothing is
-    attempted.
+    its own (more tasks than a thousand, or as many as episodes), unless `every_task` is wanted.
+    `per_attempt` is empty where nothing is attempted.
     """
     found: dict[str, Any] = {
         "episodes": results.episodes,
@@ -63,7 +63,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
         "return_max": float(results.returns.max()),
         "return_ci95": list(bootstrap_ci(results.returns, seed=seed)),
         "length_mean": float(results.lengths.mean()),
-        "per_task": _per_task(results),
+        "per_task": _per_task(results, every_task),
         "per_attempt": [],
     }
     if results.success is not None:
@@ -80,11 +80,12 @@ def metrics(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
     return found
 
 
-def _per_task(results: EpisodeResults) -> dict[str, dict[str, float]]:
+def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, float]]:
     members: dict[str, list[int]] = defaultdict(list)
     for index, task in enumerate(results.tasks):
         members[task].append(index)
-    if len(members) > _MOST_TASKS or (len(members) == results.episodes and results.episodes > 1):
+    own = len(members) > _MOST_TASKS or (len(members) == results.episodes and results.episodes > 1)
+    if own and not every_task:
         return {}
     table = {}
     for task in sorted(members):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from pipelines.config.json_files import read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env
-from pipelines.errors import RequirementNotMet
+from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
+from pipelines.lake.store import Lake
 from pipelines.stages.environment import make_env
 from pipelines.stages.policies import trained
 from pipelines.stages.result import Result, Table
@@ -32,7 +33,8 @@ from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
 _MOST_COLUMNS = 8  # attempts in a table
-_NOT_IDENTITY = {"checkpoint", "mark_best", "best_by", "require", "label"}
+_MOST_ROWS = 20  # tasks
+_NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label"}
 
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
@@ -41,11 +43,12 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
-    path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings)}.json"
+    tasks = _tasks(settings, directory, listener)
+    path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings, tasks)}.json"
     report = stored(path)
     known = report is not None
     if report is None:
-        report = judge(settings, checkpoint, listener)
+        report = judge(settings, checkpoint, listener, tasks=tasks)
         write_atomically(path, json.dumps(report, indent=1))
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
         MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
@@ -74,13 +77,17 @@ def stored(path: Path) -> dict[str, Any] | None:
     return report if report and report.keys() >= {"update", "env", "settings", "metrics", "known"} else None
 
 
-def judge(settings: Settings, checkpoint: Checkpoint, listener: Listener = silent) -> dict[str, Any]:
-    """Play the episodes; the report as plain data."""
+def judge(
+    settings: Settings, checkpoint: Checkpoint, listener: Listener = silent, *, tasks: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Play the episodes, of `tasks` if there are any; the report as plain data."""
     wanted = settings.evaluate
     actors = min(wanted.actors, wanted.episodes)
     use_threads(settings.train.threads)
     env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split)
     try:
+        if tasks:
+            env.play_only(tasks)
         acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy)
         results = evaluate(env, acting.policy, episodes=wanted.episodes, listener=listener)
     finally:
@@ -89,7 +96,7 @@ def judge(settings: Settings, checkpoint: Checkpoint, listener: Listener = silen
         "update": checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
         "settings": wanted.model_dump(mode="json"),
-        "metrics": describe(results),
+        "metrics": describe(results, every_task=bool(tasks)),
         "known": baselines(env),
         "time": time.time(),
         "seconds": results.seconds,
@@ -113,8 +120,11 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
     if "success_mean" in figures:
         rows.append(["success", figures["success_mean"], *figures["success_ci95"]])
     split = report["settings"]["split"]
-    title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {split} tasks"
+    which = f"tasks where {chosen}" if (chosen := report["settings"].get("tasks")) else f"{split} tasks"
+    title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
+    if chosen:
+        found.append(_task_table(figures["per_task"]))
     if figures["per_attempt"]:
         found.append(adaptation_table({f"checkpoint {report['update']}": report}, title="success by attempt"))
     return found
@@ -144,12 +154,48 @@ def _listed(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
 
 
-def _identity(settings: Settings) -> str:
+def _task_table(figures: Mapping[str, Mapping[str, float]]) -> Table:
+    """Every task, the hardest first."""
+    ordered = sorted(figures.items(), key=lambda item: (item[1].get("success_mean", 0.0), item[1]["return_mean"]))
+    shown = [[name, *(row.get(key) for key in ("episodes", "return_mean", "success_mean"))] for name, row in ordered]
+    return Table(title="by task", columns=["task", "episodes", "return", "success"], rows=shown[:_MOST_ROWS])
+
+
+def _tasks(settings: Settings, directory: RunDirectory, listener: Listener) -> list[str]:
+    """The tasks that `evaluate.tasks` chooses in the run's lakes, its own and those it was trained on.
+
+    InputMissing where there are none, or more than the episodes to be played.
+    """
+    wanted = settings.evaluate
+    if not wanted.tasks.strip():
+        return []
+    from pipelines.lake.tasks import tasks
+
+    places = [directory.lake, *(lake["lake"] for lake in directory.load_record().get("lakes", ()))]
+    lakes = {lake.id: lake for place in places if (lake := Lake.find(place)) is not None}
+    if not lakes:
+        raise InputMissing(f"run '{directory.path}' has no lake whose tasks could be chosen")
+    found = {
+        name for lake in lakes.values() for name in tasks(lake, wanted.tasks, env=settings.env.name, listener=listener)
+    }
+    if not found:
+        raise InputMissing(f"no trajectory of '{settings.env.name}' matches --tasks", hint="see amago lake info")
+    if len(found) > wanted.episodes:
+        raise UsageError(
+            f"{len(found)} tasks are chosen, {wanted.episodes} episodes are to be played",
+            hint=f"give --episodes {len(found)} or more, or choose fewer tasks",
+        )
+    return sorted(found)
+
+
+def _identity(settings: Settings, tasks: Sequence[str]) -> str:
     """Hash of everything that decides the outcome besides the checkpoint."""
-    content = {
+    content: dict[str, Any] = {
         "env": settings.env.model_dump(mode="json"),
         "evaluate": settings.evaluate.model_dump(mode="json", exclude=_NOT_IDENTITY),
     }
+    if tasks:
+        content["tasks"] = list(tasks)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -60,3 +60,32 @@ def test_a_damaged_evaluation_is_made_again(run: Path) -> None:
     again = evaluate.run(tiny(), run=run)
     assert again.status == "done"
     assert again.metrics == first.metrics
+
+
+def test_only_tasks_of_chosen_trajectories_are_played_each_told_apart(tmp_path: Path) -> None:
+    collect.run(tiny(collect={"steps": 400}), run=tmp_path / "run")
+    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
+    settings = tiny(evaluate={"tasks": "task = 'goal=-1'", "episodes": 4})
+    result = evaluate.run(settings, run=tmp_path / "run")
+    assert {task: row["episodes"] for task, row in result.metrics["per_task"].items()} == {"goal=-1": 4}
+    both = evaluate.run(tiny(evaluate={"tasks": "length > 0", "episodes": 2}), run=tmp_path / "run")
+    assert {task: row["episodes"] for task, row in both.metrics["per_task"].items()} == {"goal=-1": 1, "goal=+1": 1}
+    assert [row[0] for row in both.tables[1].rows] in (["goal=-1", "goal=+1"], ["goal=+1", "goal=-1"])
+    assert evaluate.run(settings, run=tmp_path / "run").status == "skipped"
+    other = evaluate.run(tiny(evaluate={"tasks": "task = 'goal=+1'", "episodes": 4}), run=tmp_path / "run")
+    assert other.status == "done"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "error", "message"),
+    [
+        ("length < 0", InputMissing, "no trajectory"),
+        ("drop table x", UsageError, "SQL"),
+        ("true", UsageError, "episodes 2 or more"),
+    ],
+)
+def test_tasks_that_cannot_be_chosen(tmp_path: Path, tasks: str, error: type, message: str) -> None:
+    collect.run(tiny(collect={"steps": 400}), run=tmp_path / "run")
+    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
+    with pytest.raises(error, match=message):
+        evaluate.run(tiny(evaluate={"tasks": tasks, "episodes": 1}), run=tmp_path / "run")

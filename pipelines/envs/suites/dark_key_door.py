@@ -62,6 +62,20 @@ class DarkKeyDoor(NativeEnv):
         for state in (self.clock, self.time, self.has_key, self.over):
             state[indices] = 0
 
+    def _assign(self, actor: int, task: str) -> None:
+        named = dict(part.split("=", 1) for part in task.split(" "))
+        for what, cell in (("start", self.start), ("key", self.key), ("door", self.door)):
+            x, y = map(int, named.get(what, "").split(","))
+            if not (0 <= x < self.settings.size and 0 <= y < self.settings.size):
+                raise ValueError(f"{what} is outside the room")
+            cell[actor] = x * self.settings.size + y
+        self.cell[actor] = self.start[actor]
+        if self.settings.shuffle_actions:
+            order = [int(digit) for digit in named.get("moves", "")]
+            if sorted(order) != list(range(len(MOVES))):
+                raise ValueError("moves are an order of all of them")
+            self.meaning[actor] = order
+
     def _observe(self) -> dict[str, np.ndarray]:
         observation = np.empty((self.num_envs, 8 if self.settings.light else 4), dtype=np.float32)
         observation[:, :2] = self._coordinates.take(self.cell, axis=0)

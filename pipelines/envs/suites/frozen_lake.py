@@ -17,7 +17,7 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
 from pipelines.envs.suites.grid import coordinates, distances, transitions
-from pipelines.envs.suites.lake_maps import MapSource, maps_of_split
+from pipelines.envs.suites.lake_maps import MapSource, holes_of, maps_of_split
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
@@ -122,6 +122,13 @@ class FrozenLake(NativeEnv):
         for state in (self.cell, self.clock, self.attempt, self.time, self._lagging):
             state[indices] = 0
         self._fresh[indices] = True
+
+    def _assign(self, actor: int, task: str) -> None:
+        rows, _, order = task.partition(" ")
+        self.task_holes[actor] = holes_of(rows, self.settings.size)
+        if self.settings.hard:
+            self.holes[actor] = self.task_holes[actor]
+            self.swapped[actor] = order == "swapped"
 
     def _observe(self) -> dict[str, np.ndarray]:
         observation = np.empty((self.num_envs, 4), dtype=np.float32)

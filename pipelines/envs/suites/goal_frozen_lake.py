@@ -18,7 +18,7 @@ from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
 from pipelines.envs.goals import GoalRule
 from pipelines.envs.suites.frozen_lake import MOVES
 from pipelines.envs.suites.grid import coordinates, distances, transitions
-from pipelines.envs.suites.lake_maps import MapSource
+from pipelines.envs.suites.lake_maps import MapSource, holes_of
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MAP, GOAL = range(2)  # purposes of random draws
@@ -67,6 +67,10 @@ class GoalFrozenLake(NativeEnv):
         self.goal[indices] = (np.cumsum(open_cells, axis=1) > chosen[:, None]).argmax(axis=1)
         self.holes[indices] = holes
         self.cell[indices] = self.time[indices] = 0
+
+    def _assign(self, actor: int, task: str) -> None:
+        self.goal[actor] = task.replace("/", "").index("G")
+        self.holes[actor] = holes_of(task.replace("G", "."), self.settings.size)
 
     def _observe(self) -> dict[str, np.ndarray]:
         here = self._coordinates.take(self.cell, axis=0)

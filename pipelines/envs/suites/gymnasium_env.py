@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -133,6 +133,10 @@ class GymnasiumEnv(Env):
     def goal_texts(self, indices: np.ndarray) -> list[str]:
         """The first text of the observation with which the episode began."""
         return [self._goals[i] for i in indices.tolist()]
+
+    def play_only(self, tasks: Sequence[str]) -> None:
+        if set(tasks) != {self._name}:
+            super().play_only(tasks)
 
     def close(self) -> None:
         for env in self.envs:

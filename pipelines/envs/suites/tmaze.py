@@ -73,6 +73,11 @@ class TMaze(NativeEnv):
         self.seen[indices] = at_sign
         self._sign[indices] = self.side[indices] if at_sign else 0
 
+    def _assign(self, actor: int, task: str) -> None:
+        self.side[actor] = int(task.removeprefix("goal="))
+        if self.settings.oracle == 0:
+            self._sign[actor] = self.side[actor]
+
     def _observe(self) -> dict[str, np.ndarray]:
         """`_sign` is the side where the sign is being seen for the first time, else 0; y is 0 off the
         junction.
