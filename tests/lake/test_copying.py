@@ -247,3 +247,18 @@ def test_one_copy_at_a_time_and_not_into_itself(lake: Lake, target: Lake, tmp_pa
         copy(lake, Lake.open(tmp_path / "twin"))
     with pytest.raises(UsageError):
         copy(lake, target, where="drop table x")
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, IMAGES], ids=["plain", "images"])
+def test_to_an_object_store_and_back(lake: Lake, bucket: str, tmp_path: Path, schema: Schema) -> None:
+    written = fill(lake, [5, 40, 7], schema=schema, seal_every=2)
+    derived = derive(lake, next(iter(written)), 5) if schema is SCHEMA else None
+    every = [*written, *([derived] if derived else [])]
+    remote = Lake.create(f"s3://{bucket}/copied")
+    assert copy(lake, remote).segments == len(ids(lake))
+    assert copy(lake, remote).trajectories == 0
+    same_trajectories(lake, remote, every)
+    back = Lake.create(tmp_path / "back")
+    copy(Lake.open(f"s3://{bucket}/copied"), back, where="length <> 7")
+    copy(Lake.open(f"s3://{bucket}/copied"), back)
+    same_trajectories(lake, back, every)

@@ -202,3 +202,18 @@ def test_one_maintainer_at_a_time(lake: Lake) -> None:
     report = verify(lake)
     with lease(lake), pytest.raises(Locked, match="being maintained"):
         repair(lake, report)
+
+
+def test_in_an_object_store(bucket: str) -> None:
+    lake = Lake.create(f"s3://{bucket}/lake")
+    written = fill(lake, [5, 6, 7])
+    first, second, third = written
+    (id,) = list_all(lake.storage)
+    data = bytearray(lake.storage.read(f"segments/{id}.arrow"))
+    data[data.find(written[second]["obs.state"].tobytes()) + 2] ^= 4
+    lake.storage.write(f"segments/{id}.arrow", bytes(data))
+    lake.storage.forget(f"segments/{id}.arrow")
+    done = mended(lake)
+    assert done.lost == (second,)
+    assert_sound(lake, written, [first, third])
+    assert lake.storage.read(f"quarantine/{id.rpartition('/')[2]}.arrow") == bytes(data)
