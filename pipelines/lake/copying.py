@@ -33,7 +33,7 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, Staged, Unsealed, as_stored
 from pipelines.lake.tombstones import read_tombstones
-from pipelines.lake.uids import positions
+from pipelines.lake.uids import place_of, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -263,8 +263,8 @@ class _Job:
 
     def _file_of(self, base: bytes) -> str | None:
         """Id of the segment in whose file a base lies in the target; None if it is not there."""
-        place = positions(self._present, np.array([base], dtype="S16"), np.arange(len(self._present)))[0]
-        return None if place < 0 else self._there.segments[self._present_in[place]].file
+        place = place_of(self._present, base.hex())
+        return None if place is None else self._there.segments[self._present_in[place]].file
 
     def _flush(self) -> None:
         """Publish what is in line."""

@@ -15,6 +15,16 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
     return np.where(among[place] == wanted, place, -1)
 
 
+def place_of(ordered: np.ndarray, uid: str) -> int | None:
+    """Place of a uid of 32 hex digits in a sorted array of uids; None if it is not there."""
+    try:
+        raw = np.array([bytes.fromhex(uid)], dtype="S16")
+    except ValueError:
+        return None
+    place = int(np.searchsorted(ordered, raw)[0])
+    return place if len(uid) == 32 and place < len(ordered) and ordered[place] == raw[0] else None
+
+
 class UidSet:
     """A growing set of uids in 16 bytes each: sorted runs, merged like a binary counter."""
 
