@@ -80,7 +80,7 @@ class Gatherer:
 
     def _fetch(self, table: np.ndarray) -> None:
         """Have the files of windows on this host that are not open yet, several fetched at a time."""
-        segments = self._view.follower.segments
+        segments = self._view.segments
         numbers = np.union1d(table["segment"], table["base"]).tolist()
         ids = dict.fromkeys(segments[number].file for number in numbers if segments[number].file not in self._files)
         keys = (
@@ -94,7 +94,7 @@ class Gatherer:
         return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
     def _gather_file(self, table: np.ndarray, start: np.ndarray, out: Columns) -> None:
-        segment = self._view.follower.segments[int(table["segment"][0])]
+        segment = self._view.segments[int(table["segment"][0])]
         own = {name: out[name] for name in segment.columns}
         self._copy(segment.number, table["row0"].astype(np.int64) + start, own)
         if not segment.is_overlay:
@@ -140,7 +140,7 @@ class Gatherer:
                         prepare(file.columns[name], rows[a:b], self._rows)
 
     def _file(self, number: int) -> SegmentFile:
-        id = self._view.follower.segments[number].file
+        id = self._view.segments[number].file
         if id not in self._files:
             storage, columns = self._view.lake.storage, self._view.schema.columns
             try:
@@ -155,12 +155,12 @@ class Gatherer:
         return self._files[id]
 
     def _lost(self, number: int, error: Exception) -> SegmentLost:
-        self._files.pop(self._view.follower.segments[number].file, None)
+        self._files.pop(self._view.segments[number].file, None)
         return SegmentLost(number, str(error))
 
     def _close_moved(self) -> None:
         """Let go of files in which no trajectory of the view lies any more: they may have been removed."""
-        lying = {segment.file for segment in self._view.follower.segments}
+        lying = {segment.file for segment in self._view.segments}
         for id in self._files.keys() - lying:
             del self._files[id]
         self._moves = self._view.moves

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,8 @@ class View:
     def _clear(self) -> None:
         self.follower = Follower(self.lake, self._listener)
         self.tasks: dict[tuple[str, str], int] = {}
+        self._moved: set[int] = set()  # segments that have changed, but not here yet
+        self._unselected = True  # the table has changed since the selection was evaluated
         self.num_steps = 0
         self._table = np.zeros(64, dtype=self._dtype)
         self._used = 0
@@ -84,6 +86,11 @@ class View:
     def table(self) -> np.ndarray:
         """(num_trajectories,) of `ROW` and the extra fields; read it, and change weights by `set_weights`."""
         return self._table[: self._used]
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """Where the table's trajectories lie, by number."""
+        return self._taken
 
     @property
     def num_trajectories(self) -> int:
@@ -104,12 +111,16 @@ class View:
 
         The selection is evaluated once if anything changed, and at the first refresh.
         """
-        first, before = not self._taken, self.version
-        change = self.follower.refresh()
-        if change.changed:
-            self._move(change.changed)
-        added = self._take()
-        if first or self.version != before:
+        before = self.version
+        self._unselected |= not self._taken
+        try:
+            self._moved.update(n for n in self.follower.refresh().changed if n < len(self._taken))
+            if self._moved:
+                self._move(sorted(self._moved))
+            added = self._take()
+        finally:
+            self._unselected |= self.version != before
+        if self._unselected:
             self._select()
         return added
 
@@ -130,9 +141,9 @@ class View:
         """Segment `number` of the follower could not be read: find where its trajectories are now, else draw no more
         from it (nor from overlays of it), with a Notice.
         """
-        segment, moves = self.follower.segments[number], self.moves
+        segment, moves = self._taken[number], self.moves
         self.refresh()
-        if self.follower.segments[number].file == segment.file and self.moves == moves:
+        if self._taken[number].file == segment.file and self.moves == moves:
             self._drop(segment.id, reason)
 
     def _drop(self, segment: str, reason: str) -> None:
@@ -184,16 +195,18 @@ class View:
     def _select(self) -> None:
         if self.selection.evaluate is not None:
             self.set_weights(self.selection.evaluate(self.uids()))
+        self._unselected = False
 
     def _take(self) -> int:
         before = self._used
         for segment in self.follower.segments[len(self._taken) :]:
+            rows = self._rows(segment) if segment.schema_id == self.schema.id else None  # may fail: before the rest
             if len(self._taken) == len(self._file_of):
                 self._file_of = np.concatenate([self._file_of, np.zeros_like(self._file_of)])
             self._file_of[len(self._taken)] = self._file(segment)
             self._taken.append(segment)
-            if segment.schema_id == self.schema.id:
-                self._append(self._rows(segment))
+            if rows is not None:
+                self._append(rows)
         self._last_footer = None
         return self._used - before
 
@@ -221,18 +234,21 @@ class View:
         self.num_steps += int(rows["length"].sum())
         self.version += bool(len(rows))
 
-    def _move(self, changed: tuple[int, ...]) -> None:
+    def _move(self, changed: Sequence[int]) -> None:
         """Rebuild the rows of these segments; a trajectory that lives keeps what is known of it by its uid."""
         known, numbers = np.ascontiguousarray(self.table["segment"]), np.array(changed)  # in order, as all segments are
         starts, stops = (np.searchsorted(known, numbers, side=side).tolist() for side in ("left", "right"))
+        segments = [self.follower.segments[number] for number in changed]
+        fresh = [self._rows(new) if new.schema_id == self.schema.id else None for new in segments]  # may fail: first
+        self._moved.clear()
         pieces, done = [], 0
-        for number, start, stop in zip(changed, starts, stops, strict=True):
-            old, new = self._taken[number], self.follower.segments[number]
+        for number, new, rows, start, stop in zip(changed, segments, fresh, starts, stops, strict=True):
+            old = self._taken[number]
             self._taken[number] = new
             self._file_of[number] = self._file(new)
-            if new.schema_id != self.schema.id:
+            if rows is None:
                 continue
-            rows, before = self._rows(new), self.table[start:stop]
+            before = self.table[start:stop]
             place = positions(old.uids, new.uids)
             for name in set(self._dtype.names or ()) - {"segment", "length", "row0", "base_row0", "base"}:
                 rows[name] = np.where(place >= 0, before[name][place], rows[name]) if len(before) else rows[name]

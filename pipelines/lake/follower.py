@@ -100,19 +100,34 @@ class Follower:
         self._seen = UidSet()
         self.hidden = Hidden(self._storage, self.listener)
         self._changed: set[int] = set()
+        self._new: set[str] = set()  # listed, not taken in yet
+        self._counted = 0  # segments that a refresh has counted
 
     def refresh(self) -> Change:
-        """Take in what is new, what was rewritten and what has died."""
+        """Take in what is new, what was rewritten and what has died. After an error the next refresh goes on from
+        there.
+        """
         vanished, self._vanished = self._vanished, set()
-        new = sorted(self._listed())
-        self._hide()
-        prefetch_footers(self._storage, (id for id in new if not self.hidden.hides(id)))
-        before = len(self.segments)
-        self._learn(new)
-        self._bury(vanished)
-        self._known.update(id for id in new if id in self._aliases)
-        added = self._admit(new, patient=True)
+        try:
+            self._new.update(self._listed())
+            new = sorted(self._new)
+            self._hide()
+            prefetch_footers(self._storage, (id for id in new if not self.hidden.hides(id)))
+            self._learn(new)
+            self._bury(vanished)
+            self._known.update(id for id in new if id in self._aliases)
+            self._admit(new, patient=True)
+        except BaseException:
+            self._vanished |= vanished
+            raise
+        self._new.clear()
+        return self._done()
+
+    def _done(self) -> Change:
+        """What happened since the last time, all of it told now."""
         self._rewritten.clear()
+        added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
+        self._counted = len(self.segments)
         changed = tuple(sorted(number for number in self._changed if number < before))
         self._changed.clear()
         return Change(added, changed)
@@ -125,16 +140,14 @@ class Follower:
         rewritten = list_all(self._storage, rewritten=True)
         prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.hidden.hides(id)))
         self._learn(rewritten)
-        count, last = 0, None
+        last = None
         for id in ids:
             file = self._aliases.get(id)
             if last is not None and last != file:
                 self._rewritten[last] = replace(self._rewritten[last])  # forgets the decoded table
             last = file if file in self._rewritten else None
-            count += self._admit([id], patient=False)
-        self._rewritten.clear()
-        self._changed.clear()
-        return count
+            self._admit([id], patient=False)
+        return self._done().added
 
     def _hide(self) -> None:
         """Let what was hidden since the last time die."""
@@ -214,22 +227,22 @@ class Follower:
             self.segments[overlay.number] = replace(overlay, bases=(base, fresh)).only(alive)
             self._changed.add(overlay.number)
 
-    def _admit(self, ids: Iterable[str], *, patient: bool) -> int:
+    def _admit(self, ids: Iterable[str], *, patient: bool) -> None:
         """Steps first, then overlays. An overlay whose base is not there yet waits for the next refresh."""
-        count, overlays = 0, {id: footer for id, footer in self._waiting.items() if id not in self._aliases}
+        overlays = self._waiting = {id: footer for id, footer in self._waiting.items() if id not in self._aliases}
         waited = set(overlays)
-        self._waiting = {}
         for id in ids:
             if id in self._known or self.hidden.hides(id, self._aliases.get(id)):
                 continue
-            self._known.add(id)
             footer = self._rewritten.get(self._aliases.get(id, id)) or self._footer(id)
+            self._known.add(id)
             if footer is None:
                 continue
             if footer.is_overlay:
                 overlays[id] = footer
             else:
-                count += self._add(id, footer)
+                self._add(id, footer)
+        self._waiting = {}
         for id, footer in sorted(overlays.items()):
             table = self._part(id, footer)
             alive = self.hidden.alive(id, uid_array(table["uid"]), self._aliases.get(id))
@@ -240,10 +253,9 @@ class Follower:
                 continue
             if missing:
                 self._tell(f"overlay '{id}' derives from segments that are not here: {', '.join(sorted(missing))}")
-            count += self._add(id, footer)
-        return count
+            self._add(id, footer)
 
-    def _add(self, id: str, footer: Footer) -> int:
+    def _add(self, id: str, footer: Footer) -> None:
         """Take in the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
         file = self._aliases.get(id, id)
         table, number = self._part(id, footer), len(self.segments)
@@ -271,7 +283,6 @@ class Follower:
         self._lying_in.setdefault(file, []).append(number)
         for base in np.unique(bases[0][keep]).tolist() if bases is not None else ():
             self._derived.setdefault(base, set()).add(number)
-        return int(keep.sum())
 
     def _part(self, id: str, footer: Footer) -> pa.Table:
         """The trajectories of segment `id`, wherever they lie now."""

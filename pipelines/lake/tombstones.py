@@ -144,19 +144,24 @@ class Hidden:
         self._stamps: dict[str, int | None] = {}
         self._read: set[str] = set()
         self._quarantined: set[str] = set()
+        self._touched: set[str] = set()
         self.whole: set[str] = set()
         self.partial: dict[str, np.ndarray] = {}
 
     def refresh(self) -> set[str]:
         """Ids (of quarantined segments: names without their hour) that were touched since the last time."""
-        touched: set[str] = set()
-        if self._moved(QUARANTINE):
-            names = self._quarantine()
-            touched |= names ^ self._quarantined
-            self._quarantined = names
-        if self._moved(FOLDER):
-            for name in tombstone_names(self._storage):
-                touched |= self._take(name) if name not in self._read else set()
+        try:
+            if self._moved(QUARANTINE):
+                names = self._quarantine()
+                self._touched |= names ^ self._quarantined
+                self._quarantined = names
+            if self._moved(FOLDER):
+                for name in tombstone_names(self._storage):
+                    self._touched |= self._take(name) if name not in self._read else set()
+        except BaseException:
+            self._stamps.clear()  # what was not read is still to be found
+            raise
+        touched, self._touched = self._touched, set()
         return touched
 
     def hides(self, id: str, file: str | None = None) -> bool:

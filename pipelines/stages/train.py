@@ -18,7 +18,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.prefetch import Prefetch
-from pipelines.errors import InputMissing, Interrupted, UsageError
+from pipelines.errors import InputMissing, Interrupted, StageFailed, StorageError, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
@@ -156,6 +156,16 @@ class Trainer:
         self._looked = time.monotonic()
         return not self._mixture.is_empty
 
+    def _look_again(self, listener: Listener) -> None:
+        """As `_refresh`; an object store that is away for a while is waited for with what is here."""
+        try:
+            self._refresh(listener)
+        except (StageFailed, StorageError) as error:
+            if not isinstance(error, StorageError) and not isinstance(error.__cause__, StorageError):
+                raise
+            self._looked = time.monotonic()
+            listener(Notice(text=f"{error}; training goes on with what it knows of the lake", level="warning"))
+
     def train(self, target: int, listener: Listener = silent) -> dict[str, Any]:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
         mixture, train = self._mixture, self.settings.train
@@ -186,7 +196,7 @@ class Trainer:
             if learner.update % self.settings.train.checkpoint_every == 0 and learner.update < target:
                 self.save()
             if self.settings.train.follow and time.monotonic() - self._looked >= self.settings.train.refresh_seconds:
-                batches.changing(lambda: self._refresh(listener))
+                batches.changing(lambda: self._look_again(listener))
             shown = {"loss": figures["loss"]} if figures else {}
             try:
                 listener(Progress(stage="train", done=learner.update, total=target, unit="updates", metrics=shown))

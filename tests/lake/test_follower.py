@@ -1,13 +1,19 @@
+import contextlib
 import os
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
+from pipelines.errors import StageFailed, StorageError
 from pipelines.events import Notice
 from pipelines.lake.compaction import compact
 from pipelines.lake.follower import Follower, live_segments
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.retention import Limits, expire
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from pipelines.lake.uids import UidSet
@@ -188,3 +194,52 @@ def test_what_vanished_is_dead_at_the_second_look(lake: Lake) -> None:
     follower.refresh()
     assert follower.refresh().changed == (0,)
     assert [len(segment.uids) for segment in follower.segments] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lake = Lake.create(tmp_path / "lake")
+
+    class Failing(LocalStorage):
+        armed = False
+
+        def __getattribute__(self, name: str) -> Any:
+            asked = ("names", "folders", "listings", "tail", "read", "exists")
+            if name in asked and Failing.armed and rng.random() < 0.3:
+                raise StorageError("no connection")
+            return super().__getattribute__(name)
+
+    watched = Lake.open(tmp_path / "lake")
+    watched.storage = Failing(tmp_path / "lake")
+    follower, added = Follower(watched), 0
+    for step in range(12):
+        fill(lake, [3, 5, 4], seed=step)
+        if step == 4:
+            ids = live_segments(lake.storage)
+            bury(lake.storage, Tombstone(time=0.0, reason="", segments=(ids[1],)))
+        if step == 6:
+            compact(lake, grace_seconds=0.0)
+        if step == 8:
+            expire(lake, Limits(max_steps=60))
+        Failing.armed = True
+        for _ in range(4):
+            with contextlib.suppress(StorageError, StageFailed):
+                added += follower.refresh().added
+        Failing.armed = False
+    added += follower.refresh().added
+    follower.refresh()
+    fresh = Follower(lake)
+    fresh.refresh()
+    assert sorted(_lying(follower)) == sorted(_lying(fresh))
+    assert not follower.unreadable
+    assert added >= sum(len(segment.uids) for segment in fresh.segments)
+
+
+def _lying(follower: Follower) -> list[tuple[str, int, str, int]]:
+    """Every live trajectory: file, first row, uid, length."""
+    return [
+        (segment.file, int(row0), uid, int(length))
+        for segment in follower.segments
+        for row0, uid, length in zip(segment.row0, hex_uids(segment.uids), segment.length, strict=True)
+    ]
