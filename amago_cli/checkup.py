@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amago_cli import guard
 from amago_cli.version import version
+
+if TYPE_CHECKING:
+    import torch
 
 FINE, NOTE, BROKEN = "ok", "note", "broken"
 _CORE = ("torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic", "safetensors")
@@ -73,10 +77,25 @@ def _compute() -> Iterator[Finding]:
         yield Finding("device", FINE, f"cpu, no CUDA device (torch is {built})")
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("threads", FINE, f"torch uses {torch.get_num_threads()} of {usable} usable cores")
-    from pipelines.nets.attention import BACKENDS, choose
+    yield _attention(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
-    chosen = next(name for name, backend in BACKENDS.items() if backend is choose("auto"))
-    yield Finding("attention", FINE, f"{', '.join(BACKENDS)}; auto takes {chosen}")
+
+def _attention(device: torch.device) -> Finding:
+    """Which backends there are, what "auto" takes, and what is missing for the others."""
+    import torch
+
+    from pipelines.nets.attention import Sight, choose, here
+
+    def auto(sight: Sight, packed: bool = False) -> str:
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        return choose("auto", device, dtype, sight, length=1024, packed=packed)
+
+    there = here(device)
+    usable = ", ".join(name for name, why in there.items() if why is None)
+    chosen = f"auto takes {auto(Sight())}, {auto(Sight(window=64))} for short windows of long contexts, "
+    chosen += f"{auto(Sight(), packed=True)} for packed rows"
+    absent = "; ".join(f"{name} {why}" for name, why in there.items() if why is not None)
+    return Finding("attention", FINE, f"{usable}; {chosen}" + (f" ({absent})" if absent else ""))
 
 
 def _extras() -> Finding:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from pipelines.config.encoders import (
+    ModelSettings,
+    Positive,
+    Probability,
+    SequenceSettings,
+    TimestepSettings,
+    TransformerSettings,
+    Widths,
+    known,
+)
 from pipelines.registry import Registry
 
-TIMESTEP_ENCODERS = Registry("timestep encoder", {"auto": "pipelines.nets.timestep:TimestepEncoder"})
-SEQUENCE_ENCODERS = Registry(
-    "sequence encoder",
-    {
-        "transformer": "pipelines.nets.transformer:Transformer",
-        "gru": "pipelines.nets.rnn:GRU",
-        "feedforward": "pipelines.nets.feedforward:FeedForward",
-        "identity": "pipelines.nets.feedforward:Identity",
-    },
-)
 FILTERS = Registry(
     "filter",
     {
@@ -30,138 +30,7 @@ FILTERS = Registry(
     },
 )
 
-Positive = Annotated[int, Field(ge=1)]
-Probability = Annotated[float, Field(ge=0, le=1)]
 Discount = Annotated[float, Field(ge=0, lt=1)]
-Widths = tuple[Positive, ...]
-
-
-class ModelSettings(BaseModel):
-    """Frozen and strict: an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def _known(registry: Registry, kind: str) -> str:
-    if ":" not in kind and kind not in registry.names():
-        raise ValueError(f"unknown {registry.kind} '{kind}'; known: {', '.join(registry.names())}, or module:attr")
-    return kind
-
-
-class ImageSettings(ModelSettings):
-    """How uint8 images (height, width, channels) become features."""
-
-    kind: Literal["auto", "nature", "grid"] = Field(
-        default="auto",
-        description="nature: 8/4/3 kernels with strides, from 36 pixels on; grid: small kernels; auto: by size",
-    )
-    features: Positive = Field(default=256, description="features per image")
-    extras: Positive = Field(
-        default=12, description="features of everything that is not an image, if images are present"
-    )
-
-
-class TimestepSettings(ModelSettings):
-    """What turns one token (observation, previous reward and action) into a vector."""
-
-    kind: str = Field(default="auto", description="auto routes every column by its space; or a plug-in")
-    hidden: Widths = Field(default=(512, 512), description="widths of the hidden layers (flat inputs)")
-    output: Positive = Field(default=256, description="size of the vector")
-    symlog: bool = Field(default=True, description="compress flat inputs by sign(x) log(1 + |x|)")
-    normalize: bool = Field(default=True, description="standardise flat inputs by running statistics")
-    normalize_rate: Probability = Field(default=1e-4, description="step of the running statistics")
-    image: ImageSettings = Field(default_factory=ImageSettings, description="image columns")
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of a plug-in")
-
-    @field_validator("kind")
-    @classmethod
-    def _kind(cls, kind: str) -> str:
-        return _known(TIMESTEP_ENCODERS, kind)
-
-    @model_validator(mode="after")
-    def _options(self) -> TimestepSettings:
-        if self.options and self.kind == "auto":
-            raise ValueError("options are for plug-ins; 'auto' takes none")
-        return self
-
-
-class TransformerSettings(ModelSettings):
-    """Causal Transformer over the tokens of a trajectory."""
-
-    kind: Literal["transformer"] = "transformer"
-    d_model: Positive = Field(default=256, description="width of the residual stream")
-    num_layers: Positive = Field(default=3, description="number of blocks")
-    num_heads: Positive = Field(default=8, description="attention heads")
-    d_ff: Positive = Field(default=1024, description="width of the feed-forward part")
-    dropout: Probability = Field(
-        default=0.05, description="on the embedding and on the feed-forward output, while training"
-    )
-    position: Literal["sinusoid", "learned", "rope"] = Field(
-        default="sinusoid", description="how the absolute time index enters: added sinusoid, added table, rotation"
-    )
-    max_time: Positive = Field(
-        default=1024, description="rows of the learned table; later time indices share the last row"
-    )
-    window: Positive | None = Field(default=None, description="tokens a query sees, itself included; none: all")
-    attention: Literal["auto", "sdpa", "dense"] = Field(default="auto", description="attention backend")
-
-    @model_validator(mode="after")
-    def _heads(self) -> TransformerSettings:
-        if self.d_model % self.num_heads:
-            raise ValueError(f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
-        if self.position == "rope" and self.d_model // self.num_heads % 2:
-            raise ValueError("rope needs an even head size (d_model / num_heads)")
-        return self
-
-
-class GRUSettings(ModelSettings):
-    """Gated recurrent unit."""
-
-    kind: Literal["gru"] = "gru"
-    num_layers: Positive = Field(default=2, description="stacked layers")
-    hidden: Positive = Field(default=256, description="state size of a layer")
-    output: Positive = Field(default=256, description="size of the output")
-
-
-class FeedForwardSettings(ModelSettings):
-    """No memory: each token by itself through an MLP."""
-
-    kind: Literal["feedforward"] = "feedforward"
-    hidden: Widths = Field(default=(256,), description="widths of the hidden layers")
-    output: Positive = Field(default=256, description="size of the output")
-
-
-class IdentitySettings(ModelSettings):
-    """No memory: the timestep encoder's vector as it is."""
-
-    kind: Literal["identity"] = "identity"
-
-
-class SequencePluginSettings(ModelSettings):
-    """A sequence encoder from elsewhere: `factory(input_size, settings)`."""
-
-    kind: str = Field(description="entry point name or module:attr")
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of the plug-in")
-
-    @field_validator("kind")
-    @classmethod
-    def _kind(cls, kind: str) -> str:
-        return _known(SEQUENCE_ENCODERS, kind)
-
-
-def _sequence_tag(value: Any) -> str:
-    kind = value.get("kind", "transformer") if isinstance(value, dict) else getattr(value, "kind", None)
-    return kind if kind in ("transformer", "gru", "feedforward", "identity") else "plugin"
-
-
-SequenceSettings = Annotated[
-    Annotated[TransformerSettings, Tag("transformer")]
-    | Annotated[GRUSettings, Tag("gru")]
-    | Annotated[FeedForwardSettings, Tag("feedforward")]
-    | Annotated[IdentitySettings, Tag("identity")]
-    | Annotated[SequencePluginSettings, Tag("plugin")],
-    Discriminator(_sequence_tag),
-]
 
 
 class ActorSettings(ModelSettings):
@@ -213,7 +82,7 @@ class FilterSettings(ModelSettings):
     @field_validator("kind")
     @classmethod
     def _kind(cls, kind: str) -> str:
-        return _known(FILTERS, kind)
+        return known(FILTERS, kind)
 
 
 class AgentSettings(ModelSettings):

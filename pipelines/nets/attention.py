@@ -1,8 +1,9 @@
 """Causal attention behind two functions: `attend` over whole windows, `attend_cached` for one new token an actor.
 
-Padding stands on the right, so causality alone keeps real tokens from seeing it. A backend is a function
-(q, k, v, window) -> out, all (B, H, T, Dh); one that needs something special joins `BACKENDS` and `choose`.
-B batch, H heads, T time, S cache slots, Dh head size.
+Padding stands on the right, so causality alone keeps real tokens from seeing it. A backend takes (q, k, v, sight,
+packing), the first three (B, H, T, Dh), and gives as much; `dense` is the yardstick of all others. Which one can be
+used where is in `obstacle`, which one is the fastest in `choose`.
+B batch (or rows of packed windows), H heads, T time, S cache slots, Dh head size.
 """
 
 from __future__ import annotations
@@ -10,54 +11,277 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Backend = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+from pipelines.nets import flex
+from pipelines.nets.packing import Packing
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a query sees beside causality: `window` tokens, itself included (None: all), and the first `sink` tokens
+    of the context. Scores s become cap tanh(s / cap), unless None."""
+
+    window: int | None = None
+    sink: int = 0
+    cap: float | None = None
+
+    def within(self, length: int) -> Sight:
+        """The same, for contexts of `length` tokens: what changes nothing is left out."""
+        if self.window is None or self.window + self.sink >= length:
+            return Sight(cap=self.cap)
+        return self
+
+
+Backend = Callable[[Tensor, Tensor, Tensor, Sight, Packing | None], Tensor]
+HALF = (torch.bfloat16, torch.float16)
 
 
 @functools.lru_cache(maxsize=16)
-def visible(length: int, window: int | None, device: torch.device) -> Tensor:
-    """(T, T) bool: whether query i sees key j: 0 <= i - j < window."""
+def visible(length: int, window: int | None, sink: int, device: torch.device) -> Tensor:
+    """(T, T) bool: whether query i sees key j: 0 <= i - j < window, or j < sink."""
     index = torch.arange(length, device=device)
     age = index[:, None] - index[None, :]
-    return (age >= 0) if window is None else (age >= 0) & (age < window)
+    return age >= 0 if window is None else (age >= 0) & ((age < window) | (index < sink))
 
 
-def sdpa(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: int | None) -> Tensor:
-    """torch's fused attention: memory linear in T where no window forces a mask."""
-    length = q_BHTD.shape[2]
-    if window is None or window >= length:
+def mask(length: int, sight: Sight, packing: Packing | None, device: torch.device) -> Tensor:
+    """As `visible`, of a single context (T, T), or within each document of packed rows (R, 1, W, W)."""
+    if packing is None:
+        return visible(length, sight.window, sight.sink, device)
+    return packing.keep((sight.window, sight.sink), lambda: _documents(sight, packing))
+
+
+def _documents(sight: Sight, packing: Packing) -> Tensor:
+    document, index = packing.document_RW, packing.age_RW
+    place = torch.arange(packing.width, device=document.device)
+    age = place[:, None] - place
+    seen = (document[:, :, None] == document[:, None, :]) & (age >= 0)
+    if sight.window is not None:
+        seen &= (age < sight.window) | (index < sight.sink)[:, None, :]
+    return seen[:, None]
+
+
+def dense(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None = None) -> Tensor:
+    """Attention as it is written on paper."""
+    return weights(q_BHTD, k_BHTD, sight, packing).to(v_BHTD.dtype) @ v_BHTD
+
+
+def weights(q_BHTD: Tensor, k_BHTD: Tensor, sight: Sight, packing: Packing | None = None) -> Tensor:
+    """Attention weights (B, H, T, T), float32 or better."""
+    scores = _wide(q_BHTD @ k_BHTD.transpose(-1, -2)) / math.sqrt(q_BHTD.shape[-1])
+    seen = mask(q_BHTD.shape[2], sight, packing, q_BHTD.device)
+    return _capped(scores, sight.cap).masked_fill(~seen, -math.inf).softmax(-1)
+
+
+def _wide(scores: Tensor) -> Tensor:
+    return scores.float() if scores.dtype in HALF else scores
+
+
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    return scores if cap is None else cap * (scores / cap).tanh()
+
+
+def sdpa(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
+    """torch's fused attention: memory linear in T where no window and no packing forces a mask."""
+    if sight.window is None and packing is None:
         return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
-    mask = visible(length, window, q_BHTD.device)
-    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=mask)
+    seen = mask(q_BHTD.shape[2], sight, packing, q_BHTD.device)
+    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=seen)
 
 
-def dense(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: int | None) -> Tensor:
-    """Attention as it is written on paper: the yardstick of every other backend."""
-    scores = q_BHTD @ k_BHTD.transpose(-1, -2) / math.sqrt(q_BHTD.shape[-1])
-    scores = scores.masked_fill(~visible(q_BHTD.shape[2], window, q_BHTD.device), -math.inf)
-    return scores.softmax(-1) @ v_BHTD
+def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
+    """Windows by torch's fused attention, block by block of as many queries: time and memory linear in T.
+
+    A block of w queries sees the w keys before it and its own, and the sink.
+    """
+    assert sight.window is not None
+    w, sink = sight.window, sight.sink
+    batch, _, length, _ = q_BHTD.shape
+    blocks = -(-length // w)
+    q, k, v = (F.pad(x, (0, 0, 0, blocks * w - length)).unflatten(2, (blocks, w)) for x in (q_BHTD, k_BHTD, v_BHTD))
+
+    def around(x: Tensor) -> Tensor:
+        """(B, H, blocks, w, Dh) -> (B, H, blocks, sink + 2 w, Dh): the sink, the block before, the block."""
+        before = F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        first = x.flatten(2, 3)[:, :, None, :sink].expand(-1, -1, blocks, -1, -1)
+        return torch.cat((first, before, x), 3)
+
+    seen = _band(length, blocks, w, sink, q_BHTD.device)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, around(k), around(v)))  # (B blocks, H, ., Dh)
+    seen = seen.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    out = out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
+    return out[:, :, :length]
 
 
-BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "dense": dense}
+@functools.lru_cache(maxsize=16)
+def _band(length: int, blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
+    """(blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
+    sink = min(sink, blocks * w)
+    query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
+    begin = torch.arange(blocks, device=device)[:, None, None] * w
+    near = begin - w + torch.arange(2 * w, device=device)
+    age = query - near
+    first = torch.arange(sink, device=device).expand(blocks, 1, -1)
+    far = query - first >= w  # of the sink only what the window does not reach
+    return torch.cat((far, (near >= 0) & (age >= 0) & (age < w)), -1)
 
 
-def choose(name: str) -> Backend:
-    """The backend called `name`; "auto" takes the fastest that runs everywhere."""
-    return BACKENDS["sdpa" if name == "auto" else name]
+def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
+    """The package flash-attn (Dao 2023, arXiv 2307.08691)."""
+    from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+    left = -1 if sight.window is None else sight.window - 1
+    options = {"causal": True, "window_size": (left, 0), "softcap": sight.cap or 0.0}
+    if packing is None:
+        out = flash_attn_func(*(x.transpose(1, 2) for x in (q_BHTD, k_BHTD, v_BHTD)), **options)
+        return out.transpose(1, 2)
+    longest, ends = max(packing.lengths), packing.cumulative
+    parts = (_tokens(x, packing) for x in (q_BHTD, k_BHTD, v_BHTD))
+    return _rows(flash_attn_varlen_func(*parts, ends, ends, longest, longest, **options), packing)
+
+
+def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
+    """torch's own attention over documents of any lengths."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert packing is not None
+    left = -1 if sight.window is None else sight.window - 1
+    longest, ends = max(packing.lengths), packing.cumulative
+    q_NHD, k_NHD, v_NHD = (_tokens(x, packing) for x in (q_BHTD, k_BHTD, v_BHTD))
+    out_NHD = varlen_attn(q_NHD, k_NHD, v_NHD, ends, ends, longest, longest, window_size=(left, 0))
+    assert isinstance(out_NHD, Tensor)
+    return _rows(out_NHD, packing)
+
+
+def _tokens(x_BHTD: Tensor, packing: Packing) -> Tensor:
+    """(R, H, W, Dh) -> (N, H, Dh): document after document, without empty places."""
+    return x_BHTD.transpose(1, 2)[packing.real_RW]
+
+
+def _rows(x_NHD: Tensor, packing: Packing) -> Tensor:
+    out = x_NHD.new_zeros(*packing.document_RW.shape, *x_NHD.shape[1:])
+    out[packing.real_RW] = x_NHD
+    return out.transpose(1, 2)
+
+
+def flexible(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
+    """FlexAttention: every mask and the cap in one kernel, compiled on CUDA."""
+    out: Tensor = flex.attention(q_BHTD, k_BHTD, v_BHTD, sight, packing)
+    return out
+
+
+BACKENDS: dict[str, Backend] = {
+    "dense": dense,
+    "sdpa": sdpa,
+    "banded": banded,
+    "flex": flexible,
+    "flash": flash,
+    "varlen": varlen,
+}
+
+
+def obstacle(name: str, device: torch.device, dtype: torch.dtype, sight: Sight, *, packed: bool = False) -> str | None:
+    """Why backend `name` cannot be used for this, or None if it can."""
+    half = dtype in HALF
+    if name in ("flash", "varlen") and device.type != "cuda":
+        return "needs CUDA"
+    if name == "flash" and find_spec("flash_attn") is None:
+        return 'flash-attn is not installed (pip install "amago[flash]")'
+    if name == "varlen" and not _has_varlen():
+        return "this torch has no torch.nn.attention.varlen with windows"
+    if name in ("flash", "varlen") and not half:
+        return "needs bf16"
+    if name in ("flash", "varlen") and sight.sink:
+        return "knows no sink"
+    if name in ("sdpa", "banded", "varlen") and sight.cap is not None:
+        return "knows no logit clip"
+    if name == "varlen" and not packed:
+        return "is for packed rows"
+    if name == "banded" and packed:
+        return "is not for packed rows"
+    if name == "banded" and sight.window is None:
+        return "is for windows"
+    if name == "flex" and not flex.runs_on(device):
+        return "needs CUDA and triton to be fast"
+    return None
+
+
+def here(device: torch.device) -> dict[str, str | None]:
+    """Why each backend cannot be used on `device`, whatever for; None: it can."""
+    best = {"banded": Sight(window=1)}
+    return {
+        name: obstacle(name, device, torch.bfloat16, best.get(name, Sight()), packed=name == "varlen")
+        for name in BACKENDS
+    }
+
+
+@functools.cache
+def _has_varlen() -> bool:
+    if find_spec("torch.nn.attention.varlen") is None:
+        return False
+    import inspect
+
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "window_size" in inspect.signature(varlen_attn).parameters
+
+
+def choose(
+    name: str, device: torch.device, dtype: torch.dtype, sight: Sight, *, length: int, packed: bool = False
+) -> str:
+    """The backend to use: the one called `name` where it can be used, otherwise (and for "auto") the fastest."""
+    if name != "auto" and obstacle(name, device, dtype, sight, packed=packed) is None:
+        return name
+    wishes = ["flash", "varlen"]
+    if sight.window is not None and sight.window * 4 <= length:
+        wishes += ["flex", "banded"]
+    if sight.cap is not None:
+        wishes += ["flex"]
+    wishes += ["sdpa", "dense"]
+    return next(wish for wish in wishes if obstacle(wish, device, dtype, sight, packed=packed) is None)
 
 
 def attend(
-    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, window: int | None = None, backend: str = "auto"
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    v_BHTD: Tensor,
+    *,
+    sight: Sight | None = None,
+    packing: Packing | None = None,
+    backend: str = "auto",
 ) -> Tensor:
-    """Causal self-attention -> (B, H, T, Dh); a query sees itself and at most `window` - 1 tokens before it."""
-    return choose(backend)(q_BHTD, k_BHTD, v_BHTD, window)
+    """Causal self-attention -> (B, H, T, Dh), within each document of packed rows."""
+    length, device = q_BHTD.shape[2], q_BHTD.device
+    sight = (sight or Sight()).within(length)
+    q_BHTD, k_BHTD = q_BHTD.to(v_BHTD.dtype), k_BHTD.to(v_BHTD.dtype)
+    if torch.is_autocast_enabled(device.type):  # backends are chosen by, and run in, what they get
+        dtype = torch.get_autocast_dtype(device.type)
+        if device.type == "cpu" and torch.is_grad_enabled():
+            dtype = torch.float32  # the backward of the CPU's half-precision kernel is several times slower
+        q_BHTD, k_BHTD, v_BHTD = (x.to(dtype) for x in (q_BHTD, k_BHTD, v_BHTD))
+        with torch.autocast(device.type, enabled=False):
+            return _attend(q_BHTD, k_BHTD, v_BHTD, sight, packing, backend)
+    return _attend(q_BHTD, k_BHTD, v_BHTD, sight, packing, backend)
 
 
-def attend_cached(q_BHD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, visible_BS: Tensor) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, packing: Packing | None, backend: str) -> Tensor:
+    name = choose(backend, q.device, q.dtype, sight, length=q.shape[2], packed=packing is not None)
+    return BACKENDS[name](q, k, v, sight, packing)
+
+
+def attend_cached(
+    q_BHD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, visible_BS: Tensor, cap: float | None = None
+) -> Tensor:
     """One query an actor against the slots of its cache that hold a token -> (B, H, Dh)."""
-    out = F.scaled_dot_product_attention(q_BHD[:, :, None], k_BHSD, v_BHSD, attn_mask=visible_BS[:, None, None])
-    return out[:, :, 0]
+    q_BH1D, seen = q_BHD[:, :, None].to(k_BHSD.dtype), visible_BS[:, None, None]
+    if cap is None:
+        return F.scaled_dot_product_attention(q_BH1D, k_BHSD, v_BHSD, attn_mask=seen)[:, :, 0]
+    scores = _wide(q_BH1D @ k_BHSD.transpose(-1, -2)) / math.sqrt(q_BHD.shape[-1])
+    return (_capped(scores, cap).masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSD.dtype) @ v_BHSD)[:, :, 0]

@@ -25,23 +25,23 @@ class NoMemory:
 
 
 class KVCache:
-    """Keys and values of the last `capacity` tokens, preallocated, as a ring with one write index per actor.
+    """Keys and values of the first `sink` and the last `ring` tokens, preallocated, with one write index per actor.
 
     The order of slots means nothing: positions are in the tokens themselves (added, or rotated into the keys).
     A step is `begin_step`, then one `append` per layer.
     """
 
     def __init__(
-        self, *, num_layers: int, num_actors: int, num_heads: int, head_size: int, capacity: int,
+        self, *, num_layers: int, num_actors: int, num_heads: int, head_size: int, ring: int, sink: int = 0,
         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
-        shape = (num_layers, num_actors, num_heads, capacity, head_size)
+        self.ring, self.sink, self.capacity = ring, sink, sink + ring
+        shape = (num_layers, num_actors, num_heads, self.capacity, head_size)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.written_N = torch.zeros(num_actors, device=device, dtype=torch.int64)
-        self.capacity = capacity
         self._actors_N = torch.arange(num_actors, device=device)
-        self._slots_S = torch.arange(capacity, device=device)
+        self._slots_S = torch.arange(self.capacity, device=device)
 
     def reset(self, mask_N: Tensor) -> None:
         """Forget everything of the actors in `mask_N` (bool)."""
@@ -49,7 +49,7 @@ class KVCache:
 
     def begin_step(self) -> None:
         """Claim each actor's next slot; the oldest token of a full ring is given up."""
-        self._slot_N = self.written_N % self.capacity
+        self._slot_N = self._slot(self.written_N)
         self.written_N += 1
         self._used = min(int(self.written_N.max()), self.capacity)
         self.visible_NS = self._slots_S[: self._used] < self.written_N[:, None]
@@ -57,15 +57,20 @@ class KVCache:
     def append(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
         """Write the step's key and value; returns those of all slots in use, (N, H, S', Dh) each."""
         keys, values = self.keys[layer], self.values[layer]
-        keys[self._actors_N, :, self._slot_N] = k_NHD
-        values[self._actors_N, :, self._slot_N] = v_NHD
+        keys[self._actors_N, :, self._slot_N] = k_NHD.to(keys.dtype)
+        values[self._actors_N, :, self._slot_N] = v_NHD.to(values.dtype)
         return keys[:, :, : self._used], values[:, :, : self._used]
 
     def fill(self, layer: int, k_NHTD: Tensor, v_NHTD: Tensor, lengths_N: Tensor) -> None:
-        """Take the last `capacity` of each actor's first `lengths_N` tokens; the rest of T is padding."""
+        """Take what is kept of each actor's first `lengths_N` tokens; the rest of T is padding."""
+        k_NHTD, v_NHTD = k_NHTD.to(self.keys.dtype), v_NHTD.to(self.values.dtype)
         for actor, length in enumerate(lengths_N.tolist()):
-            first = max(0, length - self.capacity)
-            slots = torch.arange(first, length, device=k_NHTD.device) % self.capacity
-            self.keys[layer, actor][:, slots] = k_NHTD[actor, :, first:length]
-            self.values[layer, actor][:, slots] = v_NHTD[actor, :, first:length]
+            time = torch.arange(length, device=k_NHTD.device)
+            time = time[(time < self.sink) | (time >= length - self.ring)]
+            self.keys[layer, actor][:, self._slot(time)] = k_NHTD[actor, :, time]
+            self.values[layer, actor][:, self._slot(time)] = v_NHTD[actor, :, time]
         self.written_N.copy_(lengths_N)
+
+    def _slot(self, time: Tensor) -> Tensor:
+        """Where the token goes that is the `time`-th of its actor."""
+        return torch.where(time < self.sink, time, self.sink + (time - self.sink) % self.ring)

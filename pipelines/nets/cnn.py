@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipelines.config.model import ImageSettings
+from pipelines.config.encoders import ImageSettings
 from pipelines.nets import init
 
 NATURE_PIXELS = 36  # the least side that the strided kernels can take

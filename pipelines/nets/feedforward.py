@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipelines.config.model import FeedForwardSettings, IdentitySettings
+from pipelines.config.encoders import FeedForwardSettings, IdentitySettings
 from pipelines.nets.cache import NoMemory
 from pipelines.nets.linear import MLP
+from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder
 
 
@@ -23,10 +24,12 @@ class FeedForward(SequenceEncoder):
             MLP(input_size, settings.hidden, settings.output), nn.LayerNorm(settings.output)
         )
 
-    def forward(self, x_BTD: Tensor, time_BT: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         return self.body(x_BTD)
 
-    def memory(self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu") -> NoMemory:
+    def memory(
+        self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> NoMemory:
         return NoMemory()
 
     def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:

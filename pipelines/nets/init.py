@@ -46,3 +46,11 @@ def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear
     hidden_(layer.weight) if gain is None else output_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def stream_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A plain linear layer on the residual stream."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    stream_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

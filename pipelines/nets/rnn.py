@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from pipelines.config.model import GRUSettings
+from pipelines.config.encoders import GRUSettings
 from pipelines.nets import init
+from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder
 
 
-class GRUMemory:
-    """State of every layer and actor, (L, N, hidden)."""
+class State:
+    """What recurrent encoders remember: tensors (L, N, ...), zero when empty."""
 
-    def __init__(self, state_LND: Tensor) -> None:
-        self.state_LND = state_LND
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = list(tensors)
 
     def reset(self, mask_N: Tensor) -> None:
-        self.state_LND.masked_fill_(mask_N[:, None], 0.0)
+        for tensor in self.tensors:
+            tensor[:, mask_N] = 0.0
+
+    def restore(self, before: Sequence[Tensor], mask_N: Tensor) -> None:
+        """Undo what happened to the actors in `mask_N` since `before`."""
+        for tensor, old in zip(self.tensors, before, strict=True):
+            tensor[:, mask_N] = old[:, mask_N]
 
 
 class GRU(SequenceEncoder):
-    """Stacked GRU, then a linear to the output size and LayerNorm."""
+    """Stacked GRU, then a linear to the output size and LayerNorm. The recurrence is as precise as the parameters, also
+    under autocast."""
 
     def __init__(self, input_size: int, settings: GRUSettings) -> None:
         super().__init__()
@@ -32,19 +43,36 @@ class GRU(SequenceEncoder):
             init.linear(settings.hidden, settings.output, gain=1.0), nn.LayerNorm(settings.output)
         )
 
-    def forward(self, x_BTD: Tensor, time_BT: Tensor) -> Tensor:
-        return self.head(self.rnn(x_BTD)[0])
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.rnn.parameters()).dtype
 
-    def memory(self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu") -> GRUMemory:
-        return GRUMemory(torch.zeros(self.settings.num_layers, num_actors, self.settings.hidden, device=device))
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            x_BTD = x_BTD.to(self._dtype)
+            out_BTD = self.rnn(x_BTD)[0] if packing is None else self._documents(x_BTD, packing)
+        return self.head(out_BTD)
 
-    def step(self, x_ND: Tensor, time_N: Tensor, memory: GRUMemory) -> Tensor:
-        out_N1D, memory.state_LND = self.rnn(x_ND[:, None], memory.state_LND)
+    def _documents(self, x_RWD: Tensor, packing: Packing) -> Tensor:
+        order_N, sizes_T = packing.by_age
+        out_ND = self.rnn(PackedSequence(x_RWD.flatten(0, 1)[order_N], sizes_T))[0].data
+        out_RWD = out_ND.new_zeros(*x_RWD.shape[:2], out_ND.shape[-1])
+        return out_RWD.flatten(0, 1).index_copy(0, order_N, out_ND).view_as(out_RWD)
+
+    def memory(
+        self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> State:
+        return State(torch.zeros(self.settings.num_layers, num_actors, self.settings.hidden, device=device))
+
+    def step(self, x_ND: Tensor, time_N: Tensor, memory: State) -> Tensor:
+        with torch.autocast(x_ND.device.type, enabled=False):
+            out_N1D, memory.tensors[0] = self.rnn(x_ND[:, None].to(self._dtype), memory.tensors[0])
         return self.head(out_N1D[:, 0])
 
-    def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: GRUMemory) -> None:
-        packed = nn.utils.rnn.pack_padded_sequence(
-            x_NTD, lengths_N.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False
+    def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: State) -> None:
+        packed = pack_padded_sequence(
+            x_NTD.to(self._dtype), lengths_N.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False
         )
-        memory.state_LND = self.rnn(packed)[1]
+        with torch.autocast(x_NTD.device.type, enabled=False):
+            memory.tensors[0] = self.rnn(packed)[1]
         memory.reset(lengths_N == 0)

@@ -1,6 +1,7 @@
 """What every sequence encoder offers: whole windows while learning, one token at a time while acting.
 
-N actors, B batch, T time, D width. Padding stands on the right, so no forward needs a mask.
+N actors, B batch, T time, D width. Padding stands on the right, so no forward needs a mask. Windows may share rows:
+then B are rows, and `packing` says which place belongs to which window.
 """
 
 from __future__ import annotations
@@ -10,23 +11,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from pipelines.config.model import SEQUENCE_ENCODERS
+from pipelines.config.encoders import SEQUENCE_ENCODERS
 from pipelines.nets.cache import Memory
+from pipelines.nets.packing import Packing
 
 
 class SequenceEncoder(nn.Module, ABC):
     """Base of sequence encoders. `forward` may use dropout while training; `step` and `prefill` never do."""
 
     output_size: int
+    recompute = False  # forget what blocks compute inside, and compute it again in the backward: memory for time
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, time_BT: Tensor) -> Tensor:
-        """Memory-laden vectors (B, T, output_size); `time_BT` is each token's index in its trajectory."""
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        """Memory-laden vectors (B, T, output_size); `time_BT` is each token's index in its trajectory. Nothing passes
+        from one document of a packed row to another."""
 
     @abstractmethod
-    def memory(self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu") -> Memory:
-        """Empty memories of `num_actors` actors; attention keeps at most `capacity` tokens of each."""
+    def memory(
+        self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Memory:
+        """Empty memories of `num_actors` actors; attention keeps at most `capacity` tokens of each, as `dtype`."""
 
     @abstractmethod
     def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
@@ -38,6 +45,17 @@ class SequenceEncoder(nn.Module, ABC):
 
     def update_statistics(self) -> None:
         """Called once before an update; encoders with running estimates move them here."""
+
+    def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
+        """Figures for the log, from a forward of a few windows: 0-d tensors by name."""
+        self(x_BTD, time_BT)
+        return {}
+
+    def run(self, block: nn.Module, *inputs: Any) -> Any:
+        """`block(*inputs)`, which is computed again in the backward if so wanted."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
 
 def sequence_encoder(input_size: int, settings: Any) -> SequenceEncoder:

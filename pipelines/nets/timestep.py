@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pipelines.config.model import TIMESTEP_ENCODERS, TimestepSettings
+from pipelines.config.encoders import TIMESTEP_ENCODERS, TimestepSettings
 from pipelines.lake.spaces import Box, Spaces
 from pipelines.nets import init
 from pipelines.nets.cnn import ImageEncoder

@@ -1,7 +1,8 @@
 """Causal Transformer: pre-norm with the two extra norms and the head scale of NormFormer (Shleifer et al. 2021,
-arXiv 2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU.
+arXiv 2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each of them can be left out.
 
-B batch, N actors, T time, D width, H heads, Dh head size.
+B batch, N actors, T time, D width, H heads, Dh head size. The residual stream has the parameters' precision also under
+autocast.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.model import TransformerSettings
+from pipelines.config.encoders import TransformerSettings
 from pipelines.nets import init
-from pipelines.nets.attention import attend, attend_cached
+from pipelines.nets.attention import Sight, attend, attend_cached, dense, weights
 from pipelines.nets.cache import KVCache
 from pipelines.nets.linear import SigmaLinear
+from pipelines.nets.packing import Packing
 from pipelines.nets.positions import LearnedTable, Sinusoid, rotate
 from pipelines.nets.sequence import SequenceEncoder
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+SEEN = 64  # last queries of a window whose attention is looked at for the log
 
 
 class Block(nn.Module):
@@ -28,16 +31,20 @@ class Block(nn.Module):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        width = settings.d_model
+        width, inner = settings.d_model, settings.d_ff
         self.num_heads = settings.num_heads
         self.dropout = settings.dropout
-        self.before_attention, self.after_attention = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.before_ff, self.inside_ff = nn.LayerNorm(width), nn.LayerNorm(settings.d_ff)
-        self.qkv, self.merge = SigmaLinear(width, 3 * width), SigmaLinear(width, width)
-        self.expand, self.contract = SigmaLinear(width, settings.d_ff), SigmaLinear(settings.d_ff, width)
-        self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1))
+        norm = nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
+        extra = norm if settings.normformer else nn.Identity
+        self.before_attention, self.after_attention = norm(width), extra(width)
+        self.before_ff, self.inside_ff = norm(width), extra(inner)
+        linear = SigmaLinear if settings.sigma_reparam else init.stream_linear
+        self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
+        self.expand, self.contract = linear(width, inner), linear(inner, width)
+        self.activation = nn.LeakyReLU()
+        self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
 
-    def forward(self, x_BTD: Tensor, attention: Attention, *, dropout: bool = False) -> Tensor:
+    def forward(self, x_BTD: Tensor, attention: Attention, dropout: bool = False) -> Tensor:
         """`attention` takes q, k, v (B, H, T, Dh) and returns (B, H, T, Dh)."""
         x_BTD = x_BTD + self._mix(x_BTD, attention)
         return x_BTD + F.dropout(self._feed(x_BTD), self.dropout, dropout)
@@ -46,11 +53,13 @@ class Block(nn.Module):
         batch, length, width = x_BTD.shape
         qkv = self.qkv(self.before_attention(x_BTD)).view(batch, length, 3, self.num_heads, -1)
         q_BHTD, k_BHTD, v_BHTD = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed_BHTD = attention(q_BHTD, k_BHTD, v_BHTD) * self.head_scale
+        mixed_BHTD = attention(q_BHTD, k_BHTD, v_BHTD)
+        if self.head_scale is not None:
+            mixed_BHTD = mixed_BHTD * self.head_scale
         return self.after_attention(self.merge(mixed_BHTD.transpose(1, 2).reshape(batch, length, width)))
 
     def _feed(self, x_BTD: Tensor) -> Tensor:
-        return self.contract(self.inside_ff(F.leaky_relu(self.expand(self.before_ff(x_BTD)))))
+        return self.contract(self.inside_ff(self.activation(self.expand(self.before_ff(x_BTD)))))
 
 
 class Transformer(SequenceEncoder):
@@ -65,29 +74,40 @@ class Transformer(SequenceEncoder):
         elif settings.position == "learned":
             self.position = LearnedTable(settings.d_model, settings.max_time)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
-        self.norm = nn.LayerNorm(settings.d_model)
+        self.norm = (nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm)(settings.d_model)
 
-    def forward(self, x_BTD: Tensor, time_BT: Tensor) -> Tensor:
+    @property
+    def sight(self) -> Sight:
+        """What a query sees of the past, by the settings."""
+        settings = self.settings
+        return Sight(window=settings.window, sink=settings.sink, cap=settings.logit_clip)
+
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         x_BTD = F.dropout(self._embed(x_BTD, time_BT), self.settings.dropout, self.training)
-        window, backend = self.settings.window, self.settings.attention
+        sight, backend = self.sight, self.settings.attention
 
         def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
             q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
-            return attend(q_BHTD, k_BHTD, v_BHTD, window=window, backend=backend)
+            return attend(q_BHTD, k_BHTD, v_BHTD, sight=sight, packing=packing, backend=backend)
 
         for block in self.blocks:
-            x_BTD = block(x_BTD, attention, dropout=self.training)
+            x_BTD = self.run(block, x_BTD, attention, self.training)
         return self.norm(x_BTD)
 
-    def memory(self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu") -> KVCache:
+    def memory(
+        self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> KVCache:
         settings = self.settings
+        sink = min(settings.sink, capacity - 1) if settings.window else 0
         return KVCache(
             num_layers=settings.num_layers,
             num_actors=num_actors,
             num_heads=settings.num_heads,
             head_size=settings.d_model // settings.num_heads,
-            capacity=min(capacity, settings.window or capacity),
+            ring=min(capacity - sink, settings.window or capacity),
+            sink=sink,
             device=device,
+            dtype=dtype,
         )
 
     def step(self, x_ND: Tensor, time_N: Tensor, memory: KVCache) -> Tensor:
@@ -99,19 +119,21 @@ class Transformer(SequenceEncoder):
             def attention(q_NH1D: Tensor, k_NH1D: Tensor, v_NH1D: Tensor, layer: int = layer) -> Tensor:
                 q_NH1D, k_NH1D = self._turn(q_NH1D, k_NH1D, time_N1)
                 keys, values = memory.append(layer, k_NH1D[:, :, 0], v_NH1D[:, :, 0])
-                return attend_cached(q_NH1D[:, :, 0], keys, values, memory.visible_NS)[:, :, None]
+                cap = self.settings.logit_clip
+                return attend_cached(q_NH1D[:, :, 0], keys, values, memory.visible_NS, cap)[:, :, None]
 
             x_N1D = block(x_N1D, attention)
         return self.norm(x_N1D)[:, 0]
 
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: KVCache) -> None:
         x_NTD = self._embed(x_NTD, time_NT)
+        sight = Sight(window=memory.ring, sink=memory.sink, cap=self.settings.logit_clip)
         for layer, block in enumerate(self.blocks):
 
             def attention(q_NHTD: Tensor, k_NHTD: Tensor, v_NHTD: Tensor, layer: int = layer) -> Tensor:
                 q_NHTD, k_NHTD = self._turn(q_NHTD, k_NHTD, time_NT)
                 memory.fill(layer, k_NHTD, v_NHTD, lengths_N)
-                return attend(q_NHTD, k_NHTD, v_NHTD, window=memory.capacity, backend=self.settings.attention)
+                return attend(q_NHTD, k_NHTD, v_NHTD, sight=sight, backend=self.settings.attention)
 
             x_NTD = block(x_NTD, attention)
 
@@ -121,8 +143,23 @@ class Transformer(SequenceEncoder):
             if isinstance(module, SigmaLinear):
                 module.iterate()
 
+    def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
+        """Mean entropy of attention, in nats, over heads and the last queries."""
+        x_BTD = self._embed(x_BTD, time_BT)
+        sight, entropies = self.sight.within(x_BTD.shape[1]), []
+
+        def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+            q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
+            share = weights(q_BHTD, k_BHTD, sight)[:, :, -SEEN:]
+            entropies.append(torch.special.entr(share).sum(-1).mean())
+            return dense(q_BHTD, k_BHTD, v_BHTD, sight)
+
+        for block in self.blocks:
+            x_BTD = block(x_BTD, attention)
+        return {"attention_entropy": torch.stack(entropies).mean()}
+
     def _embed(self, x_BTD: Tensor, time_BT: Tensor) -> Tensor:
-        x_BTD = self.embed(x_BTD)
+        x_BTD = self.embed(x_BTD).to(self.embed.weight.dtype)
         return x_BTD if self.position is None else x_BTD + self.position(time_BT)
 
     def _turn(self, q_BHTD: Tensor, k_BHTD: Tensor, time_BT: Tensor) -> tuple[Tensor, Tensor]:

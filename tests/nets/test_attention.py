@@ -1,41 +1,159 @@
 """Every backend against attention as written on paper."""
 
+import math
+
 import pytest
 import torch
 
-from pipelines.nets.attention import BACKENDS, attend, attend_cached, dense
+from pipelines.nets.attention import BACKENDS, Sight, attend, attend_cached, choose, dense, obstacle
+from pipelines.nets.packing import Packing
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIGHTS = [
+    Sight(),
+    Sight(window=1),
+    Sight(window=3),
+    Sight(window=7),
+    Sight(window=20),
+    Sight(window=3, sink=1),
+    Sight(window=2, sink=9),
+    Sight(cap=0.7),
+    Sight(window=4, sink=2, cap=0.7),
+]
+LENGTHS = (7, 3, 1, 4, 2, 2)
 
 
-def qkv(batch=3, heads=2, length=7, size=4):
+def qkv(batch=3, heads=2, length=7, size=4, **kind):
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(3, batch, heads, length, size, generator=generator).requires_grad_()
+    return torch.randn(3, batch, heads, length, size, generator=generator).to(**kind).requires_grad_()
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
-@pytest.mark.parametrize("window", [None, 1, 3, 7, 20])
-def test_backend_equals_dense_in_value_and_gradient(backend, window):
-    ours, theirs = qkv(), qkv()
-    out = attend(*ours, window=window, backend=backend)
-    expected = dense(*theirs, window)
-    torch.testing.assert_close(out, expected)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
+def literal(q, k, v, sight, documents):
+    """One query after the other, one key after the other; (T, Dh) and the document of each place."""
+    out = torch.zeros_like(v)
+    for i in range(len(q)):
+        first = documents.index(documents[i])
+        scores, seen = [], []
+        for j in range(i + 1):
+            near = sight.window is None or i - j < sight.window or j - first < sight.sink
+            if documents[j] == documents[i] and near:
+                score = (q[i] @ k[j]).item() / math.sqrt(q.shape[-1])
+                scores.append(score if sight.cap is None else sight.cap * math.tanh(score / sight.cap))
+                seen.append(j)
+        out[i] = sum(s * v[j] for s, j in zip(torch.tensor(scores).softmax(0), seen, strict=True))
+    return out
+
+
+@pytest.mark.parametrize("sight", SIGHTS, ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+@torch.no_grad()
+def test_dense_is_what_the_paper_says(sight, packed):
+    packing = Packing(LENGTHS, time=7) if packed else None
+    q, k, v = qkv(batch=len(packing.document_RW) if packed else 3)
+    out = dense(q, k, v, sight, packing)
+    for row in range(len(q)):
+        documents = packing.document_RW[row].tolist() if packed else [0] * 7
+        real = sum(document >= 0 for document in documents)
+        for head in range(2):
+            at = (row, head, slice(real))
+            expected = literal(q[at], k[at], v[at], sight, documents[:real])
+            torch.testing.assert_close(out[at], expected, atol=1e-5, rtol=0)
 
 
 def test_dense_by_hand():
     q = torch.tensor([[[[0.0], [0.0], [0.0]]]])  # equal scores: means over what is seen
     v = torch.tensor([[[[1.0], [3.0], [8.0]]]])
-    torch.testing.assert_close(dense(q, q, v, None)[0, 0, :, 0], torch.tensor([1.0, 2.0, 4.0]))
-    torch.testing.assert_close(dense(q, q, v, 2)[0, 0, :, 0], torch.tensor([1.0, 2.0, 5.5]))
+    torch.testing.assert_close(dense(q, q, v, Sight())[0, 0, :, 0], torch.tensor([1.0, 2.0, 4.0]))
+    torch.testing.assert_close(dense(q, q, v, Sight(window=2))[0, 0, :, 0], torch.tensor([1.0, 2.0, 5.5]))
 
 
-def test_cached_query_equals_last_row_and_ignores_empty_slots():
+def usable(device, dtype=torch.float32):
+    for name in sorted(BACKENDS):
+        for sight in SIGHTS:
+            for packed in (False, True):
+                why = obstacle(name, device, dtype, sight.within(7), packed=packed)
+                if why is None or (name == "flex" and device == CPU):
+                    yield pytest.param(name, sight, packed, id=f"{name}-{sight}-{'packed' if packed else 'padded'}")
+
+
+def on_cuda():
+    return list(usable(CUDA, torch.bfloat16)) if torch.cuda.is_available() else []
+
+
+def compare(backend, sight, packing, real, *, device=CPU, dtype=torch.float32, **tolerance):
+    batch = 3 if packing is None else len(packing.document_RW)
+    ours, theirs = (qkv(batch, size=4 if device == CPU else 32, device=device, dtype=dtype) for _ in range(2))
+    sight = sight.within(7)
+    if backend == "flex" and device == CPU:  # knows no backward there
+        ours = ours.detach()
+    out, expected = BACKENDS[backend](*ours, sight, packing), dense(*theirs, sight, packing)
+    out, expected = (x.transpose(1, 2)[real] for x in (out, expected))
+    torch.testing.assert_close(out, expected, **tolerance)
+    if not ours.requires_grad:
+        return
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, **tolerance)
+
+
+@pytest.mark.parametrize(("backend", "sight", "packed"), list(usable(CPU)))
+def test_backend_equals_dense_in_value_and_gradient(backend, sight, packed):
+    packing = Packing(LENGTHS, time=7) if packed else None
+    real = packing.real_RW if packed else torch.ones(3, 7, dtype=torch.bool)
+    compare(backend, sight, packing, real)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("backend", "sight", "packed"), on_cuda())
+def test_backend_equals_dense_on_cuda(backend, sight, packed):
+    packing = Packing(LENGTHS, time=7, device="cuda") if packed else None
+    real = packing.real_RW if packed else torch.ones(3, 7, dtype=torch.bool, device="cuda")
+    compare(backend, sight, packing, real, device=CUDA, dtype=torch.bfloat16, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("sight", SIGHTS, ids=str)
+def test_autocast_takes_and_gives_any_precision(sight):
+    q, k, v = qkv().detach()
+    expected = dense(q, k, v, sight)
+    for enabled in (torch.no_grad, torch.enable_grad):
+        with enabled(), torch.autocast("cpu", torch.bfloat16):
+            out = attend(q, k, v.bfloat16(), sight=sight)
+        torch.testing.assert_close(out.float(), expected, atol=3e-2, rtol=0)
+
+
+def test_the_choice_follows_what_can_be_used():
+    long = {"length": 1024}
+    assert choose("auto", CPU, torch.float32, Sight(), **long) == "sdpa"
+    assert choose("auto", CPU, torch.float32, Sight(window=64), **long) == "banded"
+    assert choose("auto", CPU, torch.float32, Sight(window=64), **long, packed=True) == "sdpa"
+    assert choose("auto", CPU, torch.float32, Sight(window=1000), **long) == "sdpa"
+    assert choose("auto", CPU, torch.float32, Sight(cap=30.0), **long) == "dense"
+    assert choose("dense", CPU, torch.float32, Sight(), **long) == "dense"
+    assert choose("flash", CPU, torch.bfloat16, Sight(), **long) == "sdpa"  # speed only
+    assert "CUDA" in obstacle("flash", CPU, torch.bfloat16, Sight())
+
+
+def test_flash_is_chosen_where_it_is_installed(monkeypatch):
+    monkeypatch.setattr("pipelines.nets.attention.find_spec", lambda name: object())
+    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9), length=64, packed=True) == "flash"
+    assert choose("auto", CUDA, torch.float32, Sight(), length=64) == "sdpa"
+    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9, sink=1), length=64) == "flex" or not _triton()
+
+
+def _triton():
+    from pipelines.nets import flex
+
+    return flex.runs_on(CUDA)
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_cached_query_equals_last_row_and_ignores_empty_slots(cap):
     q, k, v = qkv().detach()
     visible = torch.arange(7)[None] < torch.tensor([[7], [4], [1]])
-    out = attend_cached(q[:, :, -1], k, v, visible)
+    out = attend_cached(q[:, :, -1], k, v, visible, cap)
     for actor, length in enumerate((7, 4, 1)):
         one = slice(actor, actor + 1)
         query = q[one, :, -1:].expand(-1, -1, length, -1)
-        expected = dense(query, k[one, :, :length], v[one, :, :length], None)[0, :, -1]
+        expected = dense(query, k[one, :, :length], v[one, :, :length], Sight(cap=cap))[0, :, -1]
         torch.testing.assert_close(out[actor], expected)

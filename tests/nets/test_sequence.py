@@ -6,7 +6,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from pipelines.config.model import SEQUENCE_ENCODERS, SequenceSettings
+from pipelines.config.encoders import SEQUENCE_ENCODERS, SequenceSettings
+from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import sequence_encoder
 
 TRANSFORMER = {"kind": "transformer", "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 32}
@@ -16,7 +17,15 @@ CASES = {
     "transformer-learned": TRANSFORMER | {"position": "learned", "max_time": 9},
     "transformer-rope": TRANSFORMER | {"position": "rope"},
     "transformer-window": TRANSFORMER | {"window": 5},
+    "transformer-sink": TRANSFORMER | {"window": 4, "sink": 2},
+    "transformer-banded": TRANSFORMER | {"window": 3, "sink": 1, "attention": "banded"},
+    "transformer-clip": TRANSFORMER | {"logit_clip": 0.5, "position": "rope", "window": 6},
+    "transformer-plain": TRANSFORMER | {"normformer": False, "sigma_reparam": False, "head_scale": False},
+    "transformer-rms": TRANSFORMER | {"norm": "rms"},
     "gru": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10},
+    "mingru": {"kind": "mingru", "d_model": 12, "num_layers": 2},
+    "mamba": {"kind": "mamba", "d_model": 12, "num_layers": 2, "state": 4, "conv": 3},
+    "mamba-no-convolution": {"kind": "mamba", "d_model": 12, "num_layers": 1, "conv": 1},
     "feedforward": {"kind": "feedforward", "hidden": [12], "output": 10},
     "identity": {"kind": "identity"},
 }
@@ -87,7 +96,8 @@ def test_a_full_cache_equals_windowed_attention(case):
     encoder, starts, capacity = build(case).eval(), episodes(), 4
     x = torch.randn(STEPS, ACTORS, INPUT)
     actual = stepped(encoder, x, starts, capacity)
-    encoder.settings = encoder.settings.model_copy(update={"window": capacity})
+    window = min(encoder.settings.window or capacity, capacity - encoder.settings.sink)
+    encoder.settings = encoder.settings.model_copy(update={"window": window})
     torch.testing.assert_close(actual, whole(encoder, x, starts), atol=1e-5, rtol=0)
 
 
@@ -120,6 +130,48 @@ def test_padding_on_the_right_is_never_seen(case):
     padded = torch.cat((x, torch.full((2, 4, INPUT), 1e3)), 1)
     out = encoder(padded, torch.arange(13).expand(2, -1))
     torch.testing.assert_close(out[:, :9], encoder(x, time), atol=1e-5, rtol=0)
+
+
+LENGTHS = (9, 2, 5, 1, 4, 3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_windows_that_share_rows_are_as_windows_with_rows_of_their_own(case):
+    encoder = build(case).eval().double()
+    x = torch.randn(len(LENGTHS), 9, INPUT, dtype=torch.float64)
+    start = torch.tensor([0, 3, 0, 7, 11, 0])
+    time = start[:, None] + torch.arange(9)
+    real = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
+    packing = Packing.of(real)
+    assert packing.document_RW.shape == (3, 9)  # 24 tokens
+    weigh = torch.randn(len(LENGTHS), 9, encoder.output_size, dtype=torch.float64)[real]
+    grads, outs = [], []
+    for packed in (False, True):
+        encoder.zero_grad()
+        inputs = x.clone().requires_grad_()
+        if packed:
+            out = packing.unpack(encoder(packing.pack(inputs), packing.pack(time), packing))
+        else:
+            out = encoder(inputs, time)
+        (out[real] * weigh).sum().backward()
+        outs.append(out[real])
+        grads.append([inputs.grad[real], *(p.grad for p in encoder.parameters() if p.grad is not None)])
+    torch.testing.assert_close(outs[1], outs[0], atol=1e-8, rtol=0)
+    for packed, padded in zip(grads[1], grads[0], strict=True):
+        torch.testing.assert_close(packed, padded, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["transformer", "transformer-sink", "gru", "mingru", "mamba"])
+def test_computing_again_in_the_backward_changes_no_gradient(case):
+    encoder, gradients = build(case).train(), []
+    x, time = torch.randn(2, 40, INPUT), torch.arange(40).expand(2, -1)
+    for encoder.recompute in (False, True):
+        encoder.zero_grad()
+        torch.manual_seed(3)  # dropout
+        encoder(x, time).square().sum().backward()
+        gradients.append([parameter.grad for parameter in encoder.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("case", ["transformer", "transformer-learned", "transformer-rope"])

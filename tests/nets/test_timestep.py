@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pipelines.config.model import ImageSettings, TimestepSettings
+from pipelines.config.encoders import ImageSettings, TimestepSettings
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces
 from pipelines.nets.cnn import ImageEncoder
 from pipelines.nets.timestep import timestep_encoder

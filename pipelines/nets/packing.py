@@ -1,0 +1,107 @@
+"""Windows of different lengths laid side by side in shared rows, so that padding costs nothing.
+
+A packed row holds whole windows one after the other, each a document of its own: attention is masked, recurrent
+encoders begin anew where a document begins. B windows, T time, N real tokens, R rows, W places of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Packing:
+    """Where each token of windows of `lengths` (B,), padded to `time`, lies in rows as long as the longest window.
+
+    `document_RW`: number of the window a place belongs to, -1 where it is empty; empty places end a row.
+    `age_RW`: index of a place's token within its window.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, time: int, device: torch.device | str = "cpu") -> None:
+        self.shape, self.width = (len(lengths), time), max(lengths)
+        rows = _rows(lengths, self.width)
+        document = torch.full((len(rows), self.width), -1)
+        age = torch.zeros_like(document)
+        place = torch.zeros(self.shape, dtype=torch.int64)
+        for row, windows in enumerate(rows):
+            first = 0
+            for window in windows:
+                length = lengths[window]
+                document[row, first : first + length] = window
+                age[row, first : first + length] = torch.arange(length)
+                place[window, :length] = torch.arange(length) + (row * self.width + first)
+                first += length
+        self.lengths = [lengths[window] for windows in rows for window in windows]  # as documents follow each other
+        self.document_RW, self.age_RW = document.to(device), age.to(device)
+        self._place = place.flatten().to(device)
+        self._kept: dict[Hashable, Any] = {}
+        source = document.clamp_min(0) * time + age
+        self._source = source.flatten().to(device)
+
+    @classmethod
+    def of(cls, real_BT: Tensor) -> Packing | None:
+        """For windows with these real tokens (bool, padding on the right); None where rows would not be fewer."""
+        packing = cls(real_BT.sum(1).tolist(), time=real_BT.shape[1], device=real_BT.device)
+        return packing if len(packing.document_RW) < len(real_BT) else None
+
+    def pack(self, x_BT: Tensor) -> Tensor:
+        """(B, T, ...) -> (R, W, ...); empty places hold some token."""
+        rows = x_BT.flatten(0, 1).index_select(0, self._source)
+        return rows.unflatten(0, self.document_RW.shape)
+
+    def unpack(self, x_RW: Tensor) -> Tensor:
+        """(R, W, ...) -> (B, T, ...); padding holds some token."""
+        return x_RW.flatten(0, 1).index_select(0, self._place).unflatten(0, self.shape)
+
+    @cached_property
+    def begins_RW(self) -> Tensor:
+        """Whether a document begins (bool); empty places count as one each."""
+        return (self.age_RW == 0) | (self.document_RW < 0)
+
+    @cached_property
+    def real_RW(self) -> Tensor:
+        """Whether a place holds a token (bool)."""
+        return self.document_RW >= 0
+
+    @cached_property
+    def cumulative(self) -> Tensor:
+        """Where each document begins among all tokens in order, and where the last ends; int32, as kernels take it."""
+        ends = torch.tensor([0, *self.lengths]).cumsum(0)
+        return ends.to(self.document_RW.device, torch.int32)
+
+    @cached_property
+    def by_age(self) -> tuple[Tensor, Tensor]:
+        """As recurrent networks take documents, side by side from the longest: where their first tokens lie, then their
+        second ones, ...; and how many there are of each (on the CPU)."""
+        document_N, age_N = self.document_RW[self.real_RW], self.age_RW[self.real_RW]
+        rank = torch.empty(self.shape[0], dtype=torch.int64, device=document_N.device)
+        size = torch.bincount(document_N, minlength=self.shape[0])
+        rank[size.argsort(descending=True, stable=True)] = torch.arange(self.shape[0], device=rank.device)
+        order_N = (age_N * self.shape[0] + rank[document_N]).argsort()
+        places_N = self.real_RW.flatten().nonzero()[:, 0]
+        return places_N[order_N], torch.bincount(age_N).cpu()
+
+    def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What was kept under `key`, else `make()`, kept from now on: masks are the same for all layers."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+
+def _rows(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Windows of each row: the longest first, each into the first row that has room."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for window in sorted(range(len(lengths)), key=lambda window: -lengths[window]):
+        length = lengths[window]
+        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(width)
+        rows[row].append(window)
+        room[row] -= length
+    return rows
