@@ -5,6 +5,7 @@ seen; what expired stays away; a protected snapshot is the same for ever.
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -33,6 +35,9 @@ from pipelines.lake.wal import Log
 from tests.lake.factories import SCHEMA, assert_same, columns
 from tests.lake.windows import windows_of
 
+LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+SEALING = [(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]
+REWRITING = [(segments, "stage_files"), (segments, "new_segment"), (segments, "publish")]
 EVERYTHING = Rules(settle_seconds=0.0)
 
 
@@ -54,8 +59,8 @@ class Snapshot:
 
 
 class LakeMachine(RuleBasedStateMachine):
-    @initialize()
-    def create(self) -> None:
+    @initialize(segments=st.lists(LENGTHS, min_size=2, max_size=5))
+    def create(self, segments: list[list[int]]) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.lake = Lake.create(self.folder / "lake")
         self.lake.register(SCHEMA)
@@ -67,6 +72,8 @@ class LakeMachine(RuleBasedStateMachine):
         self.expired: set[str] = set()
         self.snapshots: list[Snapshot] = []
         self.view = View(self.lake, SCHEMA.id)
+        for lengths in segments:
+            self.add(lengths)
 
     def teardown(self) -> None:
         for writer in getattr(self, "writers", []):
@@ -81,23 +88,18 @@ class LakeMachine(RuleBasedStateMachine):
             self.writers.append(self.lake.writer(SCHEMA, seal_seconds=1e9))
         return self.writers[which]
 
-    @rule(actions=st.integers(1, 12), which=st.integers(0, 1))
-    def append(self, actions: int, which: int) -> None:
-        values = columns(self.rng, actions)
-        self.acknowledged[self.writer(which).append(values, TrajectoryInfo(seed=actions, collector="c"))] = values
-
-    @rule(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4))
-    def append_many(self, lengths: list[int]) -> None:
+    def add(self, lengths: list[int], which: int = 0, seal: bool = True) -> None:
         parts = [columns(self.rng, actions) for actions in lengths]
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         info = [TrajectoryInfo(seed=actions, collector="c") for actions in lengths]
-        uids = self.writer(0).append_many(Trajectories(joined, [actions + 1 for actions in lengths], info))
+        uids = self.writer(which).append_many(Trajectories(joined, [actions + 1 for actions in lengths], info))
         self.acknowledged |= dict(zip(uids, parts, strict=True))
+        if seal:
+            self.writers[which].seal()
 
-    @precondition(lambda self: self.writers)
-    @rule()
-    def seal(self) -> None:
-        self.writers[0].seal()
+    @rule(lengths=LENGTHS, which=st.integers(0, 1), seal=st.booleans())
+    def append(self, lengths: list[int], which: int, seal: bool) -> None:
+        self.add(lengths, which, seal)
 
     @precondition(lambda self: self.writers)
     @rule()
@@ -105,7 +107,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.writers.pop()._abandon()
 
     @precondition(lambda self: self.writers)
-    @rule(step=st.sampled_from([(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]))
+    @rule(step=st.sampled_from(SEALING))
     def crash_while_sealing(self, step: tuple[Any, str]) -> None:
         writer = self.writers.pop()
         self.kill_at(*step, writer.seal)
@@ -150,6 +152,7 @@ class LakeMachine(RuleBasedStateMachine):
         assert after <= before
         self.expired |= before - after
         self.sealed -= self.expired
+        self.restore_all()
 
     @rule(steps=st.integers(1, 40), grace=st.sampled_from([0.0, 600.0]))
     def expire_by_steps(self, steps: int, grace: float) -> None:
@@ -205,8 +208,9 @@ class LakeMachine(RuleBasedStateMachine):
         done = compact(self.lake, rules, grace_seconds=grace)
         assert done.segments[1] == done.segments[0] - sum(len(run) - 1 for run in done.runs)
         assert before <= set(reading.Reader(self.lake).uids())  # salvage may have added some
+        self.restore_all()
 
-    @rule(step=st.sampled_from([(segments, "stage_files"), (segments, "new_segment"), (segments, "publish")]))
+    @rule(step=st.sampled_from(REWRITING))
     def crash_while_compacting(self, step: tuple[Any, str]) -> None:
         self.kill_at(*step, lambda: compact(self.lake, EVERYTHING, grace_seconds=0.0))
 
@@ -218,6 +222,7 @@ class LakeMachine(RuleBasedStateMachine):
             inventory.refresh()
             sweep(inventory, held, grace_seconds=0.0)
         assert not list((self.lake.path / "tmp").glob("compact.*"))
+        self.restore_all()
 
     # Reading
 
@@ -229,9 +234,10 @@ class LakeMachine(RuleBasedStateMachine):
         for uid in sorted(self.sealed)[-3:]:
             assert_same(dict(reader.read(uid).columns), self.acknowledged[uid])
 
-    @rule(keep=st.booleans())
-    def snapshot(self, keep: bool) -> None:
-        self.view.refresh()
+    @rule(keep=st.booleans(), lengths=LENGTHS)
+    def snapshot(self, keep: bool, lengths: list[int]) -> None:
+        self.add(lengths)
+        self.look(self.view)
         data = self.view.snapshot()
         self.snapshots.append(Snapshot(data, self.known()))
         if keep and data["segments"]:
@@ -241,26 +247,28 @@ class LakeMachine(RuleBasedStateMachine):
     def known(self) -> list[str]:
         return hex_uids(self.view.uids())
 
-    @precondition(lambda self: self.snapshots)
-    @rule(pick=st.integers(0, 1000))
-    def restore(self, pick: int) -> None:
-        snapshot = self.snapshots[pick % len(self.snapshots)]
-        view = View(Lake.open(self.lake.path), SCHEMA.id)
-        view.restore(snapshot.data)
-        expected = [uid for uid in snapshot.uids if uid not in self.expired]
-        assert hex_uids(view.uids()) == expected
-        assert not snapshot.protected or expected == snapshot.uids
-        self.check_bytes(view)
+    def restore_all(self) -> None:
+        """Every snapshot is what is left of it, in its order; of a protected one, all."""
+        for snapshot in self.snapshots:
+            view = View(Lake.open(self.lake.path), SCHEMA.id)
+            view.restore(snapshot.data)
+            expected = [uid for uid in snapshot.uids if uid not in self.expired]
+            assert hex_uids(view.uids()) == expected
+            assert not snapshot.protected or expected == snapshot.uids
+            self.check_bytes(view)
 
     @rule()
     def follow(self) -> None:
         """A view that has seen everything come and go against one that begins now."""
         fresh = View(Lake.open(self.lake.path), SCHEMA.id)
-        for _ in range(2):  # a file that vanished is believed to be gone at the second look
-            self.view.refresh()
-            fresh.refresh()
+        self.look(self.view, fresh)
         assert sorted(self.known()) == sorted(hex_uids(fresh.uids()))
         self.check_bytes(self.view)
+
+    def look(self, *views: View) -> None:
+        for view in views:
+            view.refresh()
+            view.refresh()  # that a file has vanished is believed at the second look
 
     def check_bytes(self, view: View) -> None:
         for uid, window in zip(hex_uids(view.uids()), windows_of(view), strict=True):
@@ -275,11 +283,8 @@ class LakeMachine(RuleBasedStateMachine):
         assert uids == sorted(reading.Reader(self.lake).uids())
 
     @rule()
-    def reopen(self) -> None:
+    def reopen_and_check(self) -> None:
         self.lake = Lake.open(self.lake.path)
-
-    @rule()
-    def check(self) -> None:
         report = verify(self.lake)
         assert not report.corrupt
 
@@ -293,3 +298,38 @@ class LakeMachine(RuleBasedStateMachine):
 
 LakeMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 TestLakeMachine = LakeMachine.TestCase
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))])
+def test_long_histories(seed: int) -> None:
+    """The same rules at random: hypothesis favours short histories of few kinds of rules."""
+    rng = random.Random(seed)
+    machine = LakeMachine()
+
+    def lengths() -> list[int]:
+        return [rng.randint(1, 12) for _ in range(rng.randint(1, 4))]
+
+    steps = {
+        "append": lambda: machine.append(lengths(), rng.randint(0, 1), rng.random() < 0.7),
+        "crash": lambda: machine.writers and machine.crash(),
+        "crash_while_sealing": lambda: machine.writers and machine.crash_while_sealing(rng.choice(SEALING)),
+        "derive": lambda: machine.derive(rng.randrange(1000), rng.random() < 0.2),
+        "expire_by_steps": lambda: machine.expire_by_steps(rng.randint(20, 120), rng.choice([0.0, 600.0])),
+        "expire_whole_segments": lambda: machine.expire_whole_segments(rng.randint(20, 120)),
+        "expire_one": lambda: machine.sealed and machine.expire_one(rng.randrange(1000)),
+        "compact": lambda: machine.compact(rng.choice([1 << 10, 6 << 10, 16 << 20]), rng.choice([0.0, 600.0])),
+        "crash_while_compacting": lambda: machine.crash_while_compacting(rng.choice(REWRITING)),
+        "sweep": machine.sweep,
+        "read_everything": machine.read_everything,
+        "snapshot": lambda: machine.snapshot(rng.random() < 0.3, lengths()),
+        "follow": machine.follow,
+        "lose_the_index": machine.lose_the_index,
+        "reopen_and_check": machine.reopen_and_check,
+    }
+    try:
+        machine.create([lengths() for _ in range(4)])
+        for _ in range(40):
+            steps[rng.choice(list(steps))]()
+            machine.nothing_sealed_is_lost_or_doubled_and_nothing_expired_comes_back()
+    finally:
+        machine.teardown()
