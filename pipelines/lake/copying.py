@@ -33,7 +33,7 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, Staged, Unsealed, as_stored
 from pipelines.lake.tombstones import read_tombstones
-from pipelines.lake.uids import place_of, positions
+from pipelines.lake.uids import place_of
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -153,14 +153,16 @@ class _Job:
             return ()
 
     def _file(self, id: str, own: list[Segment]) -> None:
+        alive = np.concatenate([segment.uids for segment in own])
+        if self.chosen is not None:
+            alive = alive[_among(self.chosen, alive)]
+        if id in self._known or not len(alive):
+            self.done.present += len(alive) if self._first else 0
+            return
         footer = read_footer(self.source.storage, id)
         uids = footer.uids()
-        alive = np.sort(np.concatenate([segment.uids for segment in own]))
-        wanted = positions(alive, uids, np.arange(len(alive))) >= 0
-        if self.chosen is not None:
-            wanted &= positions(self.chosen, uids, np.arange(len(self.chosen))) >= 0
-        missing = wanted & (positions(self._present, uids, np.arange(len(self._present))) < 0)
-        missing &= ~self._came_before(id, footer)
+        wanted = _among(np.sort(alive), uids)
+        missing = wanted & ~_among(self._present, uids) & ~self._came_before(footer)
         self.done.present += int((wanted & ~missing).sum()) if self._first else 0
         if not missing.any():
             return
@@ -186,9 +188,9 @@ class _Job:
             text = f"lake '{self.target.name}' holds steps of {count} different spaces now; each is drawn by itself"
             self.listener(Notice(text=text))
 
-    def _came_before(self, id: str, footer: Footer) -> np.ndarray:
-        """(n,) bool: trajectories of segments that are or were in the target under the same id."""
-        came = np.full(footer.trajectories.num_rows, id in self._known)
+    def _came_before(self, footer: Footer) -> np.ndarray:
+        """(n,) bool: which were rewritten from segments that are or were in the target under the same id."""
+        came = np.zeros(footer.trajectories.num_rows, dtype=bool)
         for old in footer.replaces:
             if old in self._known:
                 first, count = footer.part(old)
@@ -298,6 +300,13 @@ class _Job:
             record = collectors.read(self.source, name)
             if record is not None and collectors.read(self.target, name) is None:
                 collectors.write(self.target, record)
+
+
+def _among(ordered: np.ndarray, uids: np.ndarray) -> np.ndarray:
+    """(n,) bool: which of `uids` are in a sorted array."""
+    if not len(ordered):
+        return np.zeros(len(uids), dtype=bool)
+    return ordered[np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)] == uids
 
 
 def _writer() -> str:
