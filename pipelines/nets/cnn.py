@@ -1,4 +1,4 @@
-"""Convolutional encoders of uint8 images. C channels, X height, Y width."""
+"""Convolutional encoders of images. C channels, X height, Y width, B batch, T time."""
 
 from __future__ import annotations
 
@@ -6,35 +6,73 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.config.encoders import ImageSettings
+from pipelines.errors import UsageError
 from pipelines.nets import init
 
 NATURE_PIXELS = 36  # the least side that the strided kernels can take
 # (channels, kernel, stride) of each layer; Nature: Mnih et al. 2015, "Methods"
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 GRID = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
+IMPALA = (16, 32, 32)  # channels of each stage; Espeholt et al. 2018, arXiv 1802.01561, figure 3
+GROUP = 8  # channels that are normalised together
+
+
+def channels_first(shape: tuple[int, int, int]) -> bool:
+    """Whether images of this shape are (C, X, Y): then C is less than both sides."""
+    return shape[0] < min(shape[1], shape[2])
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0) -> nn.Conv2d:
+    layer = nn.utils.skip_init(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding)
+    init.hidden_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Residual(nn.Module):
+    """x + convolution(act(norm(.))) twice."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential()
+        for _ in range(2):
+            self.body.extend((nn.GroupNorm(channels // GROUP, channels), nn.LeakyReLU()))
+            self.body.append(_convolution(channels, channels, 3, padding=1))
+
+    def forward(self, x_NCXY: Tensor) -> Tensor:
+        return x_NCXY + self.body(x_NCXY)
 
 
 class ImageEncoder(nn.Module):
-    """uint8 image (..., X, Y, C) -> (..., features). Images with channels first (C < X, C < Y) are taken as such."""
+    """Image (..., X, Y, C) -> (..., features). Images with channels first (C < X, C < Y) are taken as such; uint8 is
+    divided by 255, other numbers are taken as they are."""
 
     def __init__(self, shape: tuple[int, int, int], settings: ImageSettings) -> None:
         super().__init__()
-        self.channels_first = shape[0] < min(shape[1], shape[2])
+        self.channels_first = channels_first(shape)
         channels, height, width = shape if self.channels_first else (shape[2], shape[0], shape[1])
         kind = settings.kind
         if kind == "auto":
             kind = "nature" if min(height, width) >= NATURE_PIXELS else "grid"
         if kind == "nature" and min(height, width) < NATURE_PIXELS:
-            raise ValueError(f"an image of {height}x{width} is too small for 'nature' ({NATURE_PIXELS} pixels or more)")
+            raise UsageError(
+                f"an image of {height}x{width} is too small for 'nature' ({NATURE_PIXELS} pixels or more)",
+                hint="let agent.timestep.image.kind be auto, impala or grid",
+            )
         layers: list[nn.Module] = []
-        for outputs, kernel, stride in NATURE if kind == "nature" else GRID:
-            padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
-            layer = nn.utils.skip_init(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding)
-            init.hidden_(layer.weight)
-            nn.init.zeros_(layer.bias)
-            layers += [layer, nn.LeakyReLU(inplace=True)]
-            height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
-            channels = outputs
+        if kind == "impala":
+            for outputs in IMPALA:
+                layers += [_convolution(channels, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+                layers += [Residual(outputs), Residual(outputs)]
+                height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
+            layers += [nn.GroupNorm(channels // GROUP, channels), nn.LeakyReLU()]
+        else:
+            for outputs, kernel, stride in NATURE if kind == "nature" else GRID:
+                padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
+                layers += [_convolution(channels, outputs, kernel, stride=stride, padding=padding)]
+                layers += [nn.LeakyReLU(inplace=True)]
+                height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+                channels = outputs
         self.convolutions = nn.Sequential(*layers)
         self.head = init.linear(channels * height * width, settings.features)
 
@@ -42,5 +80,31 @@ class ImageEncoder(nn.Module):
         leading = image.shape[:-3]
         flat = image.reshape(-1, *image.shape[-3:])
         flat_NCXY = flat if self.channels_first else flat.permute(0, 3, 1, 2)
-        maps = self.convolutions(flat_NCXY.to(torch.get_default_dtype()) / 255)
+        pixels = flat_NCXY.to(self.head.weight.dtype)
+        maps = self.convolutions(pixels / 255 if image.dtype == torch.uint8 else pixels)
         return self.head(maps.flatten(1)).view(*leading, -1)
+
+
+def shifted(image_BT: Tensor, pixels: int, share: float, *, first: bool) -> Tensor:
+    """Images (B, T, ...) moved by up to `pixels` in each direction, edges repeated (DrQ; Kostrikov et al. 2021, arXiv
+    2004.13649): each window by one shift, `share` of the windows at all. Draws from torch's global generator."""
+    axis = 3 if not first else 4  # of the columns of pixels, in (B, T, X, Y, C) or (B, T, C, X, Y)
+    batch, device = len(image_BT), image_BT.device
+    shift = torch.randint(-pixels, pixels + 1, (batch, 2), device=device)
+    shift = shift * (torch.rand(batch, 1, device=device) < share)
+    out = torch.empty_like(image_BT)
+    places = [torch.arange(image_BT.shape[side], device=device) for side in (axis - 1, axis)]
+    rows, columns = ((place + shift[:, side, None]).clamp(0, len(place) - 1) for side, place in enumerate(places))
+    for b in range(batch):
+        out[b] = image_BT[b].index_select(axis - 2, rows[b]).index_select(axis - 1, columns[b])
+    return out
+
+
+def require_image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """`shape`, if it has three axes; UsageError if not."""
+    if len(shape) != 3:
+        raise UsageError(
+            f"column '{name}' of shape {shape} is no image (height, width, channels)",
+            hint="change its way in agent.timestep.columns",
+        )
+    return shape[0], shape[1], shape[2]

@@ -28,7 +28,7 @@ def one_hots(index: Tensor, sizes: Sequence[int]) -> Tensor:
 def features(value: Tensor, space: Space) -> Tensor:
     """Float32 features (..., F), F = space.flat_size: numbers and bits as they are, choices one-hot.
 
-    A text or sequence is its numbers, scaled, and zeros: enough to tell a few texts apart, not to read them.
+    A sequence is its numbers, scaled, and zeros: enough to tell a few apart, not to read them.
     """
     match space:
         case Discrete(n=n):

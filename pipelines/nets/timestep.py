@@ -1,6 +1,7 @@
 """Timestep encoder: one token (observation, previous reward, previous action) becomes one vector.
 
-Columns are routed by their space: images through convolutions, everything else, one-hot where it is a choice, into one
+Columns are routed by their space, unless the settings say otherwise: images through convolutions, texts and other
+sequences through an embedding and a small recurrent network, everything else, one-hot where it is a choice, into one
 flat vector with the previous reward and action. Leading dimensions are free: (B, T) while learning, (N,) while acting.
 """
 
@@ -12,13 +13,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pipelines.config.encoders import TIMESTEP_ENCODERS, TimestepSettings
-from pipelines.lake.spaces import Box, Spaces
+from pipelines.config.encoders import TIMESTEP_ENCODERS, Route, TimestepSettings
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.nets import init
-from pipelines.nets.cnn import ImageEncoder
+from pipelines.nets.cnn import ImageEncoder, channels_first, require_image, shifted
 from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
 from pipelines.nets.norms import RunningNorm, symlog
+from pipelines.nets.tokens import TokenEncoder
 
 
 class Tokens(Protocol):
@@ -37,26 +40,30 @@ class Tokens(Protocol):
 
 
 class TimestepEncoder(nn.Module):
-    """Flat inputs: MLP and LayerNorm. With images: each image's features and a few of all the rest, merged by a
-    linear and LayerNorm."""
+    """Flat inputs and sequences: MLP and LayerNorm. With images: each image's features, each sequence's, and a few of
+    all the rest, merged by a linear and LayerNorm."""
 
     def __init__(self, spaces: Spaces, settings: TimestepSettings) -> None:
         super().__init__()
         self.spaces, self.settings, self.output_size = spaces, settings, settings.output
-        columns = spaces.observation
-        self.images = {n: s.shape for n, s in columns.items() if isinstance(s, Box) and s.is_image}
-        self.flat = {name: space for name, space in columns.items() if name not in self.images}
+        way, columns = routes(spaces.observation, settings.columns), spaces.observation
+        self.images = {n: require_image(n, columns[n].shape) for n in columns if way[n] == "image"}
+        self.sequences = {name: columns[name] for name in columns if way[name] == "tokens"}
+        self.flat = {name: columns[name] for name in columns if way[name] == "flat"}
         size = sum(space.flat_size for space in self.flat.values()) + 1 + spaces.action.flat_size
         self.norm = RunningNorm(size, settings.normalize_rate) if settings.normalize else None
+        extra = settings.tokens.hidden * len(self.sequences)
         if self.images:
-            self.image_encoders = nn.ModuleList(
-                ImageEncoder((x, y, z), settings.image) for x, y, z in self.images.values()
-            )
+            self.image_encoders = nn.ModuleList(ImageEncoder(s, settings.image) for s in self.images.values())
             self.extras = init.linear(size, settings.image.extras)
-            width = settings.image.features * len(self.images) + settings.image.extras
+            width = settings.image.features * len(self.images) + settings.image.extras + extra
             self.body: nn.Module = init.linear(width, settings.output, gain=1.0)
         else:
-            self.body = MLP(size, settings.hidden, settings.output)
+            self.body = MLP(size + extra, settings.hidden, settings.output)
+        self.token_encoders = nn.ModuleList(
+            TokenEncoder(_vocabulary(space, settings.tokens.vocabulary), settings.tokens)
+            for space in self.sequences.values()
+        )
         self.out = nn.LayerNorm(settings.output)
 
     def forward(
@@ -66,19 +73,39 @@ class TimestepEncoder(nn.Module):
         flat = self.flat_inputs(observation, prev_action, prev_reward, time)
         if self.norm is not None:
             flat = self.norm(flat)
+        texts = [
+            encoder(*_tokens(observation, name, space))
+            for (name, space), encoder in zip(self.sequences.items(), self.token_encoders, strict=True)
+        ]
         if not self.images:
-            return self.out(self.body(flat))
+            return self.out(self.body(torch.cat((flat, *texts), -1) if texts else flat))
         parts = [encoder(observation[n]) for n, encoder in zip(self.images, self.image_encoders, strict=True)]
-        merged = torch.cat((*parts, self.extras(flat)), -1)
+        merged = torch.cat((*parts, *texts, self.extras(flat)), -1)
         return self.out(self.body(nn.functional.leaky_relu(merged)))
+
+    def augment(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Columns (B, T, ...) as they are to be learned from: with images shifted, if so wanted."""
+        image = self.settings.image
+        if not (image.shift and self.images):
+            return observation
+        moved = {
+            name: shifted(observation[name], image.shift, image.shift_share, first=channels_first(shape))
+            for name, shape in self.images.items()
+        }
+        return {**observation, **moved}
 
     def flat_inputs(
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
     ) -> Tensor:
-        """Everything that is not an image as one float32 vector, (..., F)."""
+        """Everything that is neither image nor sequence as one float32 vector, (..., F)."""
         action = features(prev_action, self.spaces.action) * (time > 0)[..., None]
+        reward = prev_reward[..., None]
+        if self.settings.hide_action:
+            action = torch.zeros_like(action)
+        if self.settings.hide_reward:
+            reward = torch.zeros_like(reward)
         columns = [features(observation[name], space) for name, space in self.flat.items()]
-        flat = torch.cat((*columns, prev_reward[..., None], action), -1)
+        flat = torch.cat((*columns, reward, action), -1)
         return symlog(flat) if self.settings.symlog else flat
 
     @torch.no_grad()
@@ -95,3 +122,47 @@ class TimestepEncoder(nn.Module):
 def timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> TimestepEncoder:
     """The encoder that `settings.kind` names: a class called with (spaces, settings)."""
     return TIMESTEP_ENCODERS.get(settings.kind)(spaces, settings)
+
+
+def routes(columns: Mapping[str, Space], wanted: Mapping[str, Route]) -> dict[str, Route]:
+    """The way of each column: the one `wanted`, or by its space. UsageError for a column that is not there."""
+    unknown = sorted(wanted.keys() - columns.keys())
+    if unknown:
+        raise UsageError(
+            f"agent.timestep.columns names what is not observed: {', '.join(unknown)}",
+            hint=f"observed are: {', '.join(columns)}",
+        )
+    ways: dict[str, Route] = {}
+    for name, space in columns.items():
+        if isinstance(space, Box) and space.is_image:
+            ways[name] = "image"
+        elif isinstance(space, Ragged) and not space.dtype.startswith("float"):
+            ways[name] = "tokens"
+        else:
+            ways[name] = "flat"
+    ways |= wanted
+    for name, space in columns.items():  # where a sequence ends is known to its encoder, or hidden with it
+        end = f"{name}.{LENGTH}"
+        if isinstance(space, Ragged) and end in columns and end not in wanted and ways[name] != "flat":
+            ways[end] = "hidden"
+    return ways
+
+
+def _vocabulary(space: Space, most: int) -> int:
+    match space:
+        case Discrete(n=n):
+            return min(n, most)
+        case MultiDiscrete(nvec=nvec):
+            return min(max(nvec), most)
+        case _:
+            return most
+
+
+def _tokens(observation: Mapping[str, Tensor], name: str, space: Space) -> tuple[Tensor, Tensor]:
+    """The numbers of a column (..., S), and how many there are."""
+    value = observation[name]
+    tokens = value.flatten(value.dim() - len(space.shape)) if space.shape else value[..., None]
+    length = observation.get(f"{name}.{LENGTH}")
+    if length is None:
+        length = torch.full(tokens.shape[:-1], tokens.shape[-1], device=tokens.device)
+    return tokens, length

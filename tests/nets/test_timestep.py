@@ -1,10 +1,14 @@
+import math
+
 import pytest
 import torch
 
-from pipelines.config.encoders import ImageSettings, TimestepSettings
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces
-from pipelines.nets.cnn import ImageEncoder
+from pipelines.config.encoders import ImageSettings, TimestepSettings, TokenSettings
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Spaces
+from pipelines.nets.cnn import ImageEncoder, shifted
 from pipelines.nets.timestep import timestep_encoder
+from pipelines.nets.tokens import TokenEncoder
 
 SMALL = TimestepSettings(hidden=(8,), output=6, normalize=False)
 
@@ -65,7 +69,7 @@ def test_images_of_any_size_are_encoded(shape, kind):
 
 
 def test_a_small_image_is_refused_by_nature():
-    with pytest.raises(ValueError, match="too small for 'nature'"):
+    with pytest.raises(UsageError, match="too small for 'nature'"):
         ImageEncoder((20, 20, 3), ImageSettings(kind="nature"))
 
 
@@ -76,3 +80,123 @@ def test_channels_first_and_last_agree():
     first = ImageEncoder((3, 9, 8), ImageSettings(features=5))
     image = torch.randint(0, 256, (2, 9, 8, 3), dtype=torch.uint8)
     torch.testing.assert_close(last(image), first(image.permute(0, 3, 1, 2)))
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 3), (7, 7, 3), (1, 1, 2), (3, 64, 64)])
+def test_impala_halves_three_times(shape):
+    net = ImageEncoder(shape, ImageSettings(kind="impala", features=5))
+    sides = shape[1:] if net.channels_first else shape[:2]
+    assert net.head.in_features == 32 * math.prod(-(-side // 8) for side in sides)
+    assert net(torch.randint(256, (2, 3, *shape), dtype=torch.uint8)).shape == (2, 3, 5)
+
+
+def test_floats_that_are_routed_to_convolutions_are_not_divided():
+    net = encoder(
+        {"obs": Box(shape=(5, 5, 2))}, settings=SMALL.model_copy(update={"columns": {"obs": "image"}})
+    ).image_encoders[0]
+    pixels = torch.randint(256, (4, 5, 5, 2), dtype=torch.uint8)
+    torch.testing.assert_close(net(pixels), net(pixels.float() / 255))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_window_is_shifted_as_a_whole(first):
+    torch.manual_seed(0)
+    image = torch.arange(1, 31, dtype=torch.uint8).view(1, 1, 5, 6, 1) + torch.zeros(40, 3, 5, 6, 2, dtype=torch.uint8)
+    given = image.permute(0, 1, 4, 2, 3) if first else image
+    moved = shifted(given, 2, 0.5, first=first)
+    moved = moved.permute(0, 1, 3, 4, 2) if first else moved
+    padded = torch.nn.functional.pad(image.permute(0, 1, 4, 2, 3).flatten(0, 1).float(), (2, 2, 2, 2), "replicate")
+    padded = padded.view(40, 3, 2, 9, 10).permute(0, 1, 3, 4, 2).byte()
+    crops = {(y, x): padded[:, :, y : y + 5, x : x + 6] for y in range(5) for x in range(5)}
+    used = [[at for at, crop in crops.items() if torch.equal(crop[b], moved[b])] for b in range(40)]
+    assert all(len(ways) == 1 for ways in used)
+    unmoved = sum(ways == [(2, 2)] for ways in used)
+    assert 12 <= unmoved <= 30  # half of them, and 1 in 25 of the others
+    assert len({ways[0] for ways in used}) > 8
+
+
+def test_images_are_shifted_only_if_so_wanted():
+    spaces = {"obs": Box(shape=(7, 7, 3), dtype="uint8"), "obs.x": Box(shape=(2,))}
+    pixels = {"obs": torch.randint(256, (8, 2, 7, 7, 3), dtype=torch.uint8), "obs.x": torch.randn(8, 2, 2)}
+    assert encoder(spaces).augment(pixels) is pixels
+    image = ImageSettings(shift=3, shift_share=1.0)
+    moved = encoder(spaces, settings=SMALL.model_copy(update={"image": image})).augment(pixels)
+    assert not torch.equal(moved["obs"], pixels["obs"])
+    assert moved["obs.x"] is pixels["obs.x"]
+
+
+TEXT = {"obs.mission": Ragged(max_length=6, dtype="uint8", scale=255.0), "obs.mission.length": Discrete(n=7)}
+
+
+def test_texts_go_through_an_encoder_that_reads_up_to_their_end():
+    net = encoder(TEXT)
+    assert net.sequences.keys() == {"obs.mission"}
+    assert net.flat == {}
+    rest = torch.zeros(1, 3, dtype=torch.int32), torch.zeros(1, 3), torch.arange(3)[None]
+    letters = torch.tensor([[[7, 8, 9, 0, 0, 0], [9, 8, 7, 0, 0, 0], [7, 8, 9, 5, 5, 5]]])
+
+    def read(value, lengths):
+        with torch.no_grad():
+            return net({"obs.mission": value, "obs.mission.length": torch.tensor([lengths])}, *rest)[0]
+
+    full = read(letters, [3, 3, 3])
+    torch.testing.assert_close(full[0], net({
+        "obs.mission": letters[0, :1], "obs.mission.length": torch.tensor([3]),
+    }, rest[0][0, :1], rest[1][0, :1], rest[2][0, :1])[0])  # fmt: skip
+    alone = read(letters[:, [0, 0, 0]], [3, 3, 3])
+    torch.testing.assert_close(alone[0], full[0])
+    torch.testing.assert_close(alone[2], full[2])  # what stands behind the end is not read
+    assert not torch.allclose(alone[1], full[1])  # the order is
+    torch.testing.assert_close(read(letters, [0, 0, 0]), read(letters[:, [1, 2, 0]], [0, 0, 0]))
+
+
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_sequences_are_encoded_once_for_each_that_differs_from_the_one_before(repeats):
+    torch.manual_seed(0)
+    net = TokenEncoder(10, TokenSettings(embedding=3, hidden=4))
+    rows = torch.tensor([[1, 2, 3], [1, 2, 3], [4, 13, 0], [1, 2, 3]]).repeat_interleave(repeats, 0)
+    lengths = torch.tensor([3, 2, 2, 3]).repeat_interleave(repeats)
+    seen = []
+    hook = net.rnn.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0].sorted_indices)))
+    out = net(rows, lengths)
+    hook.remove()
+    assert seen == [4]
+    for row, length, actual in zip(rows, lengths, out, strict=True):
+        expected = net.rnn(net.embedding(row[:length] % 10)[None])[1][0, 0]  # 13 shares the row of 3
+        torch.testing.assert_close(actual, expected)
+
+
+def test_the_settings_route_columns_elsewhere():
+    spaces = {**TEXT, "obs.image": Box(shape=(7, 7, 3), dtype="uint8"), "obs.secret": Box(shape=(2,)),
+              "obs.room": Discrete(n=9)}  # fmt: skip
+    columns = {"obs.mission": "flat", "obs.image": "flat", "obs.secret": "hidden", "obs.room": "tokens"}
+    net = encoder(spaces, settings=SMALL.model_copy(update={"columns": columns}))
+    assert list(net.flat) == ["obs.mission", "obs.mission.length", "obs.image"]
+    assert net.images == {}
+    values = {
+        "obs.mission": torch.zeros(2, 6, dtype=torch.uint8),
+        "obs.mission.length": torch.zeros(2, dtype=torch.int32),
+        "obs.image": torch.zeros(2, 7, 7, 3, dtype=torch.uint8),
+        "obs.secret": torch.zeros(2, 2),
+        "obs.room": torch.zeros(2, dtype=torch.int32),
+    }
+    rest = torch.zeros(2, dtype=torch.int32), torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    out = net(values, *rest)
+    for name, matters in (("obs.secret", False), ("obs.room", True), ("obs.image", True), ("obs.mission", True)):
+        assert torch.allclose(net(values | {name: values[name] + 1}, *rest), out) is not matters, name
+
+
+def test_a_route_to_nowhere_is_refused():
+    with pytest.raises(UsageError, match=r"not observed: obs\.goal"):
+        encoder({"obs": Box(shape=(2,))}, settings=SMALL.model_copy(update={"columns": {"obs.goal": "hidden"}}))
+    with pytest.raises(UsageError, match="is no image"):
+        encoder({"obs": Box(shape=(2,))}, settings=SMALL.model_copy(update={"columns": {"obs": "image"}}))
+
+
+@pytest.mark.parametrize("hidden", ["reward", "action"])
+def test_the_previous_reward_and_action_can_be_hidden(hidden):
+    net = encoder({"obs": Box(shape=(2,))}, settings=SMALL.model_copy(update={f"hide_{hidden}": True}))
+    obs, time = {"obs": torch.ones(1, 2)}, torch.ones(1)
+    out = net(obs, torch.tensor([0]), torch.zeros(1), time)
+    assert torch.equal(net(obs, torch.tensor([0]), torch.ones(1), time), out) is (hidden == "reward")
+    assert torch.equal(net(obs, torch.tensor([2]), torch.zeros(1), time), out) is (hidden == "action")
