@@ -67,7 +67,8 @@ def compact(
     Others read and write meanwhile; the trajectories stay the same, and a snapshot draws the same from them. A damaged
     segment is left as it is, with a Notice.
     """
-    lake.salvage(listener=listener)
+    if not dry_run:
+        lake.salvage(listener=listener)
     with lease(lake) as held:
         inventory = Inventory(lake, listener)
         inventory.refresh()

@@ -100,7 +100,8 @@ def expire(
     """Let go what `limits` say, then sweep. UsageError for a protected lake; Locked while another maintains it."""
     if not (limits.where.strip() or limits.max_age or any(limits.caps)):
         raise UsageError("nothing is said to expire", hint="give --max-steps, --max-bytes, --max-age, ... or --where")
-    lake.salvage(listener=listener)
+    if not dry_run:
+        lake.salvage(listener=listener)
     with lease(lake) as held:
         protected = protections(lake.storage)
         if any(protection.is_whole for protection in protected):
