@@ -28,6 +28,7 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.lake import listing, sandbox, sql
 from pipelines.lake.follower import ROOT
 from pipelines.lake.footer import aligned, prefetch_footers, read_footer
+from pipelines.lake.index import IndexDamaged, NewerIndex, healed, refuse_newer
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.listing import UNREADABLE, Listed
 from pipelines.lake.sandbox import Limits
@@ -90,11 +91,14 @@ def query(
 
     `limits`: the text is a user's, and runs apart, with so much time and memory.
     """
-    if limits is not None:
-        found: tuple[list[str], sql.Rows] = sandbox.ask(lake, "answer", {"text": text}, limits, listener=listener)
-        return found
-    with reading(lake, listener) as connection:
-        return sql.answer(connection, lake, text, listener=listener)
+
+    def ask() -> tuple[list[str], sql.Rows]:
+        if limits is not None:
+            return sandbox.ask(lake, "answer", {"text": text}, limits, listener=listener)
+        with reading(lake, listener) as connection:
+            return sql.answer(connection, lake, text, listener=listener)
+
+    return healed(ask)
 
 
 def remembered(lake: Lake, segment: str) -> list[str]:
@@ -128,8 +132,7 @@ def refresh(lake: Lake, *, listener: Listener = silent) -> None:
 
 def rebuild(lake: Lake, *, listener: Listener = silent) -> None:
     """Delete the index and build it again from the segments."""
-    with locked(_lock(lake)):
-        _remove(lake)
+    _discard(lake)
     refresh(lake, listener=listener)
 
 
@@ -168,22 +171,28 @@ def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
 def reading(
     lake: Lake, listener: Listener = silent, *, megabytes: int | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A locked-down connection to an index that is up to date; questions may take `megabytes`. What could not be
-    read is told.
-    """
-    with contextlib.ExitStack() as stack:
-        connection = _open(lake, stack, megabytes)
-        for (problem,) in connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall():
-            listener(Notice(text=f"{problem}; it is left out of the index", level="warning"))
-        yield connection
+    """A locked-down connection to an index that is up to date; questions may take `megabytes`. What is left out is
+    told. IndexDamaged, and it is gone, if it is unreadable."""
+    try:
+        with contextlib.ExitStack() as stack:
+            connection = _open(lake, stack, megabytes, listener)
+            for problem in sql.problems(connection):
+                listener(Notice(text=f"{problem}; it is left out of the index", level="warning"))
+            yield connection
+    except IndexDamaged:
+        with contextlib.suppress(OSError):
+            _discard(lake)
+        raise
 
 
-def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None) -> duckdb.DuckDBPyConnection:
+def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listener: Listener) -> Any:
     try:
         _bring_up_to_date(lake)
         stack.enter_context(locked(_lock(lake), shared=True))
         return stack.enter_context(contextlib.closing(_connect(_index(lake), megabytes)))
-    except (OSError, duckdb.Error):  # a read-only or full disk, or a stranger's process holds the file
+    except (OSError, duckdb.Error, NewerIndex) as error:  # or: a read-only or full disk, a stranger holds the file
+        if isinstance(error, NewerIndex):
+            listener(Notice(text=str(error), level="warning"))
         return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
 
 
@@ -206,7 +215,7 @@ def _bring_up_to_date(lake: Lake) -> None:
     index = _index(lake)
     with locked(_lock(lake), shared=True):
         known = _known(index, lake) if index.exists() else None
-        if known is not None and not listing.changes(lake.storage, known):
+        if known is not None and not listing.matter(listing.changes(lake.storage, known), known):
             return
     with locked(_lock(lake)):
         for attempt in range(2):
@@ -217,7 +226,7 @@ def _bring_up_to_date(lake: Lake) -> None:
                     _update(connection, lake, listing.changes(lake.storage, _folders(connection)))
                 return
             except duckdb.Error as error:
-                if attempt or not _is_damage(error):
+                if attempt or not sql.may_be_replaced(error):
                     raise
                 _remove(lake)
 
@@ -237,15 +246,11 @@ def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, Listed]:
 
 def _is_ours(connection: duckdb.DuckDBPyConnection, lake: Lake) -> bool:
     try:
-        return connection.execute("select * from bookkeeping.about").fetchall() == [(INDEX_VERSION, lake.id)]
-    except duckdb.CatalogException:
+        about = connection.execute("select version, lake from bookkeeping.about").fetchall()
+    except (duckdb.CatalogException, duckdb.BinderException):
         return False
-
-
-def _is_damage(error: duckdb.Error) -> bool:
-    """Whether a new file may help: not so when another process holds this one, or the disk is full."""
-    text = str(error).lower()
-    return not any(word in text for word in ("lock", "no space", "permission", "read-only"))
+    refuse_newer([version for version, _ in about], INDEX_VERSION, lake.name)
+    return about == [(INDEX_VERSION, lake.id)]
 
 
 def _create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
@@ -348,7 +353,7 @@ class _Batch:
         _insert(connection, "bookkeeping.files", self.files)
         _insert(connection, "segments", self.segments)
         if self.rows:
-            table = pa.concat_tables(self.rows)
+            table = pa.concat_tables(self.rows).combine_chunks()  # DuckDB is slow on small ones
             connection.register("new_rows", table)
             connection.execute(_ADD)
             connection.unregister("new_rows")
@@ -382,6 +387,11 @@ def _index(lake: Lake) -> Path:
 
 def _lock(lake: Lake) -> Path:
     return lake.local / "locks" / "index.lock"
+
+
+def _discard(lake: Lake) -> None:
+    with locked(_lock(lake)):
+        _remove(lake)
 
 
 def _remove(lake: Lake) -> None:

@@ -57,6 +57,17 @@ def _digest(names: Iterable[str]) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
+def matter(changed: Mapping[str, Listed | None], known: Mapping[str, Listed]) -> bool:
+    """Whether files may have come or gone; that a folder's stamp can be relied on by now can be noted another time."""
+    return any(
+        listed is None
+        or folder not in known
+        or known[folder].stamp is not None
+        or known[folder].digest != listed.digest
+        for folder, listed in changed.items()
+    )
+
+
 def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
     """Ids of all segments, sorted: of the `changed` folders as they are now, of the others as `known`."""
     hours = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
@@ -70,7 +81,9 @@ def states(ids: Iterable[str], hidden: Hidden, replaces: Mapping[str, Sequence[s
 
     `replaces`: of those of `ids` that were rewritten from others.
     """
-    superseded = {old for id, olds in replaces.items() if not hidden.hides(id) for old in olds}
+    # What has expired goes on superseding, only what is damaged gives its place back.
+    superseding = [olds for id, olds in replaces.items() if id in hidden.whole or not hidden.hides(id)]
+    superseded = {old for olds in superseding for old in olds}
     found = {}
     for id in ids:
         if hidden.hides(id):

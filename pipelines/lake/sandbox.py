@@ -104,8 +104,24 @@ def ask(lake: Lake, task: str, arguments: Mapping[str, Any], limits: Limits, *, 
 def _receive(pipe: IO[bytes], deadline: float | None, limits: Limits) -> tuple[str, Any]:
     """The next message; ("end", None) when the child has gone."""
     head = _read(pipe, _LENGTH.size, deadline, limits)
-    body = _read(pipe, _LENGTH.unpack(head)[0], deadline, limits) if head else b""
-    return pickle.loads(body) if body else ("end", None)
+    lengths = _read(pipe, _LENGTH.size * _LENGTH.unpack(head)[0], deadline, limits) if head else b""
+    parts = [_read(pipe, length, deadline, limits) for (length,) in _LENGTH.iter_unpack(lengths)]
+    if not parts or not parts[0]:
+        return "end", None
+    message: tuple[str, Any] = pickle.loads(parts[0], buffers=parts[1:])
+    return message
+
+
+def _send(pipe: IO[bytes], kind: str, value: Any) -> None:
+    """A message: the number of its parts, their lengths, and the parts: a pickle, and the arrays in it as they are."""
+    arrays: list[pickle.PickleBuffer] = []
+    parts: list[Any] = [pickle.dumps((kind, value), protocol=5, buffer_callback=arrays.append)]
+    parts += [array.raw() for array in arrays]
+    lengths = [len(part) for part in parts]
+    pipe.write(b"".join(map(_LENGTH.pack, [len(parts), *lengths])))
+    for part in parts:
+        pipe.write(part)
+    pipe.flush()
 
 
 def _read(pipe: IO[bytes], count: int, deadline: float | None, limits: Limits) -> bytearray:
@@ -129,10 +145,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else gets between the messages
 
     def tell(kind: str, value: Any) -> None:
-        body = pickle.dumps((kind, value), protocol=5)
-        out.write(_LENGTH.pack(len(body)))
-        out.write(body)
-        out.flush()
+        _send(out, kind, value)
 
     try:
         name, task, arguments, limits = pickle.load(sys.stdin.buffer)

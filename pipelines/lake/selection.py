@@ -14,6 +14,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import sandbox
 from pipelines.lake.footer import uid_array
+from pipelines.lake.index import healed
 from pipelines.lake.sandbox import Limits
 from pipelines.lake.uids import positions
 
@@ -55,14 +56,14 @@ def select(
     weight that is not a number of at least 0.
     """
     arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
-    uids, weights = sandbox.ask(lake, "select", arguments, limits or Limits(), listener=listener)
-    return Selected(np.frombuffer(uids, "S16"), np.frombuffer(weights, np.float64))
+    within = limits or Limits()
+    return Selected(*healed(lambda: sandbox.ask(lake, "select", arguments, within, listener=listener)))
 
 
 def choose(
     connection: Any, lake: Lake, where: str, weight: str, schema_id: str | None, originals: bool
-) -> tuple[bytes, bytes]:
-    """`select` in the process that may run a user's text: raw uids and weights."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """`select` in the process that may run a user's text."""
     conditions = ["base_uid is null"] if originals else []
     if schema_id is not None:
         conditions.append("schema = '" + schema_id.replace("'", "''") + "'")
@@ -78,9 +79,10 @@ def choose(
     with _running(connection, lake, query) as found:
         uids, weights, missing = _fetched(found.to_arrow_reader(65_536))
     order = np.argsort(uids)
-    uids, weights = uids[order], weights[order]
+    uids = uids[order]
+    weights = weights[order]
     _check(uids, weights, missing)
-    return uids.tobytes(), weights.tobytes()
+    return uids, weights
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,13 @@ def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]
 
 def _fetched(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
     """Uids, weights (NULL: 0) and how many were NULL."""
+    from pipelines.lake import sql
+
     uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
-    for batch in reader:
+    for batch in sql.batches(reader):
         values = batch.column(1)
         missing += values.null_count
-        weights.append(values.fill_null(0.0).to_numpy())
+        weights.append(values.fill_null(0.0).to_numpy().copy())  # a view would keep all of the batch
         uids.append(uid_array(pa.chunked_array([batch.column(0).cast(pa.binary(16))])).copy())
     return np.concatenate(uids), np.concatenate(weights), missing
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors, records
+from pipelines.lake.index import IndexDamaged
 from pipelines.lake.sandbox import Limits
 from pipelines.lake.steps import DERIVED, Steps
 
@@ -48,6 +49,7 @@ select segment, collector, policy_id, policy_version, count(*) as trajectories, 
 from trajectories left join collectors using (collector) group by all
 """
 _EXPLAIN = re.compile(r"\s*explain\b\s*(?:analy[sz]e\b|\([^()]*\))?", re.IGNORECASE)
+_UNREADABLE = re.compile(r"Corrupt database|Could not read|^(INTERNAL|FATAL|Serialization) Error")  # the index
 _LOST = re.compile(r"StorageError: ([^\n]*)")  # while steps were fetched
 _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
 
@@ -55,8 +57,27 @@ _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
 def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:
     """From now on the connection reaches no file but those it has open, and its settings stay."""
     limit = () if megabytes is None else (("memory_limit", f"{megabytes}MB"),)
-    for name, value in (*limit, *_LOCKED_DOWN):
-        connection.execute(f"set {name} = '{value}'")
+    try:
+        for name, value in (*limit, *_LOCKED_DOWN):
+            connection.execute(f"set {name} = '{value}'")
+    except duckdb.Error:  # threads share a database: another one may have done it
+        if not connection.execute("select current_setting('lock_configuration')").fetchall()[0][0]:
+            raise
+
+
+def may_be_replaced(error: duckdb.Error) -> bool:
+    """Whether a new index may help: not so when another process holds this one, the disk is full, or a newer DuckDB
+    wrote it.
+    """
+    words = ("lock", "no space", "permission", "read-only", "version number")
+    return not any(word in str(error).lower() for word in words)
+
+
+def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Why some segments are not in the index."""
+    with in_users_words({}):
+        rows = connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall()
+    return [text for (text,) in rows]
 
 
 def answer(
@@ -257,6 +278,19 @@ def within(connection: duckdb.DuckDBPyConnection, limits: Limits) -> Iterator[No
         timer.cancel()
 
 
+def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """What a query gives, batch by batch, with DuckDB's own errors again: Arrow makes others of them."""
+    try:
+        yield from reader
+    except (OSError, pa.ArrowException) as error:
+        text = str(error)
+        if "Out of Memory Error" in text:
+            raise duckdb.OutOfMemoryException(text) from error
+        if "INTERRUPT Error" in text:
+            raise duckdb.InterruptException(text) from error
+        raise duckdb.Error(text) from error
+
+
 @contextlib.contextmanager
 def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
     """Errors of DuckDB as UsageErrors that point at places in a user's texts, each by its first line in the query."""
@@ -268,6 +302,8 @@ def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
         lost = _LOST.search(str(error))
         if lost is not None:
             raise StageFailed(f"cannot read the steps: {lost[1]}") from error
+        if _UNREADABLE.search(str(error)):
+            raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is built anew") from error
         raise UsageError(f"SQL: {_translated(str(error), texts)}") from error
 
 
