@@ -29,6 +29,7 @@ FILTERS = Registry(
         "leaky-ramp": "pipelines.learning.filters:leaky_ramp",
     },
 )
+LOSSES = Registry("loss", {})
 
 Discount = Annotated[float, Field(ge=0, lt=1)]
 
@@ -46,6 +47,15 @@ class ActorSettings(ModelSettings):
     action_clip: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.99, description="Box actions are clipped to +- this before their log-probability is taken"
     )
+    distribution: Literal["tanh-gaussian", "beta", "gaussian-mixture"] = Field(
+        default="tanh-gaussian", description="family of Box actions"
+    )
+    modes: Positive = Field(default=5, description="Gaussians of a mixture")
+    gumbel: bool = Field(
+        default=False,
+        description="choices and bits that a critic judges are drawn by Gumbel-softmax; else straight through",
+    )
+    gumbel_temperature: Annotated[float, Field(gt=0)] = Field(default=1.0, description="its temperature")
 
 
 class CriticSettings(ModelSettings):
@@ -56,9 +66,21 @@ class CriticSettings(ModelSettings):
     )
     ensemble: Positive = Field(default=4, description="number of critics")
     subset: Positive = Field(default=2, description="critics drawn, without replacement, for each value that is needed")
+    kind: Literal["scalar", "two-hot"] | None = Field(
+        default=None, description="a number with value normalisation, or a distribution over bins; none: as the agent"
+    )
+    bins: Annotated[int, Field(ge=2)] = Field(default=128, description="bins of a two-hot critic, even in symlog space")
+    low: float = Field(default=-1e5, description="value of the first bin, in multiplied rewards")
+    high: float = Field(default=1e5, description="value of the last bin")
+    labels: Literal["two-hot", "hl-gauss"] = Field(
+        default="two-hot", description="a target's label: the two bins about it, or a Gaussian's mass on all"
+    )
+    label_sigma: Annotated[float, Field(gt=0)] = Field(default=0.75, description="deviation of that Gaussian, in bins")
 
     @model_validator(mode="after")
     def _subset(self) -> CriticSettings:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}")
         if self.subset > self.ensemble:
             raise ValueError(f"subset {self.subset} is more than the ensemble of {self.ensemble}")
         return self
@@ -85,10 +107,25 @@ class FilterSettings(ModelSettings):
         return known(FILTERS, kind)
 
 
-class AgentSettings(ModelSettings):
-    """The actor-critic agent: network, losses, targets."""
+class ExtraLossSettings(ModelSettings):
+    """A loss of the user's own, beside the agent's."""
 
-    kind: Literal["actor-critic"] = "actor-critic"
+    kind: str = Field(description="entry point name or module:attr (see pipelines/learning/extra.py)")
+    weight: float = Field(default=1.0, description="factor of the loss")
+    options: dict[str, Any] = Field(default_factory=dict, description="its arguments")
+
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, kind: str) -> str:
+        return known(LOSSES, kind)
+
+
+class AgentSettings(ModelSettings):
+    """An agent: network, losses, targets. What is none is as its kind has it (pipelines/learning/kinds.py)."""
+
+    kind: Literal["actor-critic", "multi-task", "behaviour-cloning"] = Field(
+        default="actor-critic", description="what is learned: see kinds.py"
+    )
     timestep: TimestepSettings = Field(default_factory=TimestepSettings, description="timestep encoder")
     sequence: SequenceSettings = Field(default_factory=TransformerSettings, description="sequence encoder")
     actor: ActorSettings = Field(default_factory=ActorSettings, description="policy head")
@@ -101,7 +138,24 @@ class AgentSettings(ModelSettings):
     acting_gamma: Discount = Field(default=0.999, description="the discount whose policy acts")
     reward_multiplier: Annotated[float, Field(gt=0)] = Field(default=10.0, description="rewards are multiplied by this")
     num_steps: Positive = Field(default=1, description="rewards summed before the bootstrap (n-step targets)")
-    online_weight: Annotated[float, Field(ge=0)] = Field(default=1.0, description="weight of the value-maximising term")
-    offline_weight: Annotated[float, Field(ge=0)] = Field(default=0.1, description="weight of the imitation term")
+    online_weight: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="weight of the value-maximising term; none: as the kind"
+    )
+    offline_weight: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="weight of the imitation term; none: as the kind"
+    )
     critic_weight: Annotated[float, Field(ge=0)] = Field(default=10.0, description="weight of the critic loss")
+    critic_samples: Positive | None = Field(
+        default=None, description="actions drawn for the value of a next state; none: as the kind"
+    )
+    actor_samples: Positive | None = Field(
+        default=None, description="actions drawn for the policy's own value; none: as the kind"
+    )
+    target_actor: bool = Field(
+        default=True, description="the next action is of the target policy, not of the online one"
+    )
+    legal_actions: str = Field(
+        default="", description="observation column that says which choices are legal (one for each); empty: all are"
+    )
+    losses: tuple[ExtraLossSettings, ...] = Field(default=(), description="losses of your own")
     target_tau: Probability = Field(default=0.003, description="step of the target heads towards the heads, an update")

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
+from pipelines.nets.precision import DTYPES, autocast
 
 
 class AgentPolicy:
@@ -27,12 +28,15 @@ class AgentPolicy:
 
     def __init__(
         self, agent: Agent, *, num_actors: int, capacity: int, greedy: bool = False, seed: int = 0,
-        device: torch.device | str = "cpu",
+        device: torch.device | str = "cpu", precision: str = "float32",
     ) -> None:  # fmt: skip
         self.agent, self.num_actors, self.greedy, self.device = agent, num_actors, greedy, torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
         self._policy = agent.heads.policy
-        self._memory = agent.sequence.memory(num_actors=num_actors, capacity=capacity, device=device)
+        self._precision = precision
+        self._memory = agent.sequence.memory(
+            num_actors=num_actors, capacity=capacity, device=device, dtype=DTYPES[precision]
+        )
 
     @torch.no_grad()
     def act(
@@ -46,19 +50,22 @@ class AgentPolicy:
         time_N = self._tensor(np.asarray(time, dtype=np.int64))
         if not np.all(time):
             self._memory.reset(time_N == 0)
-        token_ND = self.agent.timestep(
-            {name: self._tensor(observation[name]) for name in self.agent.spaces.observation},
-            self._tensor(prev_action),
-            self._tensor(prev_reward).float(),
-            time_N,
-        )
-        h_ND = self.agent.sequence.step(token_ND, time_N, self._memory)
-        params_NP = self.agent.heads.actor.acting(h_ND)
+        columns = {name: self._tensor(observation[name]) for name in self.agent.spaces.observation}
+        with autocast(self.device, self._precision):
+            token_ND = self.agent.timestep(
+                columns,
+                self._tensor(prev_action),
+                self._tensor(prev_reward).float(),
+                time_N,
+            )
+            h_ND = self.agent.sequence.step(token_ND, time_N, self._memory)
+            params_NP = self.agent.heads.actor.acting(h_ND).float()
+        legal = self.agent.legal(columns)
         if self.greedy:
-            features_NF = self._policy.mode(params_NP)
+            features_NF = self._policy.mode(params_NP, legal)
         else:
             noise_NZ = torch.rand(self.num_actors, self._policy.noise_size, generator=self._generator)
-            features_NF = self._policy.sample(params_NP, noise_NZ.to(self.device))
+            features_NF = self._policy.sample(params_NP, noise_NZ.to(self.device), legal)
         return self._policy.stored(features_NF).cpu().numpy()
 
     @torch.no_grad()
@@ -76,8 +83,9 @@ class AgentPolicy:
         rows = {n: pad_sequence([self._tensor(columns[n]) for columns in prefix], batch_first=True) for n in names}
         time_NT = torch.arange(max(lengths), device=self.device).expand(self.num_actors, -1)
         observation = {name: rows[name] for name in self.agent.spaces.observation}
-        tokens_NTD = self.agent.timestep(observation, rows[ACTION], rows[REWARD].float(), time_NT)
-        self.agent.sequence.prefill(tokens_NTD, time_NT, torch.tensor(lengths, device=self.device), self._memory)
+        with autocast(self.device, self._precision):
+            tokens_NTD = self.agent.timestep(observation, rows[ACTION], rows[REWARD].float(), time_NT)
+            self.agent.sequence.prefill(tokens_NTD, time_NT, torch.tensor(lengths, device=self.device), self._memory)
 
     def state_dict(self) -> dict[str, Any]:
         """The random generator's state; memories follow from the trajectories (see `rebuild`)."""

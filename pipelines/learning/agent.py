@@ -1,29 +1,57 @@
-"""The actor-critic agent: one encoder trained by every loss, heads with target copies (arXiv 2310.09971, section 4).
+"""An agent: one encoder trained by every loss, heads with target copies (arXiv 2310.09971, section 4; 2411.11188).
 
-B batch, T time, N real steps of a batch, D state width, C critics, G discounts (the last one acts), Z uniforms.
+One update serves all kinds of agents (`kinds`); they differ in their heads (`values`) and in the terms they weigh.
+B batch, T time, N real steps of a batch, D state width, C critics, M drawn ones, G discounts (the last one acts),
+K action samples, Z uniforms.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pipelines.config.model import AgentSettings
 from pipelines.lake.spaces import Spaces
-from pipelines.learning.ensemble import Reduction, draw, reduce
+from pipelines.learning.encoding import encode
+from pipelines.learning.ensemble import Reduction, draw
+from pipelines.learning.extra import ExtraLoss
 from pipelines.learning.filters import advantage_filter
-from pipelines.learning.losses import critic_loss, imitation_loss, maximization_loss
+from pipelines.learning.kinds import resolve
+from pipelines.learning.losses import imitation_loss, maximization_loss
 from pipelines.learning.popart import PopArt
 from pipelines.learning.targets import n_step_targets
 from pipelines.learning.tensors import TensorBatch
-from pipelines.learning.values import Evaluation, heads
+from pipelines.learning.values import CriticHeads, Judged, Own, heads, require_legal
 from pipelines.nets.sequence import sequence_encoder
 from pipelines.nets.timestep import timestep_encoder
 
 Metrics = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The N real steps of a batch: states and policies with gradient, what was done, what may be (N, 1, choices)."""
+
+    mask: Tensor
+    h_ND: Tensor
+    action: Tensor
+    params_NGP: Tensor
+    legal: Tensor | None
+    importance_N: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What critics say of real steps (no gradient but in `own.least_NG`), and the loss that trains them."""
+
+    loss: Tensor
+    judged: Judged
+    own: Own
+    weight_NG: Tensor
 
 
 class Agent(nn.Module):
@@ -33,21 +61,30 @@ class Agent(nn.Module):
     input statistics, spectral estimates, target heads) is in the state dict.
     """
 
+    packed = False  # whether short windows share rows of the encoders (see nets/packing.py)
+
     def __init__(self, spaces: Spaces, settings: AgentSettings, *, seed: int = 0) -> None:
         super().__init__()
-        self.spaces, self.settings = spaces, settings
-        self.gammas = (*settings.gammas, settings.acting_gamma)
+        self.spaces, self.settings, self.kind = spaces, settings, resolve(settings)
+        learned = settings.gammas if self.kind.critic is not None else ()
+        self.gammas = (*learned, settings.acting_gamma)
         self.register_buffer("gamma_G", torch.tensor(self.gammas), persistent=False)
         self.gamma_G: Tensor
-        self.reduction: Reduction = "min" if settings.online_weight > 0 else "mean"
+        self.reduction: Reduction = "min" if self.kind.online_weight > 0 else "mean"
         self.filter = advantage_filter(settings.filter)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             self.timestep = timestep_encoder(spaces, settings.timestep)
             self.sequence = sequence_encoder(self.timestep.output_size, settings.sequence)
-            self.heads = heads(self.sequence.output_size, spaces.action, self.gammas, settings)
-        self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
-        self.popart = PopArt(len(self.gammas), settings.popart)
+            self.heads = heads(self.sequence.output_size, spaces.action, self.gammas, settings, self.kind)
+            self.extra = nn.ModuleList(ExtraLoss(s, spaces, self.sequence.output_size) for s in settings.losses)
+        if settings.legal_actions:
+            require_legal(settings.legal_actions, dict(spaces.observation), self.heads, spaces.action)
+        self.target_heads: CriticHeads | None = None
+        self.popart: PopArt | None = None
+        if isinstance(self.heads, CriticHeads):
+            self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
+            self.popart = PopArt(len(self.gammas), settings.popart)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """What the optimiser moves and the clip norm counts: everything but the target heads."""
@@ -56,14 +93,19 @@ class Agent(nn.Module):
     @torch.no_grad()
     def update_targets(self) -> None:
         """Move the target heads a step of `target_tau` towards the heads; after the optimiser's step."""
-        torch._foreach_lerp_(
-            list(self.target_heads.parameters()), list(self.heads.parameters()), self.settings.target_tau
-        )
+        if self.target_heads is not None:
+            torch._foreach_lerp_(
+                [*self.target_heads.parameters()], [*self.heads.parameters()], self.settings.target_tau
+            )
 
     def encode(self, batch: TensorBatch) -> Tensor:
         """States of all T + 1 rows, (B, T+1, D)."""
-        tokens = self.timestep(batch.observation, batch.action, batch.reward, batch.time)
-        return self.sequence(tokens, batch.time)
+        return encode(self.timestep, self.sequence, batch, packed=self.packed)
+
+    def legal(self, observation: dict[str, Tensor]) -> Tensor | None:
+        """Which choices an observation allows, (..., choices) bool; None: all."""
+        name = self.settings.legal_actions
+        return observation[name] > 0 if name else None
 
     def loss(self, batch: TensorBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Metrics]:
         """Total loss of an update on one batch, and its metrics (0-d tensors without gradient; where windows have
@@ -81,62 +123,113 @@ class Agent(nn.Module):
         up to those of one batch with all windows.
 
         Statistics move once, on all micro-batches, before the first loss; for this, several micro-batches are
-        encoded twice (the first time without gradient).
+        encoded twice (the first time without gradient), if targets are to be had from them.
         """
         self._update_statistics(batches)
+        steps = sum(int(batch.mask.sum()) for batch in batches)
         single = len(batches) == 1
-        with torch.set_grad_enabled(single):
-            states = [self.encode(batch) for batch in batches]
-        targets = [self._targets(batch, h.detach(), generator) for batch, h in zip(batches, states, strict=True)]
-        self._update_popart(torch.cat(targets))
-        steps = sum(len(target) for target in targets)
-        kept = states if single else [None] * len(states)
-        del states
-        for batch, target_NG, h_BTD in zip(batches, targets, kept, strict=True):
+        states: list[Tensor | None] = [None] * len(batches)
+        targets: list[Tensor | None] = [None] * len(batches)
+        if self.target_heads is not None:
+            with torch.set_grad_enabled(single and torch.is_grad_enabled()):
+                encoded = [self.encode(batch) for batch in batches]
+            found = [self.targets(batch, h.detach(), generator) for batch, h in zip(batches, encoded, strict=True)]
+            self._update_popart(torch.cat(found))
+            targets = [*found]
+            states = [*encoded] if single else states
+            del encoded
+        for batch, target_NG, h_BTD in zip(batches, targets, states, strict=True):
             h_BTD = self.encode(batch) if h_BTD is None else h_BTD
             yield self._loss(batch, h_BTD, target_NG, steps, generator)
 
     def _loss(
-        self, batch: TensorBatch, h_BTD: Tensor, target_NG: Tensor, steps: int, generator: torch.Generator | None
+        self, batch: TensorBatch, h_BTD: Tensor, target_NG: Tensor | None, steps: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Metrics]:
-        noise_NGZ, noise_CNG = self._noise(len(target_NG), generator)
-        at = self.heads.evaluate(h_BTD[:, :-1][batch.mask], batch.action[:, 1:][batch.mask], noise_NGZ)
-        weight_NG = self._imitation_weights(batch.mask, at)
-
-        importance_N, copied_NG = None, weight_NG
-        if batch.importance is not None:
-            importance_N = batch.importance[:, None].expand_as(batch.mask)[batch.mask]
-            copied_NG = weight_NG * importance_N[:, None]
-
-        critic = critic_loss(at.data_CNG, self.popart.normalize(target_NG), importance_N) / steps
-        policy_NG = reduce(at.policy_CNG, draw(noise_CNG, self.settings.critic.subset), self.reduction)
-        online = maximization_loss(policy_NG, importance_N)
-        offline = imitation_loss(at.log_prob_NG, copied_NG)
-        actor = (self.settings.online_weight * online + self.settings.offline_weight * offline) / steps
-        total = actor + self.settings.critic_weight * critic
-        metrics = self._metrics(at, target_NG, weight_NG, steps, loss=total, critic_loss=critic, actor_loss=actor)
-        if batch.importance is not None:
-            metrics["td_errors"] = self._td_errors(batch, at, target_NG)
+        at = self.steps(batch, h_BTD)
+        verdict = None if target_NG is None else self.judge(at, target_NG, generator)
+        log_prob_NG = self.log_prob(at)
+        total = actor = self._actor_loss(at, log_prob_NG, verdict) / steps
+        losses = {"actor_loss": actor}
+        if verdict is not None:
+            losses["critic_loss"] = verdict.loss / steps
+            total = total + self.settings.critic_weight * losses["critic_loss"]
+        for place, (extra, settings) in enumerate(zip(self.extra, self.settings.losses, strict=True)):
+            losses[f"extra_loss_{place}"] = extra(h_BTD, batch) / steps
+            total = total + settings.weight * losses[f"extra_loss_{place}"]
+        metrics = self._metrics(at, log_prob_NG, steps, {"loss": total, **losses})
+        if verdict is not None and target_NG is not None:
+            metrics |= self._value_metrics(verdict, target_NG, steps)
+            if batch.importance is not None:
+                metrics["td_errors"] = self._td_errors(batch, verdict, target_NG)
         return total, metrics
 
+    def steps(self, batch: TensorBatch, h_BTD: Tensor) -> Steps:
+        """The real steps of `batch`, whose states are `h_BTD`."""
+        h_ND = h_BTD[:, :-1][batch.mask]
+        importance_N = None
+        if batch.importance is not None:
+            importance_N = batch.importance[:, None].expand_as(batch.mask)[batch.mask]
+        return Steps(
+            mask=batch.mask,
+            h_ND=h_ND,
+            action=batch.action[:, 1:][batch.mask],
+            params_NGP=self.heads.actor(h_ND),
+            legal=self._legal_rows(batch, slice(None, -1)),
+            importance_N=importance_N,
+        )
+
+    def judge(self, at: Steps, target_NG: Tensor, generator: torch.Generator | None = None) -> Verdict:
+        """The critics' loss against targets, the policy's own values, and the weights of imitation."""
+        critics, popart = self._critics()
+        noise_NGKZ, drawn_MNG = self._draws(len(at.h_ND), self.kind.actor_samples, generator)
+        target_NG = popart.normalize(target_NG) if critics.normalized else target_NG
+        scale_N = torch.ones_like(target_NG[:, 0]) if at.importance_N is None else at.importance_N
+        loss, judged = critics.judge(at.h_ND, at.action, target_NG, scale_N)
+        maximised = drawn_MNG if self.kind.online_weight > 0 else None
+        own = critics.own_values(judged, at.action, at.params_NGP, at.legal, noise_NGKZ, maximised)
+        return Verdict(loss=loss, judged=judged, own=own, weight_NG=self._imitation_weights(at.mask, judged, own))
+
+    def log_prob(self, at: Steps) -> Tensor:
+        """Log-probabilities of the actions taken (N, G)."""
+        taken = at.action[:, None].expand(-1, len(self.gammas), *at.action.shape[1:])
+        return self.heads.policy.log_prob(at.params_NGP, taken, at.legal)
+
+    def _actor_loss(self, at: Steps, log_prob_NG: Tensor, verdict: Verdict | None) -> Tensor:
+        """Summed over steps."""
+        weight_NG = torch.ones_like(log_prob_NG) if verdict is None else verdict.weight_NG
+        if at.importance_N is not None:
+            weight_NG = weight_NG * at.importance_N[:, None]
+        loss = self.kind.offline_weight * imitation_loss(log_prob_NG, weight_NG)
+        if verdict is not None and verdict.own.least_NG is not None:
+            critics, popart = self._critics()
+            value_NG = verdict.own.least_NG
+            value_NG = value_NG if critics.normalized else popart.normalize(value_NG)
+            loss = loss + self.kind.online_weight * maximization_loss(value_NG, at.importance_N)
+        return loss
+
     @torch.no_grad()
-    def _targets(self, batch: TensorBatch, h_BTD: Tensor, generator: torch.Generator | None) -> Tensor:
-        """y of the real steps (N, G), in units of multiplied rewards, by the statistics before this update."""
+    def targets(self, batch: TensorBatch, h_BTD: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """y of the real steps (N, G), in units of multiplied rewards, by the present statistics."""
+        critics, popart = self._critics()
+        assert self.target_heads is not None
         next_h_ND = h_BTD[:, 1:][batch.mask]
-        noise_NGZ, noise_CNG = self._noise(len(next_h_ND), generator)
-        value_CNG = self.target_heads.next_values(next_h_ND, noise_NGZ)
-        value_NG = reduce(value_CNG, draw(noise_CNG, self.settings.critic.subset), self.reduction)
+        noise_NGKZ, drawn_MNG = self._draws(len(next_h_ND), self.kind.critic_samples, generator)
+        params_NGP = (self.target_heads if self.settings.target_actor else critics).actor(next_h_ND)
+        legal = self._legal_rows(batch, slice(1, None))
+        value_NG = self.target_heads.next_values(next_h_ND, params_NGP, legal, noise_NGKZ, drawn_MNG, self.reduction)
         value_BTG = value_NG.new_zeros(*batch.mask.shape, len(self.gammas))
-        value_BTG[batch.mask] = self.popart.denormalize(value_NG)
+        value_BTG[batch.mask] = popart.denormalize(value_NG) if critics.normalized else value_NG
         reward_BT = batch.reward[:, 1:] * self.settings.reward_multiplier
         return n_step_targets(
             reward_BT, batch.terminated, value_BTG, self.gamma_G, batch.mask, n=self.settings.num_steps
         )[batch.mask]
 
     @torch.no_grad()
-    def _imitation_weights(self, mask_BT: Tensor, at: Evaluation) -> Tensor:
+    def _imitation_weights(self, mask_BT: Tensor, judged: Judged, own: Own) -> Tensor:
         """f(advantage) at the real steps (N, G); the filter sees the batch in its own shape, with the mask."""
-        advantage_NG = (at.data_CNG.mean(0) - at.policy_CNG.mean(0)) * self.popart.sigma_G
+        critics, popart = self._critics()
+        advantage_NG = judged.data_CNG.mean(0) - own.all_CNG.mean(0)
+        advantage_NG = advantage_NG * popart.sigma_G if critics.normalized else advantage_NG
         advantage_BTG = advantage_NG.new_zeros(*mask_BT.shape, advantage_NG.shape[1])
         advantage_BTG[mask_BT] = advantage_NG
         return self.filter(advantage_BTG, mask_BT[..., None])[mask_BT]
@@ -147,44 +240,74 @@ class Agent(nn.Module):
         self.sequence.update_statistics()
 
     def _update_popart(self, targets_NG: Tensor) -> None:
-        scale_G, shift_G = self.popart.update(targets_NG)
-        self.heads.rescale(scale_G, shift_G)
+        critics, popart = self._critics()
+        assert self.target_heads is not None
+        scale_G, shift_G = popart.update(targets_NG)
+        critics.rescale(scale_G, shift_G)
         self.target_heads.rescale(scale_G, shift_G)
 
-    def _noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Uniforms for action samples (N, G, Z) and for the draw of critics (C, N, G), row by row in one draw, so
-        that micro-batches see what the batch would."""
-        actions, members = self.heads.noise_size, self.settings.critic.ensemble
+    def _critics(self) -> tuple[CriticHeads, PopArt]:
+        assert isinstance(self.heads, CriticHeads)
+        assert self.popart is not None
+        return self.heads, self.popart
+
+    def _draws(self, rows: int, samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Uniforms for action samples (N, G, K, Z) and drawn critics (M, N, G), row by row in one draw, so that
+        micro-batches see what the batch would."""
+        actions = samples * self.heads.noise_size
         device = self.gamma_G.device if generator is None else generator.device
-        shape = (rows, len(self.gammas), actions + members)
+        shape = (rows, len(self.gammas), actions + self.settings.critic.ensemble)
         noise = torch.rand(shape, generator=generator, device=device).to(self.gamma_G.device)
-        return noise[..., :actions], noise[..., actions:].permute(2, 0, 1)
+        drawn_MNG = draw(noise[..., actions:].permute(2, 0, 1), self.settings.critic.subset)
+        return noise[..., :actions].unflatten(-1, (samples, self.heads.noise_size)), drawn_MNG
+
+    def _legal_rows(self, batch: TensorBatch, rows: slice) -> Tensor | None:
+        """Legal choices at the real steps (N, 1, choices)."""
+        legal = self.legal(dict(batch.observation))
+        return None if legal is None else legal[:, rows][batch.mask][:, None]
 
     @torch.no_grad()
-    def _td_errors(self, batch: TensorBatch, at: Evaluation, target_NG: Tensor) -> Tensor:
+    def _td_errors(self, batch: TensorBatch, verdict: Verdict, target_NG: Tensor) -> Tensor:
         """Mean absolute TD error of each window (B,), of the acting discount, in reward units."""
-        value_CN = self._acting_values(at)
+        value_CN = self.reward_units(verdict.judged.data_CNG)[..., -1]
         error_BT = value_CN.new_zeros(batch.mask.shape)
-        error_BT[batch.mask] = (value_CN - target_NG[:, -1]).abs().mean(0)
-        return error_BT.sum(1) / batch.mask.sum(1) / self.settings.reward_multiplier
+        error_BT[batch.mask] = (value_CN - target_NG[:, -1] / self.settings.reward_multiplier).abs().mean(0)
+        return error_BT.sum(1) / batch.mask.sum(1)
 
-    def _acting_values(self, at: Evaluation) -> Tensor:
-        """Values of the actions taken (C, N), by the acting discount, in units of multiplied rewards."""
-        return at.data_CNG[..., -1] * self.popart.sigma_G[-1] + self.popart.mu_G[-1]
+    def reward_units(self, value: Tensor) -> Tensor:
+        """The critics' values (..., G) in the units of the environment's rewards."""
+        critics, popart = self._critics()
+        value = popart.denormalize(value) if critics.normalized else value
+        return value / self.settings.reward_multiplier
 
     @torch.no_grad()
-    def _metrics(self, at: Evaluation, target_NG: Tensor, weight_NG: Tensor, steps: int, **losses: Tensor) -> Metrics:
-        """Sums over the micro-batch's steps divided by the update's; values of the acting discount in reward units."""
-        share = len(target_NG) / steps
-        acting_CN = self._acting_values(at)
-        unit = share / self.settings.reward_multiplier
+    def _metrics(self, at: Steps, log_prob_NG: Tensor, steps: int, losses: Metrics) -> Metrics:
+        """Sums over the micro-batch's steps divided by the update's, of the acting discount."""
+        share = len(at.h_ND) / steps
+        acting = at.params_NGP[:, -1].detach(), None if at.legal is None else at.legal[:, -1]
         return {name: loss.detach() for name, loss in losses.items()} | {
-            "q": acting_CN.mean() * unit,
-            "target": target_NG[:, -1].mean() * unit,
-            "td_error": (acting_CN - target_NG[:, -1]).abs().mean() * unit,
-            "ensemble_spread": (acting_CN.amax(0) - acting_CN.amin(0)).mean() * unit,
-            "filter_acceptance": weight_NG.mean() * share,
-            "entropy": at.entropy_NG[:, -1].mean() * share,
-            "popart_mu": self.popart.mu_G[-1] * unit,
-            "popart_sigma": self.popart.sigma_G[-1] * unit,
+            "entropy": self.heads.policy.entropy(*acting).mean() * share,
+            "log_prob": log_prob_NG[:, -1].mean() * share,
         }
+
+    @torch.no_grad()
+    def _value_metrics(self, verdict: Verdict, target_NG: Tensor, steps: int) -> Metrics:
+        """As `_metrics`, in reward units; `NAME@GAMMA` for each discount beside the acting one."""
+        share = len(target_NG) / steps
+        value_CNG, target_NG = self.reward_units(verdict.judged.data_CNG), target_NG / self.settings.reward_multiplier
+        _, popart = self._critics()
+        by_discount = {
+            "q": value_CNG.mean((0, 1)) * share,
+            "v": self.reward_units(verdict.own.all_CNG).mean((0, 1)) * share,
+            "target": target_NG.mean(0) * share,
+            "td_error": (value_CNG - target_NG).abs().mean((0, 1)) * share,
+            "ensemble_spread": (value_CNG.amax(0) - value_CNG.amin(0)).mean(0) * share,
+            "filter_acceptance": verdict.weight_NG.mean(0) * share,
+            "popart_mu": popart.mu_G * (share / self.settings.reward_multiplier),
+            "popart_sigma": popart.sigma_G * (share / self.settings.reward_multiplier),
+        }
+        metrics: Metrics = {}
+        for name, values_G in by_discount.items():
+            *others, metrics[name] = values_G.clone().unbind()
+            metrics |= {f"{name}@{gamma:g}": value for gamma, value in zip(self.gammas, others, strict=False)}
+        return metrics

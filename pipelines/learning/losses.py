@@ -1,18 +1,10 @@
-"""The two losses, as sums over real steps: the caller divides by the number of steps of the whole update, so that
-micro-batches add up to the batch. C critics, N real steps, G discounts; values in normalised units."""
+"""The policy's two losses, as sums over real steps: the caller divides by the number of steps of the whole update, so
+that micro-batches add up to the batch. (The critics' is computed where they are: `nets.critic`.) N real steps, G
+discounts; values in normalised units."""
 
 from __future__ import annotations
 
 from torch import Tensor
-
-
-def critic_loss(value_CNG: Tensor, target_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:
-    """Squared error, mean over critics and discounts, sum over steps, each times its importance."""
-    members, _, discounts = value_CNG.shape
-    error_CNG = (value_CNG - target_NG).square()
-    if importance_N is not None:
-        error_CNG = error_CNG * importance_N[:, None]
-    return error_CNG.sum() / (members * discounts)
 
 
 def maximization_loss(value_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:

@@ -1,6 +1,7 @@
-"""How state values come out of heads: exactly where actions can be enumerated, from a sampled action elsewhere.
+"""How values and losses come out of heads: exactly where actions can be enumerated, from sampled actions elsewhere.
 
-Values are in normalised units. C critics, N rows, G discounts, A actions, F action features, Z uniforms.
+Values are in the critics' units: normalised, or those of multiplied rewards (`Heads.normalized`). C critics, N rows, G
+discounts, A actions, F action features, K samples, Z uniforms, M drawn critics.
 """
 
 from __future__ import annotations
@@ -12,110 +13,220 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.config.model import AgentSettings
+from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, Space
+from pipelines.learning.ensemble import Reduction, reduce
+from pipelines.learning.kinds import Kind
 from pipelines.nets.actor import Actor
-from pipelines.nets.critic import ActionInput, ActionValues, Ensemble
-from pipelines.nets.distributions import Categorical, Distribution, distribution
+from pipelines.nets.critic import ActionInput, ActionValues
+from pipelines.nets.distributions import Categorical, Policy, distribution
 from pipelines.nets.features import features
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What the losses need to know of real steps.
-
-    `data_CNG`: values of the actions taken; gradient to critics and state. `policy_CNG`: values of the policy's own;
-    gradient to the policy only. `log_prob_NG` of the actions taken, `entropy_NG` without gradient.
-    """
+class Judged:
+    """What a pass over the actions taken leaves for the policy's: their values, and what the two have in common (a
+    table of values, or the states' part of the first layer). No gradient."""
 
     data_CNG: Tensor
-    policy_CNG: Tensor
-    log_prob_NG: Tensor
-    entropy_NG: Tensor
+    shared: Tensor
 
 
-class Heads(nn.Module, ABC):
-    """Policy and values on top of a state: the part of the agent that has a target copy."""
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """Values of the policy's own actions: `least_NG` over drawn critics, with gradient to the policy only, where a
+    value is maximised; `all_CNG` without gradient."""
 
-    actor: Actor
-    critic: Ensemble
-    policy: Distribution
-    noise_size: int  # uniforms needed per row and discount
+    least_NG: Tensor | None
+    all_CNG: Tensor
+
+
+class Heads(nn.Module):
+    """Policy on top of a state, and values in subclasses: the part of the agent that has a target copy."""
+
+    normalized = True
+    noise_size = 0  # uniforms for one sample of a row and discount
+
+    def __init__(self, state_size: int, policy: Policy, num_discounts: int, settings: AgentSettings) -> None:
+        super().__init__()
+        self.policy = policy
+        self.actor = Actor(state_size, num_discounts, policy.num_params, settings.actor)
+        self.critic: nn.Module | None = None
+
+
+class CriticHeads(Heads, ABC):
+    """Policy and values."""
+
+    critic: ActionValues | ActionInput
 
     def rescale(self, scale_G: Tensor, shift_G: Tensor) -> None:
-        """Let the critics' outputs x become scale x + shift, per discount."""
-        self.critic.rescale(scale_G, shift_G)
+        """Let the critics' outputs x become scale x + shift, per discount, if they are in normalised units."""
+        if self.normalized:
+            self.critic.rescale(scale_G, shift_G)
 
     @abstractmethod
-    def next_values(self, h_ND: Tensor, noise_NGZ: Tensor) -> Tensor:
-        """Values of the policy's actions (C, N, G)."""
+    def next_values(
+        self,
+        h_ND: Tensor,
+        params_NGP: Tensor,
+        legal: Tensor | None,
+        noise_NGKZ: Tensor,
+        drawn_MNG: Tensor,
+        how: Reduction,
+    ) -> Tensor:
+        """Values of a policy's actions by the drawn critics (N, G), without gradient."""
 
     @abstractmethod
-    def evaluate(self, h_ND: Tensor, action: Tensor, noise_NGZ: Tensor) -> Evaluation:
-        """`action`: the stored actions taken at the N rows."""
+    def judge(self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor) -> tuple[Tensor, Judged]:
+        """Critic loss of the stored actions taken at the N rows, each times its scale: mean over critics and
+        discounts, sum over rows."""
+
+    @abstractmethod
+    def own_values(
+        self, judged: Judged, action: Tensor, params_NGP: Tensor, legal: Tensor | None, noise_NGKZ: Tensor,
+        drawn_MNG: Tensor | None,
+    ) -> Own:  # fmt: skip
+        """Values of the policy's own actions; `drawn_MNG`: the critics of which the least is maximised, if one is."""
 
 
-class ExactHeads(Heads):
+class ExactHeads(CriticHeads):
     """Discrete actions: V is the expectation of a table of values under the policy, no action is sampled."""
 
-    noise_size = 0
+    critic: ActionValues
     policy: Categorical
 
     def __init__(self, state_size: int, space: Discrete, gammas: tuple[float, ...], settings: AgentSettings) -> None:
-        super().__init__()
-        self.policy = Categorical(space, settings.actor)
-        self.actor = Actor(state_size, len(gammas), self.policy.num_params, settings.actor)
+        super().__init__(state_size, Categorical(space, settings.actor), len(gammas), settings)
         self.critic = ActionValues(state_size, len(gammas), space.n, settings.critic)
 
-    def next_values(self, h_ND: Tensor, noise_NGZ: Tensor) -> Tensor:
-        return _expectation(self.critic(h_ND), self.policy.probs(self.actor(h_ND)))
+    def next_values(
+        self,
+        h_ND: Tensor,
+        params_NGP: Tensor,
+        legal: Tensor | None,
+        noise_NGKZ: Tensor,
+        drawn_MNG: Tensor,
+        how: Reduction,
+    ) -> Tensor:
+        return reduce(_expectation(self.critic(h_ND), self.policy.probs(params_NGP, legal)), drawn_MNG, how)
 
-    def evaluate(self, h_ND: Tensor, action: Tensor, noise_NGZ: Tensor) -> Evaluation:
-        table_CNGA = self.critic(h_ND)
-        probs_NGA = self.policy.probs(self.actor(h_ND))
-        index_NG1 = action.long()[:, None, None].expand(-1, probs_NGA.shape[1], 1)
-        data_CNG1 = table_CNGA.gather(-1, index_NG1.expand(len(table_CNGA), -1, -1, -1))
-        seen_NGA = probs_NGA.detach()
-        return Evaluation(
-            data_CNG=data_CNG1[..., 0],
-            policy_CNG=_expectation(table_CNGA.detach(), probs_NGA),
-            log_prob_NG=probs_NGA.gather(-1, index_NG1)[..., 0].log(),
-            entropy_NG=-(seen_NGA * seen_NGA.clamp_min(1e-12).log()).sum(-1),
-        )
+    def judge(self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor) -> tuple[Tensor, Judged]:
+        index_N = action.long()
+        loss, table_CNGA = self.critic.loss(h_ND, index_N, target_NG, scale_N)
+        data_CNG = table_CNGA.gather(-1, index_N[:, None, None].expand(*table_CNGA.shape[:3], 1))[..., 0]
+        return loss / table_CNGA.shape[::2].numel(), Judged(data_CNG=data_CNG, shared=table_CNGA)
+
+    def own_values(
+        self, judged: Judged, action: Tensor, params_NGP: Tensor, legal: Tensor | None, noise_NGKZ: Tensor,
+        drawn_MNG: Tensor | None,
+    ) -> Own:  # fmt: skip
+        value_CNG = _expectation(judged.shared, self.policy.probs(params_NGP, legal))
+        least_NG = None if drawn_MNG is None else reduce(value_CNG, drawn_MNG, "min")
+        return Own(least_NG=least_NG, all_CNG=value_CNG.detach())
 
 
-class SampledHeads(Heads):
-    """Any action space: V is the value of one action drawn from the policy, through which its gradient flows."""
+class SampledHeads(CriticHeads):
+    """Any action space: V is the mean value of K actions drawn from the policy, through which its gradient flows."""
 
-    def __init__(self, state_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings) -> None:
-        super().__init__()
-        self.space = space
-        self.policy = distribution(space, settings.actor)
-        self.noise_size = self.policy.noise_size
-        self.actor = Actor(state_size, len(gammas), self.policy.num_params, settings.actor)
-        self.critic = ActionInput(state_size, space.flat_size, gammas, settings.critic)
+    critic: ActionInput
 
-    def next_values(self, h_ND: Tensor, noise_NGZ: Tensor) -> Tensor:
-        return self.critic(h_ND, self.policy.sample(self.actor(h_ND), noise_NGZ))
+    def __init__(
+        self, state_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, kind: Kind
+    ) -> None:
+        super().__init__(state_size, distribution(space, settings.actor), len(gammas), settings)
+        self.space, self.noise_size = space, self.policy.noise_size
+        self.soften = kind.soften if self.policy.hard else 0.0
+        critic = settings.critic.model_copy(update={"kind": kind.critic})
+        self.critic = ActionInput(state_size, space.flat_size, gammas, critic)
+        self.normalized = self.critic.readout.normalized
 
-    def evaluate(self, h_ND: Tensor, action: Tensor, noise_NGZ: Tensor) -> Evaluation:
-        params_NGP = self.actor(h_ND)
-        own_NGF = self.policy.sample(params_NGP, noise_NGZ)
-        taken = action[:, None].expand(-1, params_NGP.shape[1], *action.shape[1:])
+    def next_values(
+        self,
+        h_ND: Tensor,
+        params_NGP: Tensor,
+        legal: Tensor | None,
+        noise_NGKZ: Tensor,
+        drawn_MNG: Tensor,
+        how: Reduction,
+    ) -> Tensor:
+        action_NGKF = self._shown(self._samples(params_NGP, legal, noise_NGKZ))
+        needed_CNG = torch.zeros((self.critic.members, *drawn_MNG.shape[1:]), dtype=torch.bool, device=h_ND.device)
+        needed_CNG.scatter_(0, drawn_MNG, value=True)
+        value_CNGK = self.critic(self.critic.states(h_ND), action_NGKF, needed_CNG[..., None])
+        return reduce(value_CNGK.mean(-1), drawn_MNG, how)
+
+    def judge(self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor) -> tuple[Tensor, Judged]:
+        state_CNW = self.critic.states(h_ND.detach())
+        taken_NF = self._shown(features(action, self.space))
+        loss, data_CNG = self.critic.loss(h_ND, state_CNW, taken_NF, target_NG, scale_N)
+        return loss / data_CNG.shape[::2].numel(), Judged(data_CNG=data_CNG, shared=state_CNW)
+
+    def own_values(
+        self, judged: Judged, action: Tensor, params_NGP: Tensor, legal: Tensor | None, noise_NGKZ: Tensor,
+        drawn_MNG: Tensor | None,
+    ) -> Own:  # fmt: skip
+        if drawn_MNG is not None:
+            own_NGKF = self._samples(params_NGP, legal, noise_NGKZ)
+            least_NG, all_CNG = self.critic.least(judged.shared, self._shown(own_NGKF), drawn_MNG)
+            if self.policy.hard:
+                only_taken_NG = self._is_taken(action, self.policy.stored(own_NGKF.detach())).all(-1)
+                all_CNG = torch.where(only_taken_NG, judged.data_CNG, all_CNG)
+            return Own(least_NG=least_NG, all_CNG=all_CNG)
         with torch.no_grad():
-            entropy_NG = self.policy.entropy(params_NGP)
-        return Evaluation(
-            data_CNG=self.critic(h_ND, features(action, self.space)),
-            policy_CNG=self.critic(h_ND.detach(), own_NGF, frozen=True),
-            log_prob_NG=self.policy.log_prob(params_NGP, taken),
-            entropy_NG=entropy_NG,
-        )
+            own_NGKF = self._samples(params_NGP.detach(), legal, noise_NGKZ)
+            if not self.policy.hard:
+                all_CNG = self.critic(judged.shared, own_NGKF).mean(-1)
+            else:
+                all_CNG = self._distinct_values(judged, action, own_NGKF)
+            return Own(least_NG=None, all_CNG=all_CNG)
+
+    def _distinct_values(self, judged: Judged, action: Tensor, own_NGKF: Tensor) -> Tensor:
+        """Mean values of drawn choices (C, N, G): each that is drawn, and is not the one taken, judged once."""
+        stored = self.policy.stored(own_NGKF)
+        is_taken_NGK = self._is_taken(action, stored)
+        flat = stored.reshape(*own_NGKF.shape[:3], -1)
+        same_NGKK = (flat[:, :, :, None] == flat[:, :, None]).all(-1)
+        is_first_NGK = ~same_NGKK.tril(-1).any(-1) & ~is_taken_NGK
+        value_CNGK = self.critic(judged.shared, self._shown(own_NGKF), is_first_NGK)
+        times_NGK = same_NGKK.sum(-1) * is_first_NGK
+        total_CNG = (value_CNGK * times_NGK).sum(-1) + judged.data_CNG * is_taken_NGK.sum(-1)
+        return torch.where(is_taken_NGK.all(-1), judged.data_CNG, total_CNG / own_NGKF.shape[2])
+
+    def _is_taken(self, action: Tensor, own: Tensor) -> Tensor:
+        """Whether stored actions (N, G, K, ...) are those taken, (N, G, K). Where all are, the value must be that of
+        the taken one to the bit: an advantage of nothing but rounding would pass the filter."""
+        taken = action.view(len(action), 1, 1, -1).to(own.dtype)
+        return (own.reshape(*own.shape[:3], -1) == taken).all(-1)
+
+    def _samples(self, params_NGP: Tensor, legal: Tensor | None, noise_NGKZ: Tensor) -> Tensor:
+        """Features (N, G, K, F)."""
+        return self.policy.sample(params_NGP[:, :, None], noise_NGKZ, None if legal is None else legal[:, :, None])
+
+    def _shown(self, action: Tensor) -> Tensor:
+        """Features as critics see them."""
+        return self.soften + (1 - 2 * self.soften) * action if self.soften else action
 
 
-def heads(state_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings) -> Heads:
-    """The heads that fit the action space."""
-    if isinstance(space, Discrete):
+def heads(state_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, kind: Kind) -> Heads:
+    """The heads that fit the action space and the kind of agent."""
+    if kind.critic is None:
+        return Heads(state_size, distribution(space, settings.actor), len(gammas), settings)
+    if isinstance(space, Discrete) and kind.table and kind.critic == "scalar":
         return ExactHeads(state_size, space, gammas, settings)
-    return SampledHeads(state_size, space, gammas, settings)
+    return SampledHeads(state_size, space, gammas, settings, kind)
+
+
+def require_legal(column: str, observation: dict[str, Space], heads: Heads, action: Space) -> None:
+    """UsageError unless `column` can say which of the choices of `action` are legal."""
+    space = observation.get(column)
+    if not heads.policy.hard:
+        raise UsageError(f"agent.legal_actions is for choices and bits, not for {type(action).__name__} actions")
+    if space is None or space.shape != (action.flat_size,):
+        known = ", ".join(observation)
+        raise UsageError(
+            f"agent.legal_actions '{column}' is no observation of shape ({action.flat_size},)",
+            hint=f"one number or bit for each choice; the observation has: {known}",
+        )
 
 
 def _expectation(table_CNGA: Tensor, probs_NGA: Tensor) -> Tensor:

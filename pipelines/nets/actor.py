@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -11,7 +12,7 @@ from pipelines.nets.linear import MLP
 
 
 class Actor(nn.Module):
-    """MLP whose last layer holds G heads; the last of them acts."""
+    """MLP whose last layer holds G heads; the last of them acts. Its output is float32 at least, in any precision."""
 
     def __init__(self, input_size: int, num_discounts: int, num_params: int, settings: ActorSettings) -> None:
         super().__init__()
@@ -21,9 +22,13 @@ class Actor(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """(..., D) -> (..., G, P)."""
-        return self.net(h).unflatten(-1, (self.num_discounts, self.num_params))
+        return _full(self.net(h)).unflatten(-1, (self.num_discounts, self.num_params))
 
     def acting(self, h: Tensor) -> Tensor:
         """(..., D) -> (..., P): the last discount's head only."""
         last, first = self.net.last, (self.num_discounts - 1) * self.num_params
-        return F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:])
+        return _full(F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:]))
+
+
+def _full(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

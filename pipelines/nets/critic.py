@@ -1,11 +1,14 @@
-"""Ensembles of value heads as batched matrix products. Outputs are in normalised units (see learning/popart.py).
+"""Ensembles of value heads, and their passes: forward and backward in one, chunk by chunk, so that no graph is kept.
 
-C critics, N rows, G discounts, A actions, D state width, W hidden width, F action features.
+Outputs are in normalised units (see learning/popart.py) or in those of (multiplied) rewards, as the readout has it.
+C critics, N rows, n rows of a chunk, G discounts, A actions, D state width, W hidden width, F action features, K action
+samples, S = G K.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +17,18 @@ from torch.nn import functional as F
 from pipelines.config.model import CriticSettings
 from pipelines.nets import init
 from pipelines.nets.norms import symlog
+from pipelines.nets.passes import SLOPE, activations, add_product, attach, backward, chunks, precision
+from pipelines.nets.readout import Readout, Scalar, TwoHot
 
-CHUNK_ROWS = 256
+
+@dataclass(frozen=True)
+class Member:
+    """One critic's tensors, or their gradients: `weights[0]` (I, W), ..., `last_weight` (W, O)."""
+
+    weights: list[Tensor]
+    biases: list[Tensor]
+    last_weight: Tensor
+    last_bias: Tensor
 
 
 class Ensemble(nn.Module):
@@ -24,7 +37,7 @@ class Ensemble(nn.Module):
     def __init__(self, input_size: int, num_discounts: int, num_outputs: int, settings: CriticSettings) -> None:
         super().__init__()
         members, widths = settings.ensemble, settings.hidden
-        self.num_discounts, self.num_outputs = num_discounts, num_outputs
+        self.members, self.num_discounts, self.num_outputs = members, num_discounts, num_outputs
         sizes = list(zip((input_size, *widths), widths, strict=False))
         self.weights = nn.ParameterList(init.members_(torch.empty(members, i, o), 2**0.5) for i, o in sizes)
         self.biases = nn.ParameterList(torch.zeros(members, 1, o) for _, o in sizes)
@@ -39,60 +52,264 @@ class Ensemble(nn.Module):
         self.last_weight.mul_(scale)
         self.last_bias.mul_(scale).add_(shift_G.repeat_interleave(self.num_outputs))
 
-    def _deeper(self, x_CRW: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-        for weight, bias in zip(weights, biases, strict=True):
-            x_CRW = F.leaky_relu(torch.bmm(x_CRW, weight).add_(bias), inplace=True)
-        return x_CRW
+    def tensors(self) -> list[Tensor]:
+        """All parameters, in the order of `Member`'s fields."""
+        return [*self.weights, *self.biases, self.last_weight, self.last_bias]
+
+    def split(self, tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Member]:
+        """Views of (or lower-precision copies of) `tensors`, by member; the last bias stays as it is."""
+        depth = len(self.weights)
+        *inner, last_bias = tensors
+        inner = [tensor.detach().to(dtype) for tensor in inner]
+        return [
+            Member(
+                weights=[weight[c] for weight in inner[:depth]],
+                biases=[bias[c, 0] for bias in inner[depth : 2 * depth]],
+                last_weight=inner[-1][c],
+                last_bias=last_bias.detach()[c, 0],
+            )
+            for c in range(self.members)
+        ]
+
+
+def _pairs(grads: Member, first: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(grads.weights[first:], grads.biases[first:], strict=True))
 
 
 class ActionValues(Ensemble):
     """A value for each discount and each of A actions: one pass serves data, policy and target alike."""
 
+    @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
-        """-> (C, N, G, A)."""
-        x_CND = h_ND.expand(len(self.last_weight), -1, -1)
-        x_CNW = self._deeper(x_CND, list(self.weights), list(self.biases))
-        out = torch.bmm(x_CNW, self.last_weight) + self.last_bias
+        """Values (C, N, G, A), without gradient."""
+        dtype = precision(h_ND.device)
+        out = torch.empty((self.members, len(h_ND), self.last_bias.shape[-1]), device=h_ND.device)
+        with torch.autocast(h_ND.device.type, enabled=False):
+            h_ND, parts = h_ND.to(dtype), self.split(self.tensors(), dtype)
+            for rows in chunks(len(h_ND), 1, h_ND.device):
+                for c, member in enumerate(parts):
+                    x_nW = activations(h_ND[rows], member.weights, member.biases)[-1]
+                    out[c, rows] = (x_nW @ member.last_weight).float() + member.last_bias
         return out.unflatten(-1, (self.num_discounts, self.num_outputs))
+
+    def loss(self, h_ND: Tensor, index_N: Tensor, target_NG: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over members, rows (each times `scale_N`) and discounts of the squared errors of the values of the
+        actions `index_N` -> (loss, with gradient to critics and state; all values (C, N, G, A), without)."""
+        inputs = (h_ND, *self.tensors())
+        loss, values, grads = self._loss(h_ND.detach(), index_N, target_NG, scale_N, torch.is_grad_enabled())
+        return (loss if grads is None else attach(loss, inputs, grads)), values
+
+    @torch.no_grad()
+    def _loss(
+        self, h_ND: Tensor, index_N: Tensor, target_NG: Tensor, scale_N: Tensor, learn: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+        dtype, discounts = precision(h_ND.device), self.num_discounts
+        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
+        out = torch.empty((self.members, len(h_ND), discounts, self.num_outputs), device=h_ND.device)
+        loss = out.new_zeros(())
+        with torch.autocast(h_ND.device.type, enabled=False):
+            narrow, members = h_ND.to(dtype), self.split(self.tensors(), dtype)
+            for rows in chunks(len(h_ND), 1, h_ND.device):
+                h_nD, scale_n1 = narrow[rows], scale_N[rows, None]
+                index_nG1 = index_N[rows, None, None].expand(-1, discounts, 1)
+                for c, (member, grad) in enumerate(zip(members, self.split(grads), strict=True)):
+                    acts = activations(h_nD, member.weights, member.biases)
+                    table_nGA = out[c, rows]
+                    table_nGA.copy_(((acts[-1] @ member.last_weight).float() + member.last_bias).view_as(table_nGA))
+                    error_nG = table_nGA.gather(-1, index_nG1)[..., 0] - target_NG[rows]
+                    loss += (error_nG.square() * scale_n1).sum()
+                    if not learn:
+                        continue
+                    slope_nGA = torch.zeros_like(table_nGA)
+                    slope_nGA.scatter_(-1, index_nG1, (2 * scale_n1 * error_nG)[..., None])
+                    slope_nO = slope_nGA.flatten(1)
+                    grad.last_bias.add_(slope_nO.sum(0))
+                    slope_nO = slope_nO.to(dtype)
+                    add_product(grad.last_weight, acts[-1].t(), slope_nO)
+                    slope_nW = slope_nO @ member.last_weight.t()
+                    grad_h[rows] += _through(slope_nW, acts, member.weights, _pairs(grad, 0))
+        return loss, out, [grad_h, *grads] if learn else None
+
+
+def _through(grad_RW: Tensor, acts: list[Tensor], weights: list[Tensor], grads: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Gradient of the input `acts[0]`, which no activation has gone over."""
+    grad_RW = backward(grad_RW, acts[1:], weights[1:], grads[1:])
+    add_product(grads[0][0], acts[0].t(), grad_RW)
+    grads[0][1].add_(grad_RW.sum(0))
+    return grad_RW @ weights[0].t()
 
 
 class ActionInput(Ensemble):
-    """Value of (state, action, discount). The state's part of the first layer is computed once for all discounts.
+    """Value of (state, action, discount); the discount enters as symlog(1 / (1 - gamma)).
 
-    The discount enters as symlog(1 / (1 - gamma)); the last layer has its own row for each discount, so that value
-    normalisation can correct it.
+    The first layer is the sum of a state's, an action's and a discount's part: the state's is computed once for all
+    discounts, samples and passes (`states`).
     """
 
     def __init__(self, input_size: int, action_size: int, gammas: Sequence[float], settings: CriticSettings) -> None:
-        super().__init__(input_size + action_size + 1, len(gammas), 1, settings)
-        self.split = (input_size, action_size, 1)
+        readout: Readout = TwoHot(settings) if settings.kind == "two-hot" else Scalar(len(gammas))
+        own = len(gammas) if readout.normalized else 1
+        super().__init__(input_size + action_size + 1, own, readout.outputs // own, settings)
+        self.readout = readout
+        self.parts = (input_size, action_size, 1)
         self.register_buffer("horizon_G", symlog(1 / (1 - torch.tensor(gammas))), persistent=False)
         self.horizon_G: Tensor
 
-    def forward(self, h_ND: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """`action`: features (N, F), or (N, G, F) if they differ by discount -> (C, N, G).
+    @torch.no_grad()
+    def states(self, h_ND: Tensor) -> Tensor:
+        """The state's part of the first layer (C, N, W), without gradient."""
+        dtype = precision(h_ND.device)
+        with torch.autocast(h_ND.device.type, enabled=False):
+            h_CND = h_ND.to(dtype).expand(self.members, -1, -1)
+            return torch.bmm(h_CND, self.weights[0][:, : self.parts[0]].to(dtype))
 
-        `frozen`: gradients flow to `h_ND` and `action` but not to the critics. Rows go through in chunks that stay
-        in the processor's cache between layers.
-        """
-        tensors = [*self.weights, *self.biases, self.last_weight, self.last_bias]
-        if frozen:
-            tensors = [tensor.detach() for tensor in tensors]
-        rows = CHUNK_ROWS if h_ND.device.type == "cpu" else max(1, len(h_ND))
-        chunks = zip(h_ND.split(rows), action.split(rows), strict=True)
-        return torch.cat([self._values(h, a, tensors) for h, a in chunks], 1)
+    @torch.no_grad()
+    def forward(self, state_CNW: Tensor, action_NGKF: Tensor, needed: Tensor | None = None) -> Tensor:
+        """Values of the actions (C, N, G, K), without gradient; 0 where they are not `needed`, which is bool and
+        broadcasts to that shape."""
+        _, count, discounts, samples, _ = (*state_CNW.shape[:2], *action_NGKF.shape[1:])
+        out = torch.zeros((self.members, discounts * samples, count), device=state_CNW.device)
+        shape = (self.members, count, discounts, samples)
+        wanted = None if needed is None else needed.expand(shape).permute(0, 2, 3, 1).flatten(1, 2)
+        with torch.autocast(state_CNW.device.type, enabled=False):
+            members = self._members(state_CNW.dtype)
+            for rows in chunks(count, discounts * samples, state_CNW.device):
+                action_SnF = _by_discount(action_NGKF[rows]).to(state_CNW.dtype)
+                for c, member in enumerate(members):
+                    if wanted is None:
+                        out[c, :, rows] = self._values(member, state_CNW[c, rows], action_SnF, None)[1]
+                        continue
+                    picked = wanted[c, :, rows].flatten().nonzero()[:, 0]
+                    chunk = out.new_zeros(action_SnF.shape[:2])
+                    chunk.view(-1)[picked] = self._values(member, state_CNW[c, rows], action_SnF, picked)[1]
+                    out[c, :, rows] = chunk
+        return out.unflatten(1, (discounts, samples)).permute(0, 3, 1, 2)
 
-    def _values(self, h_ND: Tensor, action: Tensor, tensors: list[Tensor]) -> Tensor:
-        depth, rows, discounts = len(self.weights), len(h_ND), self.num_discounts
-        weights, biases, (last_weight, last_bias) = tensors[:depth], tensors[depth : 2 * depth], tensors[-2:]
-        by_state, by_action, by_horizon = weights[0].split(self.split, 1)
-        members = len(last_weight)
-        state_CN1W = torch.bmm(h_ND.expand(members, -1, -1), by_state)[:, :, None]
-        flat_action = action.reshape(-1, action.shape[-1]).expand(members, -1, -1)
-        first_CNGW = torch.bmm(flat_action, by_action).unflatten(1, (rows, -1)) + state_CN1W
-        first_CNGW = first_CNGW + (biases[0] + self.horizon_G[:, None] * by_horizon)[:, None]
-        x_CRW = self._deeper(F.leaky_relu(first_CNGW, inplace=True).flatten(1, 2), weights[1:], biases[1:])
-        # every discount's last row for every discount, of which the diagonal counts: a plain product is cheapest
-        return (
-            torch.bmm(x_CRW, last_weight).view(members, rows, discounts, discounts).diagonal(dim1=2, dim2=3) + last_bias
+    def least(self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor) -> tuple[Tensor, Tensor]:
+        """Values V_c = mean over K of the actions' -> (the least of the drawn critics' V (N, G), with gradient to
+        the actions, through the critic that has it and no other; V (C, N, G), without gradient)."""
+        learn = torch.is_grad_enabled() and action_NGKF.requires_grad
+        value, all_values, slope = self._least(state_CNW, action_NGKF.detach(), drawn_MNG, learn)
+        return (value if slope is None else attach(value, (action_NGKF,), (slope,))), all_values
+
+    @torch.no_grad()
+    def _least(
+        self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor, learn: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        _, count, discounts, samples, _ = (*state_CNW.shape[:2], *action_NGKF.shape[1:])
+        out_CGN = torch.empty((self.members, discounts, count), device=state_CNW.device)
+        least_GN = out_CGN.new_empty((discounts, count))
+        slope = torch.zeros_like(action_NGKF, dtype=torch.float32) if learn else None
+        drawn_MGN = drawn_MNG.transpose(1, 2)
+        with torch.autocast(state_CNW.device.type, enabled=False):
+            members = self._members(state_CNW.dtype)
+            for rows in chunks(count, discounts * samples, state_CNW.device):
+                action_SnF = _by_discount(action_NGKF[rows]).to(state_CNW.dtype)
+                kept = []
+                for c, member in enumerate(members):
+                    acts, value_Sn = self._values(member, state_CNW[c, rows], action_SnF, None)
+                    out_CGN[c, :, rows] = value_Sn.unflatten(0, (discounts, samples)).mean(1)
+                    kept.append(acts if learn else [])
+                value_MGn = out_CGN[:, :, rows].gather(0, drawn_MGN[..., rows])
+                least_GN[:, rows], place_Gn = value_MGn.min(0)
+                if slope is None:
+                    continue
+                critic_Gn = drawn_MGN[..., rows].gather(0, place_Gn[None])[0]
+                critic_R = critic_Gn[:, None].expand(-1, samples, -1).flatten()
+                slope_RF = slope.new_empty((critic_R.numel(), self.parts[1]))
+                discount_R = self._discounts(action_SnF)
+                for c, (member, acts) in enumerate(zip(members, kept, strict=True)):
+                    picked = (critic_R == c).nonzero()[:, 0]
+                    outputs = [output[picked] for output in acts]
+                    slope_RW = self.readout.slopes(
+                        outputs[-1], member.last_weight, member.last_bias, discount_R[picked]
+                    )
+                    slope_RW = backward(slope_RW, outputs, member.weights[1:])
+                    by_action = member.weights[0][self.parts[0] : -1]
+                    slope_RF[picked] = (slope_RW @ by_action.t()).float() / samples
+                slope[rows] = slope_RF.view(discounts, samples, -1, self.parts[1]).permute(2, 0, 1, 3)
+        return least_GN.t(), out_CGN.transpose(1, 2), slope
+
+    def loss(
+        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, target_NG: Tensor, scale_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Sum over members, rows (each times `scale_N`) and discounts of the readout's loss of the values of the
+        actions `action_NF` -> (loss, with gradient to critics and state; the values (C, N, G), without)."""
+        learn = torch.is_grad_enabled()
+        loss, values, grads = self._loss(h_ND.detach(), state_CNW, action_NF, target_NG, scale_N, learn)
+        return (loss if grads is None else attach(loss, (h_ND, *self.tensors()), grads)), values
+
+    @torch.no_grad()
+    def _loss(
+        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, target_NG: Tensor, scale_N: Tensor, learn: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+        dtype, discounts = state_CNW.dtype, len(self.horizon_G)
+        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
+        out_CGN = torch.empty((self.members, discounts, len(h_ND)), device=h_ND.device)
+        loss, target_GN = out_CGN.new_zeros(()), target_NG.t().contiguous()
+        with torch.autocast(h_ND.device.type, enabled=False):
+            members = self._members(dtype)
+            narrow_h, narrow_a = h_ND.to(dtype), action_NF.to(dtype)
+            for rows in chunks(len(h_ND), discounts, h_ND.device):
+                input_nI = torch.cat((narrow_h[rows], narrow_a[rows]), 1)
+                for c, (member, grad) in enumerate(zip(members, self.split(grads), strict=True)):
+                    by_action = member.weights[0][self.parts[0] : -1]
+                    first_nW = torch.addmm(state_CNW[c, rows], narrow_a[rows], by_action)
+                    first_GnW = first_nW + self._by_horizon(member)[:, None]
+                    x_RW = F.leaky_relu_(first_GnW.flatten(0, 1), SLOPE)
+                    acts = activations(x_RW, member.weights[1:], member.biases[1:])
+                    part, out_CGN[c, :, rows], slope_RW = self.readout.loss(
+                        acts[-1].unflatten(0, (discounts, -1)), member.last_weight, member.last_bias,
+                        target_GN[:, rows], scale_N[rows], (grad.last_weight, grad.last_bias) if learn else None,
+                    )  # fmt: skip
+                    loss += part
+                    if slope_RW is None:
+                        continue
+                    slope_RW = backward(slope_RW, acts, member.weights[1:], _pairs(grad, 1))
+                    slope_GnW = slope_RW.unflatten(0, (discounts, -1))
+                    slope_nW, slope_GW = slope_GnW.sum(0), slope_GnW.sum(1).float()
+                    add_product(grad.weights[0][:-1], input_nI.t(), slope_nW)
+                    grad.weights[0][-1] += self.horizon_G @ slope_GW
+                    grad.biases[0].add_(slope_GW.sum(0))
+                    add_product(grad_h[rows], slope_nW, member.weights[0][: self.parts[0]].t())
+        return loss, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
+
+    def _members(self, dtype: torch.dtype) -> list[Member]:
+        return self.split(self.tensors(), dtype)
+
+    def _by_horizon(self, member: Member) -> Tensor:
+        """What discounts (and the bias) add to the first layer (G, W)."""
+        return torch.addcmul(
+            member.biases[0], self.horizon_G[:, None].to(member.biases[0].dtype), member.weights[0][-1]
         )
+
+    def _discounts(self, action_SnF: Tensor) -> Tensor:
+        """The discount of each of a chunk's S n rows."""
+        discounts = len(self.horizon_G)
+        index_G = torch.arange(discounts, device=action_SnF.device)
+        return index_G.repeat_interleave(action_SnF.shape[:2].numel() // discounts)
+
+    def _values(
+        self, member: Member, state_nW: Tensor, action_SnF: Tensor, picked: Tensor | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Activations, and values (S, n) of one critic; or (R,) of the `picked` of the chunk's rows."""
+        by_action, discounts = member.weights[0][self.parts[0] : -1], len(self.horizon_G)
+        discount_R, by_horizon_GW = self._discounts(action_SnF), self._by_horizon(member)
+        if picked is None:
+            first_SnW = (action_SnF.flatten(0, 1) @ by_action).view(*action_SnF.shape[:2], -1)
+            first_SnW += state_nW
+            first_SnW.unflatten(0, (discounts, -1)).add_(by_horizon_GW[:, None, None])
+            first_RW, shape = first_SnW.flatten(0, 1), action_SnF.shape[:2]
+        else:
+            discount_R, shape = discount_R[picked], picked.shape
+            first_RW = action_SnF.flatten(0, 1)[picked] @ by_action
+            first_RW += state_nW[picked % action_SnF.shape[1]]
+            first_RW += by_horizon_GW[discount_R]
+        acts = activations(F.leaky_relu_(first_RW, SLOPE), member.weights[1:], member.biases[1:])
+        values_R = self.readout.values(acts[-1], member.last_weight, member.last_bias, discount_R)
+        return acts, values_R.view(shape)
+
+
+def _by_discount(action_nGKF: Tensor) -> Tensor:
+    """(n, G, K, F) -> (S, n, F)."""
+    return action_nGKF.permute(1, 2, 0, 3).flatten(0, 1)

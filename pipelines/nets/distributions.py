@@ -1,41 +1,48 @@
-"""Policies over each action space, as pure functions of a network's outputs and of uniform noise.
+"""Policies over choices and bits, as pure functions of a network's outputs and of uniform noise (Box: `continuous`).
 
 An action has two forms: stored (as the lake keeps it) and features (float32; what critics and encoders take).
-`sample` returns features through which gradients flow to `params`: reparametrised for Box, straight-through for
-choices and bits. P outputs per distribution, F features, Z uniforms a sample; leading dimensions are free.
+`sample` returns features through which gradients flow to `params`: reparametrised for Box, straight-through (of the
+probabilities, or of Gumbel-softmax) for choices and bits. `legal` (bool, one for each choice or bit, broadcastable to
+the probabilities): an illegal choice, or a bit that must not be set, has probability 0 exactly, whatever the floor;
+where nothing is legal, everything is.
+
+P outputs per distribution, F features, Z uniforms a sample; leading dimensions are free.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pipelines.config.model import ActorSettings
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from pipelines.nets.continuous import BetaPolicy, GaussianMixture, TanhGaussian
 from pipelines.nets.features import features
 
-_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+_TINY = 1e-12
 
 
 class Distribution(Protocol):
     num_params: int
     noise_size: int
+    hard: bool
+    """Whether samples are choices, of which some may be drawn twice."""
 
-    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         """(..., P), stored action -> (...,)."""
 
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
         """(..., P), uniforms (..., Z) -> features (..., F)."""
 
-    def mode(self, params: Tensor) -> Tensor:
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """The most probable action's features (..., F)."""
 
-    def entropy(self, params: Tensor) -> Tensor:
-        """(...,) nats; for Box that of the Gaussian before tanh."""
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        """(...,) nats; for Box see each distribution."""
 
     def stored(self, features: Tensor) -> Tensor:
         """Features -> stored form."""
@@ -56,70 +63,109 @@ def bounded(probs: Tensor, floor: float, ceiling: float, legal: Tensor | None = 
 
 
 def pick(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Index drawn by inverse distribution function: (..., A), (...,) -> (...,) int64."""
+    """Index drawn by inverse distribution function: (..., A), (...,) -> (...,) int64; never one of probability 0."""
     cumulated = probs.cumsum(-1)
-    return (cumulated <= uniform[..., None] * cumulated[..., -1:]).sum(-1).clamp_max(probs.shape[-1] - 1)
+    index = (cumulated <= uniform[..., None] * cumulated[..., -1:]).sum(-1)
+    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)  # rounding must not run beyond it
+    return torch.minimum(index, last)
+
+
+def gumbel(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
+    """Soft choices (..., A) whose largest is a draw (Jang et al. 2017, arXiv 1611.01144)."""
+    noise = -(-uniform.clamp(_TINY, 1 - 1e-7).log()).log()
+    return softmax((log_probs + noise) / temperature)
+
+
+def _some(legal: Tensor) -> Tensor:
+    return legal | ~legal.any(-1, keepdim=True)
 
 
 class Categorical:
     """One of n; probabilities kept within a floor and a ceiling. The floor never takes more than a tenth in all."""
 
-    noise_size = 1
+    hard = True
 
     def __init__(self, space: Discrete, settings: ActorSettings) -> None:
-        self.space = space
-        self.num_params = space.n
+        self.space, self.num_params = space, space.n
+        self.temperature = settings.gumbel_temperature if settings.gumbel else None
+        self.noise_size = space.n if settings.gumbel else 1
         self.floor = min(settings.probability_floor, 0.1 / space.n)
         self.ceiling = settings.probability_ceiling
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """(..., n). `legal` (bool, broadcastable): the other actions get probability 0 exactly."""
+        """(..., n)."""
         if legal is not None:
+            legal = _some(legal)
             params = params.masked_fill(~legal, -torch.inf)
         return bounded(softmax(params), self.floor, self.ceiling, legal)
 
-    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        return self.probs(params).gather(-1, action.long()[..., None])[..., 0].log()
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        return chosen(self.probs(params, legal), action)
 
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        probs = self.probs(params)
-        hard = features(pick(probs.detach(), noise[..., 0]), self.space)
-        return hard + probs - probs.detach()
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        if self.temperature is None:
+            soft, index = probs, pick(probs.detach(), noise[..., 0])
+        else:
+            log_probs = probs.clamp_min(_TINY).log().masked_fill(probs == 0, -torch.inf)
+            soft = gumbel(log_probs, noise, self.temperature)
+            index = soft.argmax(-1)
+        hard = features(index, self.space)
+        return hard + (soft - soft.detach()) if soft.requires_grad else hard
 
-    def mode(self, params: Tensor) -> Tensor:
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        if legal is not None:
+            params = params.masked_fill(~_some(legal), -torch.inf)
         return features(params.argmax(-1), self.space)
 
-    def entropy(self, params: Tensor) -> Tensor:
-        probs = self.probs(params)
-        return -(probs * probs.clamp_min(1e-12).log()).sum(-1)
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return entropy(self.probs(params, legal))
 
     def stored(self, features: Tensor) -> Tensor:
         return features.argmax(-1).int()
 
 
+def chosen(probs: Tensor, action: Tensor) -> Tensor:
+    """Log-probability of the chosen ones: (..., A), (...,) -> (...,). One that is impossible counts as improbable and
+    gives no gradient."""
+    return probs.gather(-1, action.long()[..., None])[..., 0].clamp_min(_TINY).log()
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Of choices (..., A) -> (...,)."""
+    return -(probs * probs.clamp_min(_TINY).log()).sum(-1)
+
+
 class Categoricals:
     """A choice at each of k places, independent given the state; log-probabilities add up."""
+
+    hard = True
 
     def __init__(self, space: MultiDiscrete, settings: ActorSettings) -> None:
         self.sizes = list(space.nvec)
         self.parts = [Categorical(Discrete(n=n), settings) for n in space.nvec]
-        self.num_params, self.noise_size = sum(self.sizes), len(self.sizes)
+        self.num_params = sum(self.sizes)
+        self._noise = [part.noise_size for part in self.parts]
+        self.noise_size = sum(self._noise)
 
-    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        places = zip(self.parts, params.split(self.sizes, -1), action.unbind(-1), strict=True)
-        return torch.stack([part.log_prob(p, a) for part, p, a in places]).sum(0)
+    def _legal(self, legal: Tensor | None) -> list[Tensor | None]:
+        return [None] * len(self.parts) if legal is None else list(legal.split(self.sizes, -1))
 
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        places = zip(self.parts, params.split(self.sizes, -1), noise.split(1, -1), strict=True)
-        return torch.cat([part.sample(p, u) for part, p, u in places], -1)
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        places = zip(self.parts, params.split(self.sizes, -1), action.unbind(-1), self._legal(legal), strict=True)
+        return torch.stack([part.log_prob(p, a, mask) for part, p, a, mask in places]).sum(0)
 
-    def mode(self, params: Tensor) -> Tensor:
-        places = zip(self.parts, params.split(self.sizes, -1), strict=True)
-        return torch.cat([part.mode(p) for part, p in places], -1)
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        split = params.split(self.sizes, -1), noise.split(self._noise, -1), self._legal(legal)
+        return torch.cat([part.sample(p, u, mask) for part, p, u, mask in zip(self.parts, *split, strict=True)], -1)
 
-    def entropy(self, params: Tensor) -> Tensor:
-        places = zip(self.parts, params.split(self.sizes, -1), strict=True)
-        return torch.stack([part.entropy(p) for part, p in places]).sum(0)
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        places = zip(self.parts, params.split(self.sizes, -1), self._legal(legal), strict=True)
+        return torch.cat([part.mode(p, mask) for part, p, mask in places], -1)
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        places = zip(self.parts, params.split(self.sizes, -1), self._legal(legal), strict=True)
+        return torch.stack([part.entropy(p, mask) for part, p, mask in places]).sum(0)
 
     def stored(self, features: Tensor) -> Tensor:
         return torch.stack([part.argmax(-1) for part in features.split(self.sizes, -1)], -1).int()
@@ -128,72 +174,56 @@ class Categoricals:
 class Bits:
     """n independent bits; the log-probability is the mean over bits, so that its size does not grow with n."""
 
+    hard = True
+
     def __init__(self, space: MultiBinary, settings: ActorSettings) -> None:
         self.num_params = self.noise_size = space.n
+        self.temperature = settings.gumbel_temperature if settings.gumbel else None
         self.floor = max(settings.probability_floor, 1 - settings.probability_ceiling)
 
-    def probs(self, params: Tensor) -> Tensor:
+    def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Probability of each bit being set."""
-        return params.sigmoid().clamp(self.floor, 1 - self.floor)
+        probs = params.sigmoid().clamp(self.floor, 1 - self.floor)
+        return probs if legal is None else probs * legal
 
-    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        probs = self.probs(params)
-        return torch.where(action.bool(), probs, 1 - probs).log().mean(-1)
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        return torch.where(action.bool(), probs, 1 - probs).clamp_min(_TINY).log().mean(-1)
 
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        probs = self.probs(params)
-        return (noise < probs).float() + probs - probs.detach()
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        hard = (noise < probs).float()
+        if not probs.requires_grad:
+            return hard
+        soft = probs
+        if self.temperature is not None:  # the binary case: a logistic threshold instead of two Gumbel draws
+            odds = probs.clamp(_TINY, 1 - 1e-7).logit() - noise.clamp(_TINY, 1 - 1e-7).logit()
+            soft = (odds / self.temperature).sigmoid()
+        return hard + (soft - soft.detach())
 
-    def mode(self, params: Tensor) -> Tensor:
-        return (params > 0).float()
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        bits = params > 0
+        return (bits if legal is None else bits & legal).float()
 
-    def entropy(self, params: Tensor) -> Tensor:
-        probs = self.probs(params)
-        return -(probs * probs.log() + (1 - probs) * (1 - probs).log()).sum(-1)
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        probs = self.probs(params, legal)
+        return entropy(torch.stack((probs, 1 - probs), -1)).sum(-1)
 
     def stored(self, features: Tensor) -> Tensor:
         return (features > 0.5).to(torch.uint8)
 
 
-class TanhGaussian:
-    """tanh of a Gaussian with a bounded deviation; actions in [-1, 1]."""
-
-    def __init__(self, space: Box, settings: ActorSettings) -> None:
-        self.shape = space.shape
-        self.noise_size = space.flat_size
-        self.num_params = 2 * space.flat_size
-        self.low, self.high = settings.min_log_std, settings.max_log_std
-        self.clip = settings.action_clip
-
-    def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = params.chunk(2, -1)
-        return mean, self.low + 0.5 * (self.high - self.low) * (raw.tanh() + 1)
-
-    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        mean, log_std = self._split(params)
-        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
-        inner = flat.clamp(-self.clip, self.clip).atanh()
-        gaussian = -0.5 * ((inner - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TAU
-        log_slope = 2 * (math.log(2) - inner - F.softplus(-2 * inner))  # log(1 - tanh(inner)^2)
-        return (gaussian - log_slope).sum(-1)
-
-    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        mean, log_std = self._split(params)
-        normal = math.sqrt(2) * torch.erfinv((2 * noise - 1).clamp(-1 + 1e-6, 1 - 1e-6))
-        return (mean + log_std.exp() * normal).tanh()
-
-    def mode(self, params: Tensor) -> Tensor:
-        return params.chunk(2, -1)[0].tanh()
-
-    def entropy(self, params: Tensor) -> Tensor:
-        return (self._split(params)[1] + 0.5 + _HALF_LOG_TAU).sum(-1)
-
-    def stored(self, features: Tensor) -> Tensor:
-        return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
+BoxPolicy = TanhGaussian | BetaPolicy | GaussianMixture
+Policy = Categorical | Categoricals | Bits | BoxPolicy
+_BOX: dict[str, Callable[[Box, ActorSettings], BoxPolicy]] = {
+    "tanh-gaussian": TanhGaussian,
+    "beta": BetaPolicy,
+    "gaussian-mixture": GaussianMixture,
+}
 
 
-def distribution(space: Space, settings: ActorSettings) -> Categorical | Categoricals | Bits | TanhGaussian:
-    """The distribution that fits the action space."""
+def distribution(space: Space, settings: ActorSettings) -> Policy:
+    """The distribution that fits the action space, for Box the one that the settings name."""
     match space:
         case Discrete():
             return Categorical(space, settings)
@@ -201,7 +231,6 @@ def distribution(space: Space, settings: ActorSettings) -> Categorical | Categor
             return Categoricals(space, settings)
         case MultiBinary():
             return Bits(space, settings)
-        case Box():
-            return TanhGaussian(space, settings)
-        case Ragged():
-            raise ValueError("a sequence can be observed, not acted")
+    if not isinstance(space, Box):
+        raise UsageError(f"{type(space).__name__} is no space of actions")
+    return _BOX[settings.distribution](space, settings)

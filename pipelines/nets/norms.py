@@ -11,6 +11,11 @@ def symlog(x: Tensor) -> Tensor:
     return x.sign() * x.abs().log1p()
 
 
+def symexp(x: Tensor) -> Tensor:
+    """Inverse of symlog."""
+    return x.sign() * x.abs().expm1()
+
+
 class RunningNorm(nn.Module):
     """Standardises features by running moments. Only `update` changes them: `forward` is a pure function.
 

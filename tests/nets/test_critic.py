@@ -1,21 +1,39 @@
-"""Batched ensembles against one member at a time."""
+"""Ensembles, pass by pass, against one member at a time. (Whole updates: tests/learning/test_literal.py.)"""
 
+import pytest
 import torch
 from torch.nn import functional as F
 
 from pipelines.config.model import ActorSettings, CriticSettings
+from pipelines.nets import passes
 from pipelines.nets.actor import Actor
 from pipelines.nets.critic import ActionInput, ActionValues
-from pipelines.nets.norms import symlog
+from pipelines.nets.norms import symexp, symlog
+from pipelines.nets.readout import TwoHot
 
 SETTINGS = CriticSettings(ensemble=3, hidden=(8, 7))
+TWO_HOT = SETTINGS.model_copy(update={"kind": "two-hot", "bins": 11, "low": -20, "high": 20})
 GAMMAS = (0.1, 0.9)
+KINDS = pytest.mark.parametrize("settings", [SETTINGS, TWO_HOT], ids=["scalar", "two-hot"])
 
 
-def member(critic, index, x):
-    for weight, bias in zip(critic.weights, critic.biases, strict=True):
+def member(critic, index, x, frozen=False):
+    own = [t.detach() if frozen else t for t in critic.tensors()]
+    depth = len(critic.weights)
+    for weight, bias in zip(own[:depth], own[depth : 2 * depth], strict=True):
         x = F.leaky_relu(x @ weight[index] + bias[index])
-    return x @ critic.last_weight[index] + critic.last_bias[index]
+    return x @ own[-2][index] + own[-1][index]
+
+
+def values(critic, index, h, action, frozen=False):
+    """(N, G) of actions (N, G, F), by concatenation."""
+    out = []
+    for g, gamma in enumerate(GAMMAS):
+        horizon = symlog(torch.tensor([[1 / (1 - gamma)]])).expand(len(h), 1)
+        raw = member(critic, index, torch.cat((h, action[:, g], horizon), -1), frozen)
+        bins = getattr(critic.readout, "bins_Z", None)
+        out.append(raw[:, g] if bins is None else symexp(raw.softmax(-1) @ bins))
+    return torch.stack(out, 1)
 
 
 def shaken(critic):
@@ -32,37 +50,94 @@ def test_action_values_equal_members_one_by_one():
         torch.testing.assert_close(out[index], member(critic, index, h).view(6, 2, 4))
 
 
-def test_action_input_equals_the_concatenated_input():
-    critic = shaken(ActionInput(5, 3, GAMMAS, SETTINGS))
-    h, shared, own = torch.randn(6, 5), torch.randn(6, 3), torch.randn(6, 2, 3)
-    for action in (shared, own):
-        out = critic(h, action)
-        assert out.shape == (3, 6, 2)
-        for g, gamma in enumerate(GAMMAS):
-            horizon = symlog(torch.tensor([[1 / (1 - gamma)]])).expand(6, 1)
-            x = torch.cat((h, action if action.dim() == 2 else action[:, g], horizon), -1)
-            for index in range(3):
-                torch.testing.assert_close(out[index, :, g], member(critic, index, x)[:, g])
+@KINDS
+@pytest.mark.parametrize("rows", [3, 1000])
+def test_action_input_equals_the_concatenated_input(settings, rows, monkeypatch):
+    monkeypatch.setattr(passes, "CPU_ROWS", rows)
+    critic = shaken(ActionInput(5, 3, GAMMAS, settings))
+    h, action = torch.randn(6, 5), torch.randn(6, 2, 4, 3)
+    out, needed = critic(critic.states(h), action), torch.rand(3, 6, 2, 4) < 0.5
+    assert out.shape == (3, 6, 2, 4)
+    for index in range(3):
+        for k in range(4):
+            torch.testing.assert_close(out[index, ..., k], values(critic, index, h, action[:, :, k]))
+    some = critic(critic.states(h), action, needed)
+    torch.testing.assert_close(some, torch.where(needed, out, 0.0))
+    shared = needed[:1, :, :1]  # broadcast over critics and discounts
+    torch.testing.assert_close(critic(critic.states(h), action, shared), torch.where(shared, out, 0.0))
 
 
-def test_frozen_critics_pass_gradients_and_take_none():
-    critic = ActionInput(5, 3, GAMMAS, SETTINGS)
-    h, action = torch.randn(6, 5, requires_grad=True), torch.randn(6, 2, 3, requires_grad=True)
-    critic(h, action, frozen=True).sum().backward()
+@KINDS
+def test_the_least_passes_its_gradient_through_one_critic_to_the_actions_alone(settings):
+    critic = shaken(ActionInput(5, 3, GAMMAS, settings))
+    h, action = torch.randn(6, 5), torch.randn(6, 2, 4, 3, requires_grad=True)
+    drawn = torch.rand(3, 6, 2).topk(2, 0).indices
+    least, everything = critic.least(critic.states(h), action, drawn)
+    by_hand = torch.stack([values(critic, c, h, action[:, :, k], frozen=True) for c in range(3) for k in range(4)])
+    means = by_hand.view(3, 4, 6, 2).mean(1)
+    torch.testing.assert_close(everything, means.detach())
+    expected = means.gather(0, drawn).amin(0)
+    torch.testing.assert_close(least, expected)
+    factor = torch.randn(6, 2)
+    (expected_grad,) = torch.autograd.grad((expected * factor).sum(), action)
+    (least * factor).sum().backward()
+    torch.testing.assert_close(action.grad, expected_grad)
     assert all(parameter.grad is None for parameter in critic.parameters())
-    assert action.grad.abs().sum() > 0
-    torch.testing.assert_close(critic(h, action, frozen=True), critic(h, action))
+
+
+def test_without_gradient_nothing_is_kept():
+    critic, table = ActionInput(5, 3, GAMMAS, SETTINGS), ActionValues(5, 2, 4, SETTINGS)
+    h, ones, target = torch.randn(6, 5), torch.ones(6), torch.zeros(6, 2)
+    with torch.no_grad():
+        loss, _ = critic.loss(h, critic.states(h), torch.randn(6, 3), target, ones)
+        other, _ = table.loss(h, torch.zeros(6, dtype=torch.int64), target, ones)
+    assert not loss.requires_grad
+    assert not other.requires_grad
+
+
+def test_lower_precision_changes_little_and_gradients_stay_in_float32():
+    critic = shaken(ActionInput(16, 3, GAMMAS, CriticSettings(hidden=(64, 64))))
+    h, action, target = torch.randn(300, 16, requires_grad=True), torch.randn(300, 3), torch.randn(300, 2)
+    grads = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss, _ = critic.loss(h, critic.states(h), action, target, torch.ones(300))
+        grads.append(torch.autograd.grad(loss, [h, *critic.parameters()]))
+    for full, low in zip(*grads, strict=True):
+        assert low.dtype == torch.float32
+        assert F.cosine_similarity(full.flatten(), low.flatten(), dim=0) > 0.99
+
+
+def test_two_bins_about_a_target_have_its_distance_as_shares():
+    readout = TwoHot(CriticSettings(kind="two-hot", bins=3, low=-1, high=1))  # bins at -log 2, 0, log 2 of symlog
+    half = float(torch.expm1(torch.log(torch.tensor(2.0)) / 2))
+    labels = readout.labels(torch.tensor([0.0, 1.0, half, 50.0, -50.0]))
+    expected = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0.5, 0.5], [0, 0, 1], [1, 0, 0]])
+    torch.testing.assert_close(labels, expected, atol=1e-6, rtol=0)
+    decoded = symexp(labels @ readout.bins_Z)
+    torch.testing.assert_close(decoded, torch.tensor([0.0, 1.0, half, 1.0, -1.0]))
+
+
+def test_a_gaussian_label_has_its_mean_at_the_target():
+    readout = TwoHot(CriticSettings(kind="two-hot", bins=128, labels="hl-gauss"))
+    target = torch.tensor([0.0, 3.0, -700.0])
+    labels = readout.labels(target)
+    torch.testing.assert_close(labels.sum(-1), torch.ones(3))
+    torch.testing.assert_close(symexp(labels @ readout.bins_Z), target, rtol=1e-2, atol=1e-2)
+    spread = ((readout.bins_Z - symlog(target)[:, None]).square() * labels).sum(-1).sqrt() / readout.step
+    torch.testing.assert_close(spread, torch.full((3,), (0.75**2 + 1 / 12) ** 0.5), rtol=1e-2, atol=0)
 
 
 def test_rescale_changes_outputs_per_discount():
     scale, shift = torch.tensor([2.0, -1.0]), torch.tensor([0.5, 3.0])
-    h, action = torch.randn(6, 5), torch.randn(6, 3)
+    h, action = torch.randn(6, 5), torch.randn(6, 2, 1, 3)
     table, value = shaken(ActionValues(5, 2, 4, SETTINGS)), shaken(ActionInput(5, 3, GAMMAS, SETTINGS))
-    before = table(h), value(h, action)
+    before = table(h), value(value.states(h), action)
     table.rescale(scale, shift)
     value.rescale(scale, shift)
     torch.testing.assert_close(table(h), before[0] * scale[:, None] + shift[:, None], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(value(h, action), before[1] * scale + shift, atol=1e-5, rtol=1e-5)
+    after = value(value.states(h), action)[..., 0]
+    torch.testing.assert_close(after, before[1][..., 0] * scale + shift, atol=1e-5, rtol=1e-5)
 
 
 def test_the_acting_head_is_the_last():

@@ -1,0 +1,60 @@
+"""Losses of the user's own, named by `module:attr`: a function, or a class of module with parameters of its own.
+
+    def smooth(states, batch, mask):                                  # under agent.losses: kind = "mine:smooth"
+        return (states[:, 1:] - states[:, :-1]).square().mean(-1)     # (B, T)
+
+    class Forward(nn.Module):                                         # made with spaces, the states' width, options
+        def __init__(self, spaces, state_size, *, hidden=64): ...
+        def forward(self, states, batch, mask): ...
+
+`states` (B, T + 1, D) has gradient to the encoders; `batch` is a `TensorBatch`; `mask` (B, T) is true at real steps.
+What comes back, (B, T) or (B, T, ...), counts at real steps only: its mean over them, times the loss's weight.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipelines.config.model import LOSSES, ExtraLossSettings
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import Spaces
+from pipelines.learning.tensors import TensorBatch
+
+
+class ExtraLoss(nn.Module):
+    """One such loss; UsageError for options that it does not take."""
+
+    def __init__(self, settings: ExtraLossSettings, spaces: Spaces, state_size: int) -> None:
+        super().__init__()
+        self.settings = settings
+        target = LOSSES.get(settings.kind)
+        self.module: nn.Module | None = None
+        self._function: Callable[..., Tensor] = target
+        self._options: dict[str, Any] = dict(settings.options)
+        made = inspect.isclass(target)
+        arguments = (spaces, state_size) if made else (None, None, None)
+        try:
+            inspect.signature(target).bind(*arguments, **settings.options)
+        except TypeError as error:
+            raise UsageError(f"loss '{settings.kind}': {error}", hint="see agent.losses") from error
+        if made:
+            self.module = self._function = target(spaces, state_size, **settings.options)
+            self._options = {}
+
+    def forward(self, states_BTD: Tensor, batch: TensorBatch) -> Tensor:
+        """Sum over real steps, each times its window's importance."""
+        loss = self._function(states_BTD, batch, batch.mask, **self._options)
+        if loss.shape[:2] != batch.mask.shape:
+            raise UsageError(
+                f"loss '{self.settings.kind}' has shape {tuple(loss.shape)}, not one for each of "
+                f"{tuple(batch.mask.shape)} steps"
+            )
+        by_step = loss.flatten(2).mean(-1) if loss.dim() > 2 else loss
+        if batch.importance is not None:
+            by_step = by_step * batch.importance[:, None]
+        return torch.where(batch.mask, by_step, 0.0).sum()

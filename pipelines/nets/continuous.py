@@ -1,0 +1,196 @@
+"""Policies over Box actions in [-1, 1], as pure functions of a network's outputs and of uniform noise.
+
+The interface is `distributions.Distribution`; `legal` means nothing here. P outputs, F numbers of an action, M modes, Z
+uniforms a sample; leading dimensions are free.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipelines.config.model import ActorSettings
+from pipelines.lake.spaces import Box
+
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+def normal(uniform: Tensor) -> Tensor:
+    """Standard normal numbers by the inverse distribution function."""
+    return math.sqrt(2) * torch.erfinv((2 * uniform - 1).clamp(-1 + 1e-6, 1 - 1e-6))
+
+
+def _log_normal(inner: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    return -0.5 * ((inner - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TAU
+
+
+def _log_slope(inner: Tensor) -> Tensor:
+    """log(1 - tanh(inner)^2)."""
+    return 2 * (math.log(2) - inner - F.softplus(-2 * inner))
+
+
+class _BoxPolicy:
+    hard = False
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        self.shape, self.size = space.shape, space.flat_size
+        self.clip = settings.action_clip
+        self.low, self.high = settings.min_log_std, settings.max_log_std
+
+    def _flat(self, action: Tensor) -> Tensor:
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        return flat.clamp(-self.clip, self.clip)
+
+    def _log_std(self, raw: Tensor) -> Tensor:
+        return self.low + 0.5 * (self.high - self.low) * (raw.tanh() + 1)
+
+    def stored(self, features: Tensor) -> Tensor:
+        return features.unflatten(-1, self.shape) if self.shape else features[..., 0]
+
+
+class TanhGaussian(_BoxPolicy):
+    """tanh of a Gaussian with a bounded deviation; its entropy is that before tanh."""
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        super().__init__(space, settings)
+        self.noise_size = space.flat_size
+        self.num_params = 2 * space.flat_size
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = params.chunk(2, -1)
+        return mean, self._log_std(raw)
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        mean, log_std = self._split(params)
+        inner = self._flat(action).atanh()
+        return (_log_normal(inner, mean, log_std) - _log_slope(inner)).sum(-1)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        mean, log_std = self._split(params)
+        return (mean + log_std.exp() * normal(noise)).tanh()
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return params.chunk(2, -1)[0].tanh()
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        return (self._split(params)[1] + 0.5 + _HALF_LOG_TAU).sum(-1)
+
+
+class GaussianMixture(_BoxPolicy):
+    """tanh of a mixture of diagonal Gaussians. The weights receive the gradient of a sample straight through the choice
+    of its mode. The entropy is an upper bound, before tanh: that of the choice plus the modes' mean."""
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        super().__init__(space, settings)
+        self.modes = settings.modes
+        self.noise_size = space.flat_size + 1
+        self.num_params = self.modes * (2 * space.flat_size + 1)
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-weights (..., M), means and log-deviations (..., M, F)."""
+        logits, rest = params.split((self.modes, 2 * self.modes * self.size), -1)
+        mean, raw = rest.unflatten(-1, (self.modes, 2 * self.size)).chunk(2, -1)
+        return logits.log_softmax(-1), mean, self._log_std(raw)
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, mean, log_std = self._split(params)
+        inner = self._flat(action).atanh()
+        by_mode = _log_normal(inner[..., None, :], mean, log_std).sum(-1)
+        return (log_weight + by_mode).logsumexp(-1) - _log_slope(inner).sum(-1)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, mean, log_std = self._split(params)
+        weight = log_weight.exp()
+        below = weight.detach().cumsum(-1) <= noise[..., :1]
+        index = below.sum(-1, keepdim=True).clamp_max(self.modes - 1)
+        hard = torch.zeros_like(weight.expand(below.shape)).scatter(-1, index, 1.0)
+        share = hard + (weight - weight.detach())
+        inner = mean + log_std.exp() * normal(noise[..., None, 1:])
+        return (share[..., None] * inner).sum(-2).tanh()
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, mean, _ = self._split(params)
+        index = log_weight.argmax(-1)[..., None, None].expand(*mean.shape[:-2], 1, self.size)
+        return mean.gather(-2, index)[..., 0, :].tanh()
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        log_weight, _, log_std = self._split(params)
+        inside = (log_std + 0.5 + _HALF_LOG_TAU).sum(-1)
+        return (log_weight.exp() * (inside - log_weight)).sum(-1)
+
+
+_TRIES = 6  # of which each fails with probability below .05 for shapes above 1
+
+
+class BetaPolicy(_BoxPolicy):
+    """A Beta distribution on each axis, stretched to [-1, 1]; both shapes are above 1, so that it has one mode
+    (Chou et al. 2017). Samples follow their shapes by implicit reparametrisation (arXiv 1805.08498)."""
+
+    def __init__(self, space: Box, settings: ActorSettings) -> None:
+        super().__init__(space, settings)
+        self.num_params = 2 * space.flat_size
+        self.noise_size = 2 * 2 * _TRIES * space.flat_size
+
+    def _split(self, params: Tensor) -> Tensor:
+        """Both shapes (..., 2, F)."""
+        return 1 + F.softplus(params.unflatten(-1, (2, self.size)))
+
+    def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
+        a, b = self._split(params).unbind(-2)
+        x = 0.5 * (self._flat(action) + 1)
+        beta = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+        return ((a - 1) * x.log() + (b - 1) * (-x).log1p() - beta - math.log(2)).sum(-1)
+
+    def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
+        shapes = self._split(params)
+        uniform = noise.unflatten(-1, (2, self.size, 2 * _TRIES))
+        shapes = shapes.expand(uniform.shape[:-1])
+        drawn = gamma(shapes.detach(), uniform)
+        x = drawn[..., 0, :] / drawn.sum(-2)
+        draw: Any = _BetaDraw.apply
+        return 2 * draw(x, shapes[..., 0, :], shapes[..., 1, :]) - 1
+
+    def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        a, b = self._split(params).unbind(-2)
+        return 2 * (a - 1) / (a + b - 2) - 1
+
+    def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
+        a, b = self._split(params).unbind(-2)
+        beta = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+        inside = beta - (a - 1) * torch.digamma(a) - (b - 1) * torch.digamma(b) + (a + b - 2) * torch.digamma(a + b)
+        return (inside + math.log(2)).sum(-1)
+
+
+def gamma(shape: Tensor, uniform: Tensor) -> Tensor:
+    """Gamma variates of shapes (...,) above 1 by rejection (Marsaglia & Tsang 2000), from (..., 2 tries) uniforms; the
+    last try is taken whatever it is."""
+    tries = uniform.shape[-1] // 2
+    d = shape[..., None] - 1 / 3
+    x = normal(uniform[..., :tries])
+    v = (1 + x / (9 * d).sqrt()).pow(3)
+    u = uniform[..., tries:].clamp(1e-12, 1)
+    good = (v > 0) & (u.log() < 0.5 * x.square() + d - d * v + d * v.clamp_min(1e-12).log())
+    index = torch.cat((good[..., :-1], torch.ones_like(good[..., :1])), -1).byte().argmax(-1, keepdim=True)
+    return (d * v.clamp_min(1e-6)).gather(-1, index)[..., 0]
+
+
+class _BetaDraw(torch.autograd.Function):
+    """x ~ Beta(a, b), with dx/da and dx/db."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        x = x.clamp(1e-6, 1 - 1e-6)
+        ctx.save_for_backward(x, a, b)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, a, b = ctx.saved_tensors
+        total = a + b
+        by_a = torch._dirichlet_grad(x, a, total) * (1 - x)
+        by_b = -torch._dirichlet_grad(1 - x, b, total) * x
+        return None, grads[0] * by_a, grads[0] * by_b

@@ -1,0 +1,207 @@
+"""The whole update as it is specified: one step, discount, critic and sample at a time, critics on concatenated inputs,
+autograd through everything, beyond the encoders in float64. Slow; shares nothing with the agent but encoders and
+distributions."""
+
+import torch
+from torch.nn import functional as F
+
+from pipelines.lake.spaces import Discrete
+from pipelines.nets.critic import ActionValues
+from pipelines.nets.features import features
+
+
+def symlog(x):
+    return x.sign() * (1 + x.abs()).log()
+
+
+def symexp(x):
+    return x.sign() * (x.abs().exp() - 1)
+
+
+class Literal:
+    """`agent` is used up: its statistics move, its parameters receive gradients."""
+
+    def __init__(self, agent, weights, *, critic, samples=(1, 1), soften=0.0):
+        self.agent, self.settings, self.critic_kind, self.soften = agent, agent.settings, critic, soften
+        self.online, self.offline = weights
+        self.samples = samples
+        self.gammas = [*agent.settings.gammas, agent.settings.acting_gamma]
+        self.metrics = {}
+        for part in (agent.heads, agent.target_heads, agent.popart):
+            part.double()
+
+    # critics
+
+    def outputs(self, critic, c, h, action, g, frozen=False):
+        """The last layer's numbers for one critic."""
+        x = h if action is None else torch.cat((h, action, symlog(torch.tensor([1 / (1 - self.gammas[g])]))))
+        tensors = [*critic.weights, critic.last_weight], [*critic.biases, critic.last_bias]
+        for place, (weight, bias) in enumerate(zip(*tensors, strict=True)):
+            weight, bias = (weight.detach(), bias.detach()) if frozen else (weight, bias)
+            x = x @ weight[c] + bias[c, 0]
+            if place < len(critic.weights):
+                x = F.leaky_relu(x, 0.01)
+        return x
+
+    def value(self, critic, c, h, action, g, frozen=False):
+        if self.critic_kind == "two-hot":
+            return symexp((self.outputs(critic, c, h, action, g, frozen).softmax(0) * self.bins()).sum())
+        return self.outputs(critic, c, h, action, g, frozen)[g]
+
+    def table(self, critic, c, h, g):
+        return self.outputs(critic, c, h, None, g).view(len(self.gammas), -1)[g]
+
+    def bins(self):
+        settings = self.settings.critic
+        ends = symlog(torch.tensor([settings.low, settings.high], dtype=torch.float64)).tolist()
+        return torch.linspace(*ends, settings.bins, dtype=torch.float64)
+
+    def is_table(self, critic):
+        return isinstance(critic, ActionValues)
+
+    def shown(self, feature):
+        return feature.clamp(self.soften, 1 - self.soften) if self.soften else feature
+
+    def value_of_state(self, heads, actor, c, h, g, noise, legal, frozen=False):
+        """Values (samples,) of the policy's actions, or their expectation (1,); gradient to the policy."""
+        params = actor(h)[g]
+        if self.is_table(heads.critic):
+            values = self.table(heads.critic, c, h.detach(), g)
+            return ((values.detach() if frozen else values) * heads.policy.probs(params, legal)).sum()[None]
+        values = []
+        for uniform in noise:
+            action = heads.policy.sample(params, uniform, legal)
+            if self.soften:
+                action = self.soften + (1 - 2 * self.soften) * action
+            values.append(self.value(heads.critic, c, h.detach(), action, g, frozen))
+        return torch.stack(values)
+
+    def denormalized(self, value, g):
+        popart = self.agent.popart
+        return value if self.critic_kind == "two-hot" else value * popart.sigma_G[g] + popart.mu_G[g]
+
+    def normalized(self, value, g):
+        return (value - self.agent.popart.mu_G[g]) / self.agent.popart.sigma_G[g]
+
+    def critic_error(self, c, h, action, index, g, y):
+        critic = self.agent.heads.critic
+        if self.critic_kind == "two-hot":
+            settings = self.settings.critic
+            bins = self.bins()
+            label = torch.zeros(settings.bins, dtype=torch.float64)
+            if settings.labels == "two-hot":
+                inside = symlog(y).clamp(bins[0], bins[-1])
+                above = int((bins < inside).sum().clamp(1, settings.bins - 1))
+                share = (inside - bins[above - 1]) / (bins[above] - bins[above - 1])
+                label[above - 1], label[above] = 1 - share, share
+            else:
+                step = bins[1] - bins[0]
+                normal = torch.distributions.Normal(symlog(y), settings.label_sigma * step)
+                for z in range(settings.bins):
+                    label[z] = normal.cdf(bins[z] + step / 2) - normal.cdf(bins[z] - step / 2)
+                label = label / label.sum()
+            return -(label * self.outputs(critic, c, h, action, g).log_softmax(0)).sum()
+        q = self.table(critic, c, h, g)[index] if self.is_table(critic) else self.value(critic, c, h, action, g)
+        return (q - self.normalized(y, g)).square()
+
+    # the update
+
+    def draws(self, rows, samples, generator):
+        size = samples * self.agent.heads.noise_size
+        noise = torch.rand(rows, len(self.gammas), size + self.settings.critic.ensemble, generator=generator).double()
+        split = noise[..., :size].reshape(rows, len(self.gammas), samples, -1)
+        return split, noise[..., size:].argsort(-1, descending=True)[..., : self.settings.critic.subset]
+
+    def legal(self, data, b, t):
+        name = self.settings.legal_actions
+        return data.observation[name][b, t] > 0 if name else None
+
+    def next_value(self, data, h, b, t, i, g, noise, drawn):
+        agent = self.agent
+        actor = agent.target_heads.actor if self.settings.target_actor else agent.heads.actor
+        heads, legal = agent.target_heads, self.legal(data, b, t + 1)
+        state = h[b, t + 1]
+        of = [self.value_of_state(heads, actor, c, state, g, noise[i, g], legal).mean() for c in drawn[i, g].tolist()]
+        return self.denormalized(torch.stack(of).min() if self.online > 0 else torch.stack(of).mean(), g)
+
+    @torch.no_grad()
+    def targets(self, data, h, rows, generator):
+        noise, drawn = self.draws(len(rows), self.samples[0], generator)
+        out = torch.zeros(len(rows), len(self.gammas), dtype=torch.float64)
+        place = {row: i for i, row in enumerate(rows)}
+        for i, (b, t) in enumerate(rows):
+            for g, gamma in enumerate(self.gammas):
+                for k in range(self.settings.num_steps):
+                    at = (b, t + k)
+                    out[i, g] += gamma**k * self.settings.reward_multiplier * data.reward[b, t + k + 1]
+                    if data.terminated[at]:
+                        break
+                    if k + 1 == self.settings.num_steps or (b, t + k + 1) not in place:
+                        out[i, g] += gamma ** (k + 1) * self.next_value(data, h, *at, place[at], g, noise, drawn)
+                        break
+        return out
+
+    @torch.no_grad()
+    def move_popart(self, y):
+        """Statistics, and the last layers that keep their outputs."""
+        popart, beta = self.agent.popart, self.settings.popart.beta
+        mu, sigma = popart.mu_G.clone(), popart.sigma_G.clone()
+        popart.mu_G.copy_((1 - beta) * mu + beta * y.mean(0))
+        popart.nu_G.copy_((1 - beta) * popart.nu_G + beta * y.square().mean(0))
+        if self.critic_kind == "two-hot":
+            return
+        for heads in (self.agent.heads, self.agent.target_heads):
+            critic = heads.critic
+            parts = critic.last_weight.shape[-1] // len(self.gammas)
+            for column in range(critic.last_weight.shape[-1]):
+                g = column // parts
+                critic.last_weight[..., column] *= sigma[g] / popart.sigma_G[g]
+                bias = critic.last_bias[..., column] * sigma[g] + mu[g] - popart.mu_G[g]
+                critic.last_bias[..., column] = bias / popart.sigma_G[g]
+
+    def loss(self, data, generator):
+        agent, settings = self.agent, self.settings
+        agent._update_statistics([data])
+        h = agent.encode(data).double()
+        rows = [tuple(row) for row in data.mask.nonzero().tolist()]
+        y = self.targets(data, h, rows, generator)
+        self.move_popart(y)
+        noise, drawn = self.draws(len(rows), self.samples[1], generator)
+        members, discounts = settings.critic.ensemble, len(self.gammas)
+        advantage = torch.zeros(*data.mask.shape, discounts, dtype=torch.float64)
+        critic_loss = online = offline = 0.0
+        log_probs = {}
+        for i, (b, t) in enumerate(rows):
+            taken = data.action[b, t + 1]
+            index = int(taken) if isinstance(agent.spaces.action, Discrete) else None
+            action = self.shown(features(taken, agent.spaces.action).double())
+            legal, state = self.legal(data, b, t), h[b, t]
+            importance = 1.0 if data.importance is None else data.importance[b]
+            for g in range(discounts):
+                q, v = [], []
+                critic, actor = agent.heads.critic, agent.heads.actor
+                for c in range(members):
+                    error = self.critic_error(c, state, action, index, g, y[i, g])
+                    critic_loss = critic_loss + importance * error / (members * discounts)
+                    with torch.no_grad():
+                        if self.is_table(critic):
+                            q.append(self.table(critic, c, state, g)[index])
+                        else:
+                            q.append(self.value(critic, c, state, action, g))
+                    v.append(self.value_of_state(agent.heads, actor, c, state, g, noise[i, g], legal, frozen=True))
+                if self.online > 0:
+                    least = torch.stack([v[c].mean() for c in drawn[i, g].tolist()]).min()
+                    if self.critic_kind == "two-hot":
+                        least = self.normalized(least, g)
+                    online = online - importance * least / discounts
+                difference = (torch.stack(q)[:, None] - torch.stack(v).detach()).mean()
+                advantage[b, t, g] = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
+                log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
+        weight = agent.filter(advantage, data.mask[..., None])
+        for (b, t, g), log_prob in log_probs.items():
+            importance = 1.0 if data.importance is None else data.importance[b]
+            offline = offline - importance * weight[b, t, g] * log_prob / discounts
+        actor = (self.online * online + self.offline * offline) / len(rows)
+        critic_loss = critic_loss / len(rows)
+        self.metrics = {"critic_loss": critic_loss, "actor_loss": actor}
+        return actor + settings.critic_weight * critic_loss
