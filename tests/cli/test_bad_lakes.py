@@ -99,7 +99,7 @@ def said(call: Call, words: str) -> None:
         (lambda lake: cut(schema(lake)), {"info": 4, "steps": 4, "train": 4, "verify": 4}, "is damaged"),
         (lambda lake: tombstone(lake, b"\xff"), {"verify": 4}, "is damaged"),
         (lambda lake: tombstone(lake, b'{"time": 1, "reason": "", "segments": 3}'), {"verify": 4}, "is damaged"),
-        (lambda lake: link_to_itself(lake / "quarantine"), dict.fromkeys(QUESTIONS, 1), "cannot read"),
+        (lambda lake: link_to_itself(lake / "quarantine"), dict.fromkeys(QUESTIONS, 1), "symbolic links"),
         (lambda lake: (lake / "index.duckdb").write_bytes(b"no index" * 99), {}, ""),
         (lose_folders, {}, ""),
         (litter, {}, ""),
