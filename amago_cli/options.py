@@ -48,6 +48,9 @@ Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
 ]
 
+_TOUCH_NOTHING = "Show what would be done (a stage: its resolved settings); touch nothing."
+DryRun = Annotated[bool, typer.Option("--dry-run", help=_TOUCH_NOTHING)]
+
 _OUTPUT = Annotated[Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)]
 _QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notices.", rich_help_panel=_COMMON)]
 _VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_COMMON)]
@@ -73,7 +76,7 @@ _ASSIGNMENTS = Annotated[
 ]
 _DRY_RUN = Annotated[
     bool,
-    typer.Option("--dry-run", help="Print the resolved settings; touch nothing.", rich_help_panel=_COMMON),
+    typer.Option("--dry-run", help=_TOUCH_NOTHING, rich_help_panel=_COMMON),
 ]
 
 _READER: Mapping[str, tuple[Any, Any]] = {

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, LakeArgument, reader
+from amago_cli.options import Common, DryRun, LakeArgument, reader
 from amago_cli.quantities import seconds, size
 
 
@@ -27,7 +27,7 @@ def compact(
     grace: Annotated[
         float, typer.Option(metavar="AGE", parser=seconds, help="How long files that are out of sight stay.")
     ] = "600s",  # type: ignore[assignment]
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; touch nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> Any:
     """Merge small segments into large ones, and rewrite those of which half has expired.
 

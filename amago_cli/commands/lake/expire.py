@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, LakeArgument, reader
+from amago_cli.options import Common, DryRun, LakeArgument, reader
 from amago_cli.quantities import seconds, size
 
 
@@ -33,7 +33,7 @@ def expire(
     grace: Annotated[
         float, typer.Option(metavar="AGE", parser=seconds, help="How long files that are out of sight stay.")
     ] = "600s",  # type: ignore[assignment]
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go; touch nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> Any:
     """Let trajectories go: the oldest until the rest fits, those older than an age, or those that SQL selects.
 
