@@ -45,6 +45,9 @@ EXTENSIBLE = frozenset(
         "train.keep_checkpoints",
         "train.log_every",
         "train.threads",
+        "train.packing",
+        "train.recompute",
+        "train.compile",
         "train.follow",
         "train.refresh_seconds",
         "train.prefetch",
@@ -163,6 +166,16 @@ class TrainSettings(SettingsModel):
     """Newest checkpoints to keep; `best` is always kept."""
     log_every: int = Field(25, ge=1)
     """Updates between lines of metrics.jsonl."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Numbers that networks compute in, learning and acting; weights, losses and statistics are float32 in any case."""
+    packing: bool = False
+    """Let windows shorter than the longest share rows of the encoders, so that padding costs nothing."""
+    recompute: bool = False
+    """Keep only what goes into blocks of the sequence encoder, and compute the rest again: less memory, more time."""
+    compile: bool = False
+    """Compile the encoders, where there is a compiler."""
+    tf32: bool = False
+    """Let CUDA round factors of float32 products to TF32."""
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
     threads: int = Field(0, ge=0)

@@ -56,7 +56,12 @@ def trained(checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, gree
     require_spaces(checkpoint, env)
     agent = load_agent(checkpoint)
     policy = AgentPolicy(
-        agent, num_actors=env.num_envs, capacity=int(checkpoint.record["window"]), greedy=greedy, seed=seed
+        agent,
+        num_actors=env.num_envs,
+        capacity=int(checkpoint.record["window"]),
+        greedy=greedy,
+        seed=seed,
+        precision=checkpoint.record.get("precision", "float32"),
     )
     return Acting(policy=policy, policy_id=policy_id, version=checkpoint.update)
 

@@ -109,6 +109,8 @@ class Trainer:
     ) -> None:
         self.settings, self.directory, self.log = settings, directory, MetricsLog(directory.metrics_path)
         self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
+        for text in self.learner.notices:
+            listener(Notice(text=text))
         self._mixture: Mixture | None = None
         self._batches: Prefetch | None = None
         self._resumed: Mapping[str, Any] | None = None
@@ -170,6 +172,7 @@ class Trainer:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
         mixture, train = self._mixture, self.settings.train
         assert mixture is not None, "draw_from comes first"
+        self.directory.update_record(compute=self.learner.described())
         ahead = train.prefetch if not train.priority else 0  # priorities follow from the update before
         size = train.batch_size // train.accumulate
         plan = ((size, update) for update in range(self.learner.update, target) for _ in range(train.accumulate))
@@ -240,5 +243,7 @@ class Trainer:
 
 
 def means(recent: list[dict[str, torch.Tensor]]) -> dict[str, float]:
-    """Mean of each figure over some updates."""
-    return {name: float(torch.stack([m[name] for m in recent]).float().mean()) for name in recent[0]}
+    """Mean of each figure over those of some updates that have it."""
+    names = dict.fromkeys(name for metrics in recent for name in metrics)
+    found = {name: [metrics[name] for metrics in recent if name in metrics] for name in names}
+    return {name: float(torch.stack(values).float().mean()) for name, values in found.items()}

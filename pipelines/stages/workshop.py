@@ -82,6 +82,7 @@ class Workshop:
                 capacity=settings.train.window,
                 seed=collector.policy_seed,
                 device=learner.device,
+                precision=settings.train.precision,
             )
         learner.agent.eval()
         self._agent_policy.greedy = greedy

@@ -20,8 +20,11 @@ from pipelines.data.batch import Batch
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
+from pipelines.learning.encoding import inspect
 from pipelines.learning.tensors import TensorBatch
+from pipelines.nets.precision import autocast
 from pipelines.training import checkpoint as checkpoints
+from pipelines.training import speed
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.optimizer import learning_rate, make_optimizer
 
@@ -46,7 +49,11 @@ class Learner:
         torch.manual_seed(seed)
         self.generator = torch.Generator(self.device).manual_seed(seed + 1)
         self.agent = Agent(spaces, agent, seed=seed).to(self.device)
+        self.agent.packed = train.packing
+        encoders: list[torch.nn.Module] = [self.agent.timestep, self.agent.sequence]
+        self.notices = speed.prepare(encoders, train, self.device)
         self.parameters = list(self.agent.trainable_parameters())
+        self.parts = _parts(self.agent)
         self.optimizer = make_optimizer(self.parameters, train)
         self.average: list[torch.Tensor] = []
         if train.average:
@@ -66,8 +73,11 @@ class Learner:
             group["lr"] = learning_rate(self.update, self.settings)
         self.agent.train()
         metrics, errors = self._backward(tensors)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.grad_clip, foreach=True)
-        if not torch.isfinite(norm):
+        if (self.update + 1) % self.settings.log_every == 0:
+            with autocast(self.device, self.settings.precision):
+                metrics |= inspect(self.agent.timestep, self.agent.sequence, tensors[0])
+        norms = self._clip()
+        if not torch.isfinite(norms["grad_norm"]):
             raise StageFailed(
                 f"the gradient is not finite at update {self.update}",
                 hint="lower train.learning_rate, or check the data with 'amago lake verify'",
@@ -81,7 +91,17 @@ class Learner:
         if learnt is not None:
             for batch, error in zip(batches, errors, strict=False):
                 learnt(batch, error.cpu().numpy())
-        return {**metrics, "grad_norm": norm.detach()}
+        return metrics | norms
+
+    def _clip(self) -> dict[str, torch.Tensor]:
+        """Bound the global norm of the gradients; returns it as it was, and that of each part of the network."""
+        named = [(name, p.grad) for name, p in zip(self.parts, self.parameters, strict=True) if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm([grad for _, grad in named]))
+        total = torch.linalg.vector_norm(norms)
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, total, foreach=True)
+        place = {part: [i for i, (name, _) in enumerate(named) if name == part] for part, _ in named}
+        parts = {f"grad_norm_{part}": torch.linalg.vector_norm(norms[which]) for part, which in place.items()}
+        return {"grad_norm": total, **parts}
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -97,12 +117,20 @@ class Learner:
     def _backward(self, tensors: list[TensorBatch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         total: dict[str, torch.Tensor] = {}
         errors = []
-        for loss, metrics in self.agent.losses(tensors, self.generator):
+        losses = self.agent.losses(tensors, self.generator)
+        for _ in tensors:
+            with autocast(self.device, self.settings.precision):
+                loss, metrics = next(losses)
             loss.backward()
             if "td_errors" in metrics:
                 errors.append(metrics.pop("td_errors"))
             total = {name: value + total[name] if name in total else value for name, value in metrics.items()}
         return total, errors
+
+    def described(self) -> dict[str, Any]:
+        """What it computes with: device, precision, attention backend."""
+        compiled = self.settings.compile and not self.notices
+        return speed.described(self.agent.sequence, self.settings, self.device, compiled=compiled)
 
     def save(self, directory: Path, record: Mapping[str, Any], data: Mapping[str, torch.Tensor] | None = None) -> Path:
         """Write a checkpoint under `directory`; `record` joins what checkpoint.json says, `data` the tensors."""
@@ -115,6 +143,7 @@ class Learner:
                 "spaces": self.spaces.to_json(),
                 "agent": self.agent_settings.model_dump(mode="json"),
                 "window": self.settings.window,
+                "precision": self.settings.precision,
                 "seed": self.seed,
             },
             weights=self.agent.state_dict(),
@@ -143,6 +172,12 @@ class Learner:
         self.update = checkpoint.update
         self.steps_seen = int(checkpoint.record["steps_seen"])
         return dict(state.get("data", {}))
+
+
+def _parts(agent: Agent) -> list[str]:
+    """Of each trainable parameter the part of the network it belongs to: timestep, sequence, actor, critic, ..."""
+    names = [name for name, parameter in agent.named_parameters() if parameter.requires_grad]
+    return [name.removeprefix("heads.").partition(".")[0] for name in names]
 
 
 def use_threads(threads: int) -> None:

@@ -106,3 +106,122 @@ def test_without_an_average_the_last_weights_act(tmp_path: Path) -> None:
     trained.save(tmp_path, {"env": {}})
     checkpoint = checkpoints.load(tmp_path)
     assert all(torch.equal(value, checkpoint.weights[name]) for name, value in checkpoint.acting.items())
+
+
+ENCODERS: dict[str, dict[str, object]] = {
+    "transformer": {},
+    "transformer-window": {"window": 3, "sink": 1},
+    "gru": {"kind": "gru", "hidden": 8, "output": 8},
+    "mingru": {"kind": "mingru", "d_model": 8, "num_layers": 1},
+    "mamba": {"kind": "mamba", "d_model": 8, "num_layers": 1, "state": 4},
+    "feedforward": {"kind": "feedforward", "hidden": [8], "output": 8},
+    "identity": {"kind": "identity"},
+}
+
+
+def encoding(case: str, **train: object) -> Learner:
+    """A learner whose sequence encoder is that of the case."""
+    settings = tiny(train=train)
+    base = {**settings.agent.sequence.model_dump(), "dropout": 0.0} if case.startswith("transformer") else {}
+    agent = {**settings.agent.model_dump(), "sequence": base | ENCODERS[case]}
+    return Learner(SPACES, settings.agent.model_validate(agent), settings.train, seed=3)
+
+
+def uneven(rng: np.random.Generator, size: int = 8) -> Batch:
+    """Windows of very different lengths, whose padding holds nonsense."""
+    data = batch(rng, size=size, steps=9)
+    data.lengths[:] = [10, 2, 3, 5, 2, 7, 2, 3][:size]
+    for column in data.columns.values():
+        for row, length in zip(column, data.lengths, strict=True):
+            row[length:] = 0
+    return data
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_packed_windows_give_the_update_of_padded_ones(case: str) -> None:
+    data = uneven(np.random.default_rng(0))
+    padded, packed = encoding(case), encoding(case, packing=True)
+    rows: list[int] = []
+    packed.agent.timestep.register_forward_hook(lambda _, __, out: rows.append(len(out)))
+    ours, theirs = (learner.step(lambda size: data) for learner in (packed, padded))
+    assert rows[0] == 4  # 34 tokens in rows of 10
+    assert ours["loss"].item() == pytest.approx(theirs["loss"].item(), rel=1e-5)
+    assert ours["grad_norm"].item() == pytest.approx(theirs["grad_norm"].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_every_encoder_learns_in_bf16(case: str) -> None:
+    data = batch(np.random.default_rng(0), size=4)
+    full, half = encoding(case), encoding(case, precision="bf16")
+    for _ in range(3):
+        expected, actual = full.step(lambda size: data), half.step(lambda size: data)
+        assert actual["loss"].item() == pytest.approx(expected["loss"].item(), rel=0.05)
+    assert all(parameter.dtype == torch.float32 for parameter in half.agent.parameters())
+
+
+def test_micro_batches_add_up_in_bf16_too() -> None:
+    whole = batch(np.random.default_rng(0), size=4)
+    halves = [
+        Batch(
+            columns={k: v[part] for k, v in whole.columns.items()}, lengths=whole.lengths[part], start=whole.start[part]
+        )
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    one, two = learner(precision="bf16"), learner(precision="bf16", accumulate=2)
+    parts = iter(halves)
+    expected, actual = one.step(lambda size: whole), two.step(lambda size: next(parts))
+    for part in ("timestep", "sequence", "actor", "critic"):  # a cast kept from a pass without gradient would lose it
+        name = f"grad_norm_{part}"
+        assert actual[name].item() == pytest.approx(expected[name].item(), rel=0.05), name
+
+
+@pytest.mark.parametrize("switch", ["recompute", "compile"])
+def test_switches_of_speed_change_no_loss(switch: str) -> None:
+    data = batch(np.random.default_rng(0))
+    plain, other = learner(), learner(**{switch: True})
+    assert other.notices == []
+    for _ in range(2):
+        expected, actual = plain.step(lambda size: data), other.step(lambda size: data)
+        assert actual["loss"].item() == pytest.approx(expected["loss"].item(), rel=1e-4)
+    assert plain.agent.state_dict().keys() == other.agent.state_dict().keys()
+
+
+def test_without_a_compiler_one_notice_is_given_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no g++ here\nand more")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    trained = learner(compile=True)
+    assert trained.notices == ["train.compile: cannot compile here (RuntimeError: no g++ here); going on without"]
+    assert not trained.described()["compiled"]
+    trained.step(lambda size: batch(np.random.default_rng(0)))
+
+
+def test_the_norms_of_parts_add_up_to_that_of_the_whole() -> None:
+    metrics = learner().step(lambda size: batch(np.random.default_rng(0)))
+    parts = [value for name, value in metrics.items() if name.startswith("grad_norm_")]
+    assert len(parts) == 4
+    assert torch.stack(parts).norm().item() == pytest.approx(metrics["grad_norm"].item(), rel=1e-5)
+
+
+def test_encoders_are_looked_at_where_a_line_is_logged() -> None:
+    data = batch(np.random.default_rng(0))
+    watched, plain = learner(log_every=2), learner(log_every=100)
+    found = [watched.step(lambda size: data) for _ in range(4)]
+    names = {"attention_entropy", "dead_units_timestep", "dead_units_sequence"}
+    assert [names <= metrics.keys() for metrics in found] == [False, True, False, True]
+    for metrics in found[1::2]:
+        assert 0 <= metrics["attention_entropy"] <= np.log(6)
+        assert 0 <= metrics["dead_units_timestep"] <= 1
+    for _ in range(4):
+        plain.step(lambda size: data)
+    for a, b in zip(watched.parameters, plain.parameters, strict=True):
+        assert torch.equal(a, b)  # looking changes nothing
+
+
+def test_a_record_says_what_is_computed_with() -> None:
+    assert learner().described() == {
+        "device": "cpu", "precision": "float32", "compiled": False, "attention": "sdpa",
+    }  # fmt: skip
+    assert encoding("transformer-window", window=64).described()["attention"] == "banded"
+    assert "attention" not in encoding("gru").described()
