@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 from torch import distributions as td
+from torch.nn import functional as F
 
 from pipelines.config.model import ActorSettings
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from pipelines.nets.distributions import bounded, distribution, pick
 
 SETTINGS = ActorSettings()
+KINDS = ["tanh-gaussian", "beta", "gaussian-mixture"]
 SPACES = {
     "discrete": Discrete(n=5),
     "large": Discrete(n=300),
@@ -33,10 +35,18 @@ def stored(space, leading, generator):
             return torch.rand(*leading, *shape, generator=generator) * 2 - 1
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_shapes_and_round_trip(name):
-    space, generator = SPACES[name], torch.Generator().manual_seed(0)
-    policy = distribution(space, SETTINGS)
+def policies():
+    """Each space with each of its distributions."""
+    for name, space in SPACES.items():
+        families = [{"distribution": kind} for kind in KINDS] if isinstance(space, Box) else [{}, {"gumbel": True}]
+        for options in families:
+            yield pytest.param(space, ActorSettings(**options), id=f"{name} {options or ''}")
+
+
+@pytest.mark.parametrize(("space", "settings"), policies())
+def test_shapes_and_round_trip(space, settings):
+    generator = torch.Generator().manual_seed(0)
+    policy = distribution(space, settings)
     params = torch.randn(4, 3, policy.num_params, generator=generator, requires_grad=True)
     action = stored(space, (4, 3), generator)
     assert policy.log_prob(params, action).shape == policy.entropy(params).shape == (4, 3)
@@ -115,3 +125,125 @@ def test_samples_of_bits_and_choices_are_hard_and_pass_the_gradient_straight():
     assert sample.tolist() == pytest.approx([1.0, 0.0])
     sample.sum().backward()
     torch.testing.assert_close(params.grad, params.sigmoid() * (1 - params.sigmoid()))
+
+
+def uniforms(policy, *leading, seed=0):
+    return torch.rand(*leading, policy.noise_size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_densities_of_box_actions_integrate_to_one(kind):
+    policy = distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999))
+    params = torch.randn(policy.num_params, generator=torch.Generator().manual_seed(1))
+    inner = torch.linspace(-4.9, 4.9, 20_001, dtype=torch.float64)  # even before tanh, where the mass is near the ends
+    action = inner.tanh()
+    density = policy.log_prob(params.double(), action).exp() * (1 - action.square())
+    assert torch.trapezoid(density, inner).item() == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_box_actions_follow_the_density(kind):
+    policy = distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999))
+    params = 0.4 * torch.randn(policy.num_params, generator=torch.Generator().manual_seed(2))
+    drawn = policy.sample(params, uniforms(policy, 40_000))[:, 0].double()
+    inner = torch.linspace(-4.9, 4.9, 20_001, dtype=torch.float64)
+    action = inner.tanh()
+    density = policy.log_prob(params.double(), action).exp() * (1 - action.square())
+    for power in (1, 2, 3):
+        expected = torch.trapezoid(density * action**power, inner).item()
+        assert drawn.pow(power).mean().item() == pytest.approx(expected, abs=0.015)
+
+
+def test_beta_equals_the_reference():
+    policy = distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
+    params, action = torch.randn(5, 4), torch.rand(5, 2) * 1.9 - 0.95
+    a, b = 1 + F.softplus(params[:, :2]), 1 + F.softplus(params[:, 2:])
+    reference = td.TransformedDistribution(td.Beta(a, b), td.AffineTransform(-1, 2))
+    torch.testing.assert_close(
+        policy.log_prob(params, action), reference.log_prob(action).sum(-1), rtol=1e-4, atol=1e-4
+    )
+    entropy = (td.Beta(a, b).entropy() + math.log(2)).sum(-1)
+    torch.testing.assert_close(policy.entropy(params), entropy, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_samples_are_those_of_the_mean(kind):
+    """d E[x^2] / d params by reparametrised samples, against finite differences of the integral."""
+    policy = distribution(Box(shape=()), ActorSettings(distribution=kind, action_clip=0.9999, modes=2))
+    params = 0.5 * torch.randn(policy.num_params, generator=torch.Generator().manual_seed(3))
+    if kind == "gaussian-mixture":
+        params[0] = 30.0  # weights get theirs straight through the choice, which is biased: here there is one mode
+    inner = torch.linspace(-4.9, 4.9, 20_001, dtype=torch.float64)
+    action = inner.tanh()
+
+    def mean(at):
+        density = policy.log_prob(at, action).exp() * (1 - action.square())
+        return torch.trapezoid(density * (action + action.square()), inner)
+
+    at = params.double().requires_grad_()
+    (expected,) = torch.autograd.grad(mean(at), at)
+    drawn = params.requires_grad_()
+    x = policy.sample(drawn, uniforms(policy, 60_000))[:, 0]
+    (found,) = torch.autograd.grad((x + x.square()).mean(), drawn)
+    torch.testing.assert_close(found.double(), expected, atol=0.015, rtol=0.05)
+
+
+def test_mixture_by_hand():
+    settings = ActorSettings(distribution="gaussian-mixture", modes=2)
+    policy = distribution(Box(shape=(1,)), settings)
+    params = torch.tensor([0.0, math.log(3.0), -0.5, 0.0, 0.5, 0.0])  # logits; mean, deviation; mean, deviation
+    std = math.exp(-1.5)
+    parts = [td.TransformedDistribution(td.Normal(m, std), td.TanhTransform()) for m in (-0.5, 0.5)]
+    action = torch.tensor([0.3])
+    expected = (0.25 * parts[0].log_prob(action).exp() + 0.75 * parts[1].log_prob(action).exp()).log()
+    torch.testing.assert_close(policy.log_prob(params, action), expected[0], rtol=1e-4, atol=1e-4)
+    assert policy.mode(params).item() == pytest.approx(math.tanh(0.5))
+
+
+@pytest.mark.parametrize("gumbel", [False, True])
+@pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary"])
+def test_samples_follow_the_probabilities_and_never_what_is_illegal(name, gumbel):
+    space = SPACES[name]
+    policy = distribution(space, ActorSettings(gumbel=gumbel))
+    params = torch.randn(policy.num_params, generator=torch.Generator().manual_seed(5), requires_grad=True)
+    legal = torch.arange(space.flat_size) % 3 != 1
+    for mask in (None, legal):
+        drawn = policy.sample(params, uniforms(policy, 20_000), mask)
+        assert ((drawn == 0) | (drawn == 1)).all()
+        parts = params.split(space.nvec) if name == "multi_discrete" else [params]
+        masks = [None] * len(parts) if mask is None else mask.split([len(p) for p in parts])
+        inner = policy.parts if name == "multi_discrete" else [policy]
+        probs = torch.cat([p.probs(v, m) for p, v, m in zip(inner, parts, masks, strict=True)])
+        torch.testing.assert_close(drawn.mean(0), probs, atol=0.015, rtol=0)
+        if mask is not None:
+            assert not drawn[:, ~legal].any()
+            assert not policy.mode(params, mask)[~legal].any()
+            assert torch.isfinite(policy.entropy(params, mask))
+            (grad,) = torch.autograd.grad(policy.sample(params, uniforms(policy, 50), mask)[:, 0].sum(), params)
+            assert torch.isfinite(grad).all()
+
+
+def test_where_nothing_is_legal_everything_is():
+    policy = distribution(Discrete(n=3), SETTINGS)
+    params = torch.tensor([0.0, 1.0, 2.0])
+    torch.testing.assert_close(policy.probs(params, torch.zeros(3, dtype=torch.bool)), policy.probs(params))
+
+
+def test_an_illegal_action_in_data_gives_no_gradient():
+    policy = distribution(Discrete(n=3), SETTINGS)
+    params = torch.zeros(3, requires_grad=True)
+    log_prob = policy.log_prob(params, torch.tensor(1), torch.tensor([True, False, True]))
+    log_prob.backward()
+    assert torch.isfinite(log_prob)
+    assert not params.grad.any()
+
+
+def test_the_gradient_of_gumbel_is_that_of_its_soft_choice():
+    policy = distribution(Discrete(n=3), ActorSettings(gumbel=True, gumbel_temperature=0.7, probability_floor=0))
+    params, noise = torch.tensor([0.1, 0.5, -0.2], requires_grad=True), torch.tensor([0.3, 0.6, 0.9])
+    log_probs = policy.probs(params).log()
+    soft = ((log_probs - (-noise.log()).log()) / 0.7).softmax(-1)
+    factor = torch.tensor([1.0, -2.0, 0.5])
+    (expected,) = torch.autograd.grad((soft * factor).sum(), params, retain_graph=True)
+    (found,) = torch.autograd.grad((policy.sample(params, noise) * factor).sum(), params)
+    torch.testing.assert_close(found, expected)
