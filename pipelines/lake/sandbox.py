@@ -33,12 +33,20 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<Q")
 _GRACE_SECONDS = 2.0  # between asking a query to stop and killing its process
 _SLACK_MB = 256  # for stacks of threads, Arrow's buffers and the answer as Python objects
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve a gigabyte at once, which would count
+    "MALLOC_MMAP_THRESHOLD_": "262144",  # what is let go of goes back
+}
 _CHILD = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sandbox import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a user's SQL may take: `seconds` of time, `megabytes` of memory. Nothing is ever put on a disk."""
+    """What a user's SQL may take: `seconds` of time, `megabytes` of memory, half of it for tables within DuckDB and half
+    for the answer. Nothing is ever put on a disk.
+    """
 
     seconds: float = 60.0
     megabytes: int = 1024
@@ -65,7 +73,7 @@ def ask(lake: Lake, task: str, arguments: Mapping[str, Any], limits: Limits, *, 
     UsageError for a wrong text and for one that met a limit; StageFailed if the child cannot live.
     """
     command = [sys.executable, "-c", _CHILD.format(path=[os.path.abspath(entry) for entry in sys.path])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, **_ENVIRONMENT}
     try:
         child = subprocess.Popen(
             command,
@@ -164,7 +172,7 @@ def _run(name: str, task: str, arguments: Mapping[str, Any], limits: Limits, tel
 
     tasks: Mapping[str, Callable[..., Any]] = {"answer": sql.answer, "select": selection.choose}
     lake = Lake.open(name)
-    with catalog.reading(lake, lambda event: tell("notice", event), megabytes=limits.megabytes) as connection:
+    with catalog.reading(lake, lambda event: tell("notice", event), megabytes=limits.megabytes // 2) as connection:
         _confine(limits, writes=not isinstance(lake.storage, LocalStorage))
         tell("started", None)
         with sql.within(connection, limits):
