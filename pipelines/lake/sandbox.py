@@ -44,8 +44,8 @@ _CHILD = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sandbox import
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a user's SQL may take: `seconds` of time, `megabytes` of memory, half of it for tables within DuckDB and half
-    for the answer. Nothing is ever put on a disk.
+    """What a user's SQL may take: `seconds` of time, `megabytes` of memory, half of it for DuckDB's tables and half for
+    the answer. Nothing is ever put on a disk.
     """
 
     seconds: float = 60.0
