@@ -18,7 +18,8 @@ from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import catalog, integrity
 from pipelines.lake.follower import ROOT, list_all
 from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
-from pipelines.lake.keys import blob_key, segment_key
+from pipelines.lake.keys import blob_key, is_rewritten, segment_key
+from pipelines.lake.listing import living
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
 from pipelines.lake.storage import Storage
@@ -58,20 +59,27 @@ class Report:
 
 
 def verify(lake: Lake, listener: Listener = silent) -> Report:
-    """Read every segment and compare checksums; mark the damaged ones.
+    """Read every segment that readers may need and compare checksums; mark the damaged ones.
 
     Damage is reported, not raised; InputMissing for segments of a newer format.
     """
     hidden = Hidden(lake.storage, listener)
     hidden.refresh()
-    ids = [id for id in list_all(lake.storage) if id not in hidden.whole]
-    corrupt, trajectories, size = [], 0, 0
+    # The newest rewritten ones first: what was made into a sound one is read by nobody any more.
+    ids = sorted((id for id in list_all(lake.storage) if id not in hidden.whole), key=lambda id: (is_rewritten(id), id))
+    ids.reverse()
+    superseded: set[str] = set()
+    corrupt, checked, trajectories, size = [], 0, 0, 0
     for done, id in enumerate(ids, 1):
         if done % _AHEAD == 1:
-            _fetch_anew(lake.storage, ids[done - 1 : done - 1 + _AHEAD])
+            _fetch_anew(lake.storage, [id for id in ids[done - 1 : done - 1 + _AHEAD] if id not in superseded])
+        if id in superseded:
+            continue
+        checked += 1
         try:
             footer = check(lake, id)
-            trajectories += footer.trajectories.num_rows
+            superseded.update(footer.replaces)
+            trajectories += int(living(footer, id, hidden).sum())
             size += stored_bytes(lake.storage, id)
             unmark(lake, id)
         except FileNotFoundError:
@@ -81,7 +89,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
             _mark(lake, damage.found, listener)
         listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
     return Report(
-        segments_checked=len(ids),
+        segments_checked=checked,
         trajectories=trajectories,
         bytes=size,
         corrupt=tuple(corrupt),
