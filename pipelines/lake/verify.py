@@ -59,27 +59,25 @@ class Report:
 
 
 def verify(lake: Lake, listener: Listener = silent) -> Report:
-    """Read every segment that readers may need and compare checksums; mark the damaged ones.
+    """Read every segment and compare checksums; mark the damaged ones.
 
     Damage is reported, not raised; InputMissing for segments of a newer format.
     """
     hidden = Hidden(lake.storage, listener)
     hidden.refresh()
-    # The newest rewritten ones first: what was made into a sound one is read by nobody any more.
+    # The newest rewritten ones first: what was made into a sound one is checked, but not counted again.
     ids = sorted((id for id in list_all(lake.storage) if id not in hidden.whole), key=lambda id: (is_rewritten(id), id))
     ids.reverse()
     superseded: set[str] = set()
-    corrupt, checked, trajectories, size = [], 0, 0, 0
+    corrupt, trajectories, size = [], 0, 0
     for done, id in enumerate(ids, 1):
         if done % _AHEAD == 1:
-            _fetch_anew(lake.storage, [id for id in ids[done - 1 : done - 1 + _AHEAD] if id not in superseded])
-        if id in superseded:
-            continue
-        checked += 1
+            _fetch_anew(lake.storage, ids[done - 1 : done - 1 + _AHEAD])
         try:
             footer = check(lake, id)
             superseded.update(footer.replaces)
-            trajectories += int(living(footer, id, hidden).sum())
+            if id not in superseded:
+                trajectories += int(living(footer, id, hidden).sum())
             size += stored_bytes(lake.storage, id)
             unmark(lake, id)
         except FileNotFoundError:
@@ -89,7 +87,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
             _mark(lake, damage.found, listener)
         listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
     return Report(
-        segments_checked=checked,
+        segments_checked=len(ids),
         trajectories=trajectories,
         bytes=size,
         corrupt=tuple(corrupt),
