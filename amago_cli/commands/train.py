@@ -16,6 +16,10 @@ def train(
     from_lake: FromLake = None,
     run: RunOption = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all.")] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", metavar="NAME", help="What is learned: actor-critic, multi-task, behaviour-cloning."),
+    ] = None,
     encoder: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +67,7 @@ def train(
         "train.where": where,
         "train.weight": weight,
         "train.follow": follow,
+        "agent.kind": agent,
         "agent.sequence.kind": encoder,
         "seed": seed,
     }

@@ -1,6 +1,8 @@
 """What tells the kinds of agents apart."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,3 +238,13 @@ def test_an_agent_without_critics_has_no_values():
     owner = agent(kind="behaviour-cloning")
     with pytest.raises(UsageError, match="has no values"):
         inspect(owner, batch(owner))
+
+
+def test_every_metric_is_documented():
+    owner = agent(gammas=[0.9], losses=[{"kind": f"{__name__}:smooth"}])
+    _, metrics = owner.loss(batch(owner), generator())
+    text = (Path(__file__).parents[2] / "docs" / "learning.md").read_text()
+    table = text[text.index("## Metrics") : text.index("## Speed")]
+    documented = set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in re.findall(r"^\|.*$", table, re.M))))
+    assert {name.partition("@")[0] for name in metrics} == documented - {"metric", "grad_norm"}
+    assert {name for name in metrics if "@" in name} >= {"q@0.9", "td_error@0.9", "popart_sigma@0.9"}

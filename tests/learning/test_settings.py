@@ -28,6 +28,11 @@ def test_settings_survive_a_round_trip():
     {"critic": {"ensemble": 2, "subset": 3}},
     {"gammas": [1.0]},
     {"filter": {"kind": "nope"}},
+    {"kind": "nope"},
+    {"losses": [{"kind": "nope"}]},
+    {"critic": {"low": 1.0, "high": 1.0}},
+    {"critic": {"bins": 1}},
+    {"actor": {"distribution": "gauss"}},
     {"unknown": 1},
 ])  # fmt: skip
 def test_faults_are_refused(wrong):

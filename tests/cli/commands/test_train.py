@@ -38,6 +38,21 @@ def test_another_encoder_drops_the_settings_of_the_old_one(amago: Amago, small: 
     assert shown.json["settings"]["agent"]["actor"]["hidden"] == [8]
 
 
+@pytest.mark.parametrize("agent", ["multi-task", "behaviour-cloning"])
+def test_another_agent_learns_from_the_same_lake_acts_and_is_exported(amago: Amago, small: Path, agent: str) -> None:
+    done = amago("train", "--from-lake", small, "--run", "other", "--agent", agent, *tiny(), "--steps", 2)
+    assert done.code == 0, done.err
+    assert amago("train", "--from-lake", small, "--run", "other", "--agent", agent, *tiny(), "--steps", 3).code == 0
+    judged = amago("evaluate", "other", "--episodes", 4, "--output", "json")
+    assert judged.code == 0, judged.err
+    assert amago("export", "other").code == 0
+    refused = amago("train", "--from-lake", small, "--run", "other", "--agent", "actor-critic", *tiny(), "--steps", 4)
+    assert refused.code == 2
+    assert "agent.kind" in refused.err
+    unknown = amago("train", "--from-lake", small, "--run", "third", "--agent", "cloning")
+    assert unknown.code == 2
+
+
 def test_a_changed_configuration_is_refused_with_a_diff(amago: Amago, small: Path) -> None:
     refused = amago("train", "--from-lake", small, "--set", "train.batch_size=5")
     assert refused.code == 2
