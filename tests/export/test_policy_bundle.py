@@ -11,10 +11,12 @@ import pytest
 
 from pipelines.envs.make import make
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.export.policy_bundle import executed, load_policy
-from pipelines.lake.spaces import Box, Discrete
+from pipelines.export.policy_bundle import executed, load_policy, write_bundle
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, zeros
+from pipelines.learning.acting import AgentPolicy
 from pipelines.stages import collect, export, train
 from pipelines.stages.policies import load_policy as run_policy
+from tests.learning.factories import agent
 from tests.stages.recipes import tiny
 
 
@@ -87,3 +89,38 @@ def test_damage_and_absence_are_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(IntegrityError, match="damaged"):
         load_policy(path.parent)
+
+
+@pytest.mark.parametrize("changes", [
+    {"kind": "multi-task"},
+    {"kind": "behaviour-cloning"},
+    {"actor": {"hidden": [8], "distribution": "beta"}},
+    {"actor": {"hidden": [8], "distribution": "gaussian-mixture"}},
+    {"legal_actions": "obs.legal"},
+])  # fmt: skip
+def test_every_agent_and_distribution_acts_from_its_bundle(tmp_path: Path, changes: dict) -> None:
+    action = "box" if "actor" in changes else "discrete"
+    observation = {"obs.x": Box(shape=(3,)), "obs.legal": MultiBinary(n=4)}
+    owner = agent(action, observation, **changes)
+    record = {
+        "spaces": owner.spaces.to_json(),
+        "agent": owner.settings.model_dump(mode="json"),
+        "window": 8,
+        "update": 0,
+        "env": {},
+    }
+    write_bundle(owner.state_dict(), record, tmp_path)
+    deployed = load_policy(tmp_path)
+    trained = AgentPolicy(owner.eval(), num_actors=1, capacity=8, greedy=True)
+    rng = np.random.default_rng(0)
+    previous, done = zeros(owner.spaces.action, (1,)), set()
+    for time in range(12):
+        seen = {"x": rng.normal(size=3).astype("f4"), "legal": np.array([0, time % 2, 1 - time % 2, 0], np.uint8)}
+        columns = {f"obs.{name}": value[None] for name, value in seen.items()}
+        previous = trained.act(columns, previous, np.ones(1, np.float32), np.array([time]))
+        chosen = deployed.act(seen, 1.0)
+        np.testing.assert_array_equal(chosen, executed(previous[0], owner.spaces.action))
+        if "legal_actions" in changes:
+            assert seen["legal"][chosen]
+            done.add(chosen)
+    assert "legal_actions" not in changes or done == {1, 2}

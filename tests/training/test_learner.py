@@ -225,3 +225,27 @@ def test_a_record_says_what_is_computed_with() -> None:
     }  # fmt: skip
     assert encoding("transformer-window", window=64).described()["attention"] == "banded"
     assert "attention" not in encoding("gru").described()
+
+
+@pytest.mark.parametrize("kind", ["actor-critic", "multi-task", "behaviour-cloning"])
+def test_every_agent_continues_from_a_checkpoint_to_the_bit(tmp_path: Path, kind: str) -> None:
+    def fresh() -> Learner:
+        settings = tiny(agent={"kind": kind, "sequence": {"dropout": 0.1}})
+        return Learner(SPACES, settings.agent, settings.train, seed=3)
+
+    rng = np.random.default_rng(0)
+    data = [batch(rng) for _ in range(4)]
+    whole = fresh()
+    for windows in data:
+        whole.step(lambda size, windows=windows: windows)
+    first = fresh()
+    for windows in data[:2]:
+        first.step(lambda size, windows=windows: windows)
+    first.save(tmp_path, {"env": {}})
+    torch.manual_seed(77)
+    again = fresh()
+    again.restore(checkpoints.load(tmp_path))
+    for windows in data[2:]:
+        again.step(lambda size, windows=windows: windows)
+    for (name, ours), theirs in zip(again.agent.state_dict().items(), whole.agent.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
