@@ -3,6 +3,7 @@ S states of a channel."""
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any, cast
 
 import torch
@@ -72,10 +73,10 @@ def selective_scan(
     `begins_BT`. Chunk by chunk, each computed again in the backward: states of all tokens never exist together.
     """
     outputs = []
-    for start in range(0, x_BTD.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
-        begins = None if begins_BT is None else begins_BT[:, part]
-        inputs = (x_BTD[:, part], delta_BTD[:, part], rate_DS, into_BTS[:, part], out_BTS[:, part], state_BDS, begins)
+    parts = (t.split(CHUNK, 1) for t in (x_BTD, delta_BTD, into_BTS, out_BTS))
+    begun = repeat(None) if begins_BT is None else begins_BT.split(CHUNK, 1)
+    for x, delta, into, out, begins in zip(*parts, begun, strict=False):
+        inputs = (x, delta, rate_DS, into, out, state_BDS, begins)
         if torch.is_grad_enabled():
             y_BTD, state_BDS = checkpoint(_chunk, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -98,4 +99,4 @@ def _chunk(
         decay_BTDS = decay_BTDS.masked_fill(begins_BT[..., None, None], 0.0)
     drive_BTDS = (delta_BTD * x_BTD)[..., None] * into_BTS[:, :, None]
     h_BTDS = linear_scan(decay_BTDS, drive_BTDS, state_BDS)
-    return (h_BTDS @ out_BTS[..., None])[..., 0], h_BTDS[:, -1]
+    return (h_BTDS @ out_BTS[..., None])[..., 0], h_BTDS[:, -1].clone()  # a view would keep all of h

@@ -125,7 +125,7 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
         (agent, "_value_metrics", "metrics"),
         (learner, "_backward", "encoder and actor backward, rest"),
         (agent, "_update_statistics", "statistics"),
-        (torch.nn.utils, "clip_grad_norm_", "optimiser"),
+        (learner, "_clip", "optimiser"),
         (learner.optimizer, "step", "optimiser"),
         (agent, "update_targets", "optimiser"),
     ):

@@ -1,0 +1,54 @@
+"""Gradients in bf16 beside those in float32, tensor by tensor."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.learning.tensors import TensorBatch
+from pipelines.nets.precision import autocast
+from tests.training.test_learner import ENCODERS, SPACES, batch, encoding
+
+# Linears whose output is normalised right away: the loss does not change with their scale, so that the gradient of their
+# gain is a sum of large terms that cancel, in bf16 nothing but rounding.
+SCALE_FREE = ("merge.gain", "expand.gain")
+
+
+def gradients(trained: torch.nn.Module, data: TensorBatch, precision: str) -> dict[str, torch.Tensor]:
+    agent = copy.deepcopy(trained).train()
+    with autocast(torch.device("cpu"), precision):
+        loss, _ = agent.loss(data, torch.Generator().manual_seed(5))
+    loss.backward()
+    return {name: p.grad for name, p in agent.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_gradients_in_bf16_are_those_of_float32(case: str) -> None:
+    rng = np.random.default_rng(0)
+    trained = encoding(case)
+    for _ in range(5):  # away from the start
+        trained.step(lambda size: batch(rng, size=16, steps=20))
+    data = TensorBatch.from_numpy(batch(rng, size=16, steps=20), SPACES)
+    full, half = (gradients(trained.agent, data, precision) for precision in ("float32", "bf16"))
+    total = torch.stack([grad.norm() for grad in full.values()]).norm()
+    error = torch.stack([(full[name] - half[name]).norm() for name in full]).norm()
+    assert error < 0.1 * total
+    for name, grad in full.items():
+        wrong = (grad - half[name]).norm()
+        assert wrong < 0.35 * grad.norm() or wrong < 1e-3 * total, name
+
+
+def test_what_bf16_gets_wrong_has_no_gradient_to_speak_of() -> None:
+    rng = np.random.default_rng(0)
+    trained = encoding("transformer")
+    for _ in range(5):
+        trained.step(lambda size: batch(rng, size=16, steps=20))
+    data = TensorBatch.from_numpy(batch(rng, size=16, steps=20), SPACES)
+    full = gradients(trained.agent, data, "float32")
+    total = torch.stack([grad.norm() for grad in full.values()]).norm()
+    found = {name: grad.norm() for name, grad in full.items() if name.endswith(SCALE_FREE)}
+    assert len(found) == 2
+    assert max(found.values()) < 1e-4 * total
