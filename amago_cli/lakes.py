@@ -68,7 +68,7 @@ def below(root: Path) -> Iterator[Path]:
 
 def overview(path: Path | str) -> dict[str, Any]:
     """How much is in the lake at `path`: trajectories, steps, overlays, segments, bytes, environments."""
-    from pipelines.lake.catalog import summary
+    from pipelines.lake.sql.catalog import summary
     from pipelines.lake.store import Lake
 
     lake = Lake.open(path)

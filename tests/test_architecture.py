@@ -32,9 +32,9 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 
 # Who alone may import these.
 ONLY_IN = {
-    "duckdb": ("pipelines/lake/catalog.py", "pipelines/lake/sql.py"),
-    "boto3": ("pipelines/lake/conditional.py",),
-    "botocore": ("pipelines/lake/conditional.py",),
+    "duckdb": ("pipelines/lake/sql/catalog.py", "pipelines/lake/sql/query.py"),
+    "boto3": ("pipelines/lake/remote/conditional.py",),
+    "botocore": ("pipelines/lake/remote/conditional.py",),
     "flash_attn": ("pipelines/nets/attention.py",),
     "matplotlib": ("pipelines/report/",),
     "typer": ("amago_cli/",),

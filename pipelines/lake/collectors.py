@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pipelines.config.atomic import explained
 from pipelines.config.json_files import parse_object
-from pipelines.lake import records
+from pipelines.lake.sql import records
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake

@@ -249,7 +249,7 @@ def _live(
     where = snapshot.get("where")
     chosen = None
     if where:
-        from pipelines.lake.selection import select
+        from pipelines.lake.sql.selection import select
 
         chosen = select(lake, where, schema_id=snapshot["schema"], listener=listener).uids
     dropped = set(snapshot.get("dropped", ()))

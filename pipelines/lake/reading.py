@@ -135,7 +135,7 @@ def trajectories(lake: Lake, where: str | None = None, *, listener: Listener = s
     reader = Reader(lake, listener=listener)
     uids = reader.uids()
     if where is not None:
-        from pipelines.lake.selection import select
+        from pipelines.lake.sql.selection import select
 
         chosen = set(hex_uids(select(lake, where, listener=listener).uids))
         uids = [uid for uid in uids if uid in chosen]

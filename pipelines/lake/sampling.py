@@ -38,7 +38,7 @@ def draw(
     InputMissing if there is nothing to draw from.
     """
     if where.strip() or weight.strip():
-        from pipelines.lake.selection import select
+        from pipelines.lake.sql.selection import select
 
         chosen = select(lake, where, weight, listener=listener)
         uids, weights = chosen.uids[chosen.weights > 0], chosen.weights[chosen.weights > 0]

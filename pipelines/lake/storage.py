@@ -217,7 +217,7 @@ def is_remote(location: Path | str) -> bool:
 def connect(location: Path | str) -> Storage:
     """The storage at a directory or at "s3://bucket/prefix"."""
     if is_remote(location):
-        from pipelines.lake.object_storage import ObjectStorage
+        from pipelines.lake.remote.object_storage import ObjectStorage
 
         return ObjectStorage(str(location))
     return LocalStorage(Path(location))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipelines.events import Listener, silent
-from pipelines.lake import catalog
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.selection import select
+from pipelines.lake.sql import catalog
+from pipelines.lake.sql.selection import select
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake

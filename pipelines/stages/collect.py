@@ -27,9 +27,9 @@ from pipelines.envs.exploration import Exploration
 from pipelines.errors import UsageError
 from pipelines.events import Event, Listener, Progress, silent
 from pipelines.lake import collectors
-from pipelines.lake.cap import Cap
-from pipelines.lake.catalog import query
+from pipelines.lake.maintenance.cap import Cap
 from pipelines.lake.schema import Schema
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps

@@ -48,7 +48,7 @@ def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent
     to = Path(wanted.to) if wanted.to else default_folder(store)
     uids = Reader(store, listener=listener).uids()
     if wanted.where.strip():
-        from pipelines.lake.selection import select
+        from pipelines.lake.sql.selection import select
 
         chosen = set(hex_uids(select(store, wanted.where, listener=listener).uids))
         uids = [uid for uid in uids if uid in chosen]

@@ -18,7 +18,7 @@ from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.schema import Schema
-from pipelines.lake.selection import select
+from pipelines.lake.sql.selection import select
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake, difference
 

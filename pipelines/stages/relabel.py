@@ -17,10 +17,10 @@ from typing import Any
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.lake.catalog import query
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
-from pipelines.lake.selection import select
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
 from pipelines.relabelers.base import Relabeler, generator_for, make_relabeler

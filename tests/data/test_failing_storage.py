@@ -12,8 +12,8 @@ import pytest
 from pipelines.data.gather import Gatherer
 from pipelines.data.view import TASK, View
 from pipelines.errors import StageFailed, StorageError
-from pipelines.lake.compaction import compact
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from tests.lake.factories import SCHEMA, fill

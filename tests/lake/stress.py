@@ -29,14 +29,15 @@ from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
-from pipelines.lake import catalog, compaction, retention
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance import compaction, retention
+from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.lake.verify import verify
 
 COMMIT_SECONDS = 0.05
 LONGEST = 16

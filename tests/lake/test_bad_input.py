@@ -26,13 +26,13 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import AmagoError, StageFailed
 from pipelines.events import Notice
-from pipelines.lake import catalog
 from pipelines.lake.follower import Follower
+from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
+from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.lake.verify import verify
 from tests.lake.factories import segment_files
 from tests.lake.stress import LONGEST, PICTURES, PLAIN, content, differs
 

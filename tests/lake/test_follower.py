@@ -9,10 +9,10 @@ import pytest
 
 from pipelines.errors import StageFailed, StorageError
 from pipelines.events import Notice
-from pipelines.lake.compaction import compact
 from pipelines.lake.follower import Follower, live_segments
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.retention import Limits, expire
+from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury

@@ -14,11 +14,13 @@ import pytest
 
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.view import View
-from pipelines.lake import catalog, compaction, reading, retention
+from pipelines.lake import reading
+from pipelines.lake.maintenance import compaction, retention
+from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
+from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.lake.verify import verify
 from tests.lake.factories import assert_same
 from tests.lake.fixtures.make_v1 import WINDOW, fill, info, plain, uids_of
 from tests.lake.stress import PICTURES, PLAIN, content

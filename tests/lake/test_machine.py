@@ -19,18 +19,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipelines.data.view import View
-from pipelines.lake import catalog, reading
+from pipelines.lake import reading
 from pipelines.lake import segment as segments
-from pipelines.lake.compaction import Rules, compact
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.inventory import Inventory
-from pipelines.lake.lease import lease
-from pipelines.lake.protection import protect, protections
-from pipelines.lake.retention import Limits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.compaction import Rules, compact
+from pipelines.lake.maintenance.inventory import Inventory
+from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.maintenance.protection import protect, protections
+from pipelines.lake.maintenance.retention import Limits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.sweep import sweep
+from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.sweep import sweep
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
-from pipelines.lake.verify import verify
 from pipelines.lake.wal import Log
 from tests.lake.factories import SCHEMA, assert_same, columns
 from tests.lake.windows import windows_of

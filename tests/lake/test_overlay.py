@@ -2,14 +2,15 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InputMissing
-from pipelines.lake import catalog, reading
+from pipelines.lake import reading
 from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.keys import segment_key
+from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.segment import stored_bytes
+from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.lake.verify import verify
 from tests.lake.factories import IMAGES, SCHEMA, assert_same, fill
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InputMissing, UsageError
-from pipelines.lake.catalog import query
 from pipelines.lake.sampling import draw, sample
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from tests.lake.factories import assert_same, fill
 
@@ -41,7 +41,7 @@ def test_a_predicate_and_a_weight_decide_who_can_be_drawn(lake: Lake) -> None:
 
 def test_single_draws_follow_the_weights(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the exact expectation: 1 : 2 : 5, within four standard deviations."""
-    from pipelines.lake import selection
+    from pipelines.lake.sql import selection
 
     uids = np.array([b"a" * 16, b"b" * 16, b"c" * 16], dtype="S16")
     chosen = selection.Selected(uids, np.array([1.0, 2.0, 5.0]))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.lake import reading
+from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.store import Lake
-from pipelines.lake.verify import verify
 from pipelines.lake.wal import MAGIC, Log, parse
 from tests.lake.factories import INFO, SCHEMA, assert_same, columns
 

@@ -11,7 +11,7 @@ from pipelines.config.load import resolve
 from pipelines.config.recipes import find
 from pipelines.errors import IntegrityError, Interrupted, UsageError
 from pipelines.events import Event, Progress
-from pipelines.lake.catalog import query
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.stages import chain
 from pipelines.stages.environment import env_model

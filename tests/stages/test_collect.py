@@ -13,9 +13,9 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, Interrupted, Locked, UsageError
 from pipelines.events import Event, Progress
 from pipelines.lake import collectors
-from pipelines.lake.catalog import query
 from pipelines.lake.reading import trajectories
-from pipelines.lake.sandbox import Limits
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, train
 from tests.stages.recipes import tiny

@@ -13,7 +13,7 @@ import pytest
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice, Progress
-from pipelines.lake.catalog import query
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.stages import chain, collect, train

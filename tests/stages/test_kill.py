@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.lake.catalog import query
+from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.lake.verify import verify
 from pipelines.stages import collect, train
 from pipelines.training import checkpoint as checkpoints
 from tests.stages.recipes import tiny

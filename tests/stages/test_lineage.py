@@ -12,9 +12,9 @@ import pytest
 from pipelines.config.load import resolve
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, UsageError
-from pipelines.lake.catalog import query
 from pipelines.lake.lineage import Origin, split, trace, trajectories
 from pipelines.lake.reading import Reader
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from pipelines.stages import collect, relabel, train

@@ -10,10 +10,10 @@ import pytest
 from pipelines.envs.goals import goal_rule
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Event, Notice, Progress
-from pipelines.lake.catalog import query
-from pipelines.lake.compaction import Rules, compact
+from pipelines.lake.maintenance.compaction import Rules, compact
+from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.reading import Reader, trajectories
-from pipelines.lake.retention import Limits, expire
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, relabel, train
 from tests.stages.recipes import tiny

@@ -296,7 +296,7 @@ def test_settings_that_an_older_version_did_not_know_are_no_change(tmp_path: Pat
 def test_windows_are_drawn_from_the_selected_by_their_weights(tmp_path: Path, lake: Path) -> None:
     """Against the same selection made by hand."""
     from pipelines.data.mixture import Share
-    from pipelines.lake.catalog import query
+    from pipelines.lake.sql.catalog import query
     from pipelines.lake.store import Lake
     from pipelines.stages.lakes import make_mixture
 

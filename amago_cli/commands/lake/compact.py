@@ -37,7 +37,7 @@ def compact(
 
     Example: amago lake compact runs/quickstart
     """
-    from pipelines.lake import compaction as engine
+    from pipelines.lake.maintenance import compaction as engine
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 

@@ -51,7 +51,7 @@ def merge(
 
 def _copy(common: Common, sources: Sequence[str], target: str, where: str, command: str) -> Result:
     from pipelines.errors import IntegrityError
-    from pipelines.lake import copying
+    from pipelines.lake.maintenance import copying
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 

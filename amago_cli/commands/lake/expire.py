@@ -45,7 +45,7 @@ def expire(
 
     Example: amago lake expire runs/cartpole --max-steps 1000000 --dry-run
     """
-    from pipelines.lake import retention as engine
+    from pipelines.lake.maintenance import retention as engine
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 

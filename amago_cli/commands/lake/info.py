@@ -21,7 +21,7 @@ def info(common: Common, lake: LakeArgument) -> Any:
 
     Example: amago lake info runs/gym-CartPole-v1
     """
-    from pipelines.lake.describing import describe
+    from pipelines.lake.sql.describing import describe
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
 

@@ -32,8 +32,8 @@ def protect(
 
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import InputMissing, UsageError
-    from pipelines.lake import protection as engine
     from pipelines.lake.lineage import split
+    from pipelines.lake.maintenance import protection as engine
     from pipelines.lake.snapshot import lake_id, read_snapshots
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table

@@ -13,7 +13,7 @@ def reindex(common: Common, lake: LakeArgument) -> Any:
 
     Example: amago lake reindex runs/cartpole
     """
-    from pipelines.lake import catalog
+    from pipelines.lake.sql import catalog
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
 

@@ -26,8 +26,8 @@ def sql(
     """
     from amago_cli.output import Rows
     from amago_cli.progress import reporter
-    from pipelines.lake import catalog
-    from pipelines.lake.sandbox import Limits
+    from pipelines.lake.sql import catalog
+    from pipelines.lake.sql.sandbox import Limits
     from pipelines.lake.store import Lake
 
     opened = Lake.open(lake)

@@ -10,8 +10,8 @@ import typer
 from amago_cli.options import Common, LakeArgument, reader
 
 if TYPE_CHECKING:
-    from pipelines.lake.repair import Repaired
-    from pipelines.lake.verify import Report
+    from pipelines.lake.maintenance.repair import Repaired
+    from pipelines.lake.maintenance.verify import Report
     from pipelines.stages.result import Table
 
 
@@ -31,8 +31,8 @@ def verify(
     Example: amago lake verify runs/cartpole
     """
     from pipelines.errors import IntegrityError
-    from pipelines.lake import repair as mending
-    from pipelines.lake import verify as engine
+    from pipelines.lake.maintenance import repair as mending
+    from pipelines.lake.maintenance import verify as engine
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from lake_sections.common import HOURS, TINY, Section, add_segment, timed
 from pipelines.data.view import View
-from pipelines.lake import catalog
+from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 
 QUERIES = {

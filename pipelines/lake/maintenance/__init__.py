@@ -1,0 +1,1 @@
+"""What keeps a lake in shape: checking, repairing, rewriting, expiring, protecting, copying."""

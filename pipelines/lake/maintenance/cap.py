@@ -1,0 +1,185 @@
+"""Keeping a lake that is being filled within bounds, beside those who fill it and draw from it.
+
+A thread looks every second or so: the oldest segments expire once more is there than allowed, small ones are merged
+when there are many, files of the dead go after the grace period. Any number of collectors may do this on one lake: the
+lease lets one at a time, and the others skip that look.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pipelines.errors import AmagoError, Locked
+from pipelines.events import Listener, Notice, silent
+from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, is_wasteful
+from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.lease import Held, lease
+from pipelines.lake.maintenance.protection import protections
+from pipelines.lake.maintenance.retention import Limits, carry_out, make_plan
+from pipelines.lake.maintenance.rewrite import Part, rewrite
+from pipelines.lake.maintenance.sweep import bury_orphans, sweep
+from pipelines.lake.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+LOOK_SECONDS, LOOK_FAR_SECONDS = 1.0, 30.0  # between two looks; far: each costs requests to an object store
+MANY = 16  # small segments of about one size that are worth one large one
+_ALIKE = 4  # times the largest of them that they have together
+_SHARE = 16  # merged segments have this part of what is allowed at most: what goes, goes by whole segments
+_SLACK = 1.125  # above this part of what is allowed trajectories of a large segment go one by one
+
+
+class Cap:
+    """Bounds of a lake: `max_steps` and `max_bytes` (0: none) of live trajectories, as `retention.Limits` counts them.
+
+    `look` does what is due now; as a context manager it is done by a thread. What goes wrong there is told to
+    `listener` (from that thread), once for each reason, and tried again.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        *,
+        max_steps: int = 0,
+        max_bytes: int = 0,
+        grace_seconds: float = 60.0,
+        merge: bool = True,
+        listener: Listener = silent,
+    ) -> None:
+        self.lake, self.limits = lake, Limits(max_steps=max_steps, max_bytes=max_bytes)
+        self._grace, self._merge, self._listener = grace_seconds, merge, listener
+        self._inventory = Inventory(lake)
+        self._sweep_at = 0.0  # once at the beginning: what others have left
+        self._left_alone: set[str] = set()  # damaged: they cannot be merged
+        self._told: set[str] = set()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Cap:
+        self._thread = threading.Thread(target=self._watch, name="lake cap", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Look a last time, after the last segment."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if kind is None:
+            self._try()
+
+    def _watch(self) -> None:
+        near = isinstance(self.lake.storage, LocalStorage)
+        while not self._stop.wait(LOOK_SECONDS if near else LOOK_FAR_SECONDS):
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            self.look()
+        except (AmagoError, OSError) as error:
+            self._tell(f"lake '{self.lake.name}' cannot be maintained now: {error}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._listener(Notice(text=text, level="warning"))
+
+    def look(self) -> None:
+        """Expire, merge and remove what is due, unless somebody else maintains the lake."""
+        try:
+            with lease(self.lake, wait_seconds=0.0) as held:
+                self._inventory.refresh()
+                if self._expire(held) | (self._merge and self._compact(held)):
+                    self._sweep_at = min(self._sweep_at, time.monotonic() + self._grace)
+                if time.monotonic() >= self._sweep_at:
+                    bury_orphans(self._inventory)
+                    swept = sweep(self._inventory, held, grace_seconds=self._grace)
+                    self._sweep_at = time.monotonic() + self._grace / 2 if swept.waiting else math.inf
+        except Locked:
+            return
+
+    def _expire(self, held: Held) -> bool:
+        """Whether something had to go."""
+        if self._fullness() <= 1:
+            return False
+        protected = protections(self.lake.storage)
+        if any(protection.is_whole for protection in protected):
+            self._tell(f"lake '{self.lake.name}' is protected: it grows above what is allowed")
+            return False
+        kept = {id for protection in protected for id in protection.segments}
+        gone = False
+        for whole, above in ((True, 1.0), (False, _SLACK)):
+            if self._fullness() > above:
+                plan = make_plan(self._inventory, self.limits, kept=kept, now=time.time(), whole=whole)
+                held()
+                carry_out(self.lake, plan, reason="the lake was full")
+                self._inventory.refresh()
+                gone = gone or bool(plan.going)
+        return gone
+
+    def _fullness(self) -> float:
+        """How much is there, as a share of what is allowed."""
+        files = list(self._inventory.files.values())
+        steps = sum(file.live_steps for file in files if not file.is_overlay)
+        size = sum(file.live_bytes for file in files)
+        return max(_ratio(steps, self.limits.max_steps), _ratio(size, self.limits.max_bytes))
+
+    def _compact(self, held: Held) -> bool:
+        """Whether a run of small segments became one."""
+        target = TARGET_BYTES // 2
+        allowed = self.limits.max_bytes or self._bytes_of(self.limits.max_steps)
+        if allowed:
+            target = max(min(target, allowed // _SHARE), 1)
+        files = [file for id, file in self._inventory.files.items() if id not in self._left_alone]
+        run = ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
+        if not run:
+            return False
+        written = rewrite(self.lake, [Part(file.id, file.alive) for file in run], held, listener=self._listener)
+        self._left_alone |= {file.id for file in run} - set(written.replaced if written is not None else ())
+        self._inventory.refresh()
+        return written is not None
+
+    def _bytes_of(self, steps: int) -> int:
+        """About how many bytes so many steps take here."""
+        files = [file for file in self._inventory.files.values() if not file.is_overlay]
+        stored = sum(int(file.steps.sum()) for file in files)
+        return int(steps * sum(file.bytes for file in files) / stored) if stored else 0
+
+
+def ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:
+    """Small files of one kind that are worth merging now, in the order of their ids; none if there are few.
+
+    They are the newest ones, of about one size: merging them again and again as they grow would write every byte many
+    times. A file that is half dead is worth it alone.
+    """
+    kinds: dict[tuple[str, bool, tuple[str, ...]], list[File]] = defaultdict(list)
+    for file in files:
+        if file.alive.any() and is_wasteful(file):
+            return [file]
+        if file.alive.any() and file.bytes < small_bytes:
+            kinds[file.kind].append(file)
+    for kind in sorted(kinds):
+        newest = sorted(kinds[kind], key=lambda file: (-file.times.max(), file.id))
+        total, largest, count = 0, 0, 0
+        for number, file in enumerate(newest, 1):
+            total, largest = total + file.bytes, max(largest, file.bytes)
+            if total > target_bytes:
+                break
+            if number >= MANY and total >= _ALIKE * largest:
+                count = number
+        if count:
+            return sorted(newest[:count], key=lambda file: file.id)
+    return []
+
+
+def _ratio(value: float, allowed: int) -> float:
+    return value / allowed if allowed else 0.0

@@ -1,0 +1,140 @@
+"""Few large segments in place of many small ones, and room where much of a segment is dead."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipelines.errors import UsageError
+from pipelines.events import Listener, Progress, silent
+from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.maintenance.rewrite import Part, rewrite
+from pipelines.lake.maintenance.sweep import GRACE_SECONDS, Swept, bury_orphans, sweep
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+SMALL_BYTES, TARGET_BYTES = 16 << 20, 128 << 20
+WASTEFUL = 0.5  # share of dead bytes from which on a segment is written anew
+SETTLE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Segments below `small_bytes` are merged, up to `target_bytes` together; while somebody writes, those younger
+    than `settle_seconds` are left alone: more will follow them.
+    """
+
+    small_bytes: int = SMALL_BYTES
+    target_bytes: int = TARGET_BYTES
+    settle_seconds: float = SETTLE_SECONDS
+
+    def __post_init__(self) -> None:
+        if not 0 < self.small_bytes <= self.target_bytes:
+            raise UsageError(
+                f"segments below {self.small_bytes} bytes cannot be merged up to {self.target_bytes}",
+                hint="the target must be as large as what counts as small, or larger",
+            )
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """`runs`: ids of the segments that became one, or would, run by run; `segments` and `bytes` of what is live,
+    before and after (foreseen where nothing was written).
+    """
+
+    runs: tuple[tuple[str, ...], ...]
+    trajectories: int
+    segments: tuple[int, int]
+    bytes: tuple[int, int]
+    swept: Swept | None = None
+
+
+def compact(
+    lake: Lake,
+    rules: Rules | None = None,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    listener: Listener = silent,
+) -> Compacted:
+    """Merge what is small, rewrite what is half dead, then sweep. Locked while another maintains the lake.
+
+    Others read and write meanwhile; the trajectories stay the same, and a snapshot draws the same from them. A damaged
+    segment is left as it is, with a Notice.
+    """
+    if not dry_run:
+        lake.salvage(listener=listener)
+    with lease(lake) as held:
+        inventory = Inventory(lake, listener)
+        inventory.refresh()
+        inventory.refresh()  # overlays wait once for their bases
+        planned = plan(inventory, rules or Rules())
+        before = _totals(inventory)
+        if dry_run:
+            return _foreseen(planned, before)
+        bury_orphans(inventory)
+        done, trajectories = [], 0
+        for number, run in enumerate(planned, 1):
+            parts = [Part(file.id, inventory.files[file.id].alive) for file in run]
+            written = rewrite(lake, parts, held, listener=listener)
+            if written is not None:
+                done.append(written.replaced)
+                trajectories += written.trajectories
+            listener(Progress(stage="compact", done=number, total=len(planned), unit="runs"))
+        inventory.refresh()
+        after = _totals(inventory)
+        swept = sweep(inventory, held, grace_seconds=grace_seconds, listener=listener)
+    return Compacted(tuple(done), trajectories, (before[0], after[0]), (before[1], after[1]), swept)
+
+
+def plan(inventory: Inventory, rules: Rules) -> list[list[File]]:
+    """Files to be rewritten, each run into one."""
+    writing = any((inventory.lake.local / "wal").glob("*.wal"))
+    newest = time.time() - (rules.settle_seconds if writing else 0.0)
+    settled = [file for file in inventory.files.values() if file.alive.any() and file.times.max() <= newest]
+    return runs(settled, small_bytes=rules.small_bytes, target_bytes=rules.target_bytes)
+
+
+def runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[list[File]]:
+    """Runs of small or half dead files of one schema, kind and set of columns, in the order of their ids. A run has
+    several files, or one that is half dead; their live bytes fit the target.
+    """
+    kinds: dict[tuple[str, bool, tuple[str, ...]], list[File]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.id):
+        if file.bytes < small_bytes or is_wasteful(file):
+            kinds[file.kind].append(file)
+    found: list[list[File]] = []
+    for kind in sorted(kinds):
+        run: list[File] = []
+        for file in kinds[kind]:
+            if run and sum(member.live_bytes for member in [*run, file]) > target_bytes:
+                found.append(run)
+                run = []
+            run.append(file)
+        found.append(run)
+    return [run for run in found if len(run) > 1 or is_wasteful(run[0])]
+
+
+def is_wasteful(file: File) -> bool:
+    """Whether half of a file or more is dead."""
+    return file.live_bytes <= (1 - WASTEFUL) * file.bytes
+
+
+def _totals(inventory: Inventory) -> tuple[int, int]:
+    live = [file.bytes for file in inventory.files.values() if file.alive.any()]
+    return len(live), sum(live)
+
+
+def _foreseen(planned: list[list[File]], before: tuple[int, int]) -> Compacted:
+    files = [file for run in planned for file in run]
+    return Compacted(
+        runs=tuple(tuple(file.id for file in run) for run in planned),
+        trajectories=sum(int(file.alive.sum()) for file in files),
+        segments=(before[0], before[0] - len(files) + len(planned)),
+        bytes=(before[1], before[1] - round(sum(file.bytes - file.live_bytes for file in files))),
+    )

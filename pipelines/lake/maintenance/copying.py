@@ -1,0 +1,321 @@
+"""Copying trajectories from one lake into another, which may hold more, and other ones.
+
+A segment all of whose trajectories are to be copied is copied as a file, under its id. Of any other, the trajectories
+that are chosen, alive and not there yet are written into new segments: every uid is live once, whatever is copied how
+often. A derived trajectory stays one if its base is in the target lake or comes along; else it is written out whole
+and has no base any more. What was copied is read back and compared with its checksums before it gets its name.
+
+Repeating a copy that was interrupted copies what is missing. Segments that expired in the target lake do not come back.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipelines.config import atomic
+from pipelines.config.atomic import explained
+from pipelines.errors import IntegrityError, StageFailed, UsageError
+from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.lake import collectors
+from pipelines.lake import segment as segments
+from pipelines.lake.follower import Follower, Segment, list_all
+from pipelines.lake.footer import Footer, hex_uids, read_footer
+from pipelines.lake.keys import blob_key, is_rewritten, segment_key
+from pipelines.lake.maintenance import integrity
+from pipelines.lake.reading import Reader
+from pipelines.lake.schema import Column
+from pipelines.lake.segment import SegmentFile, Staged, Unsealed, as_stored
+from pipelines.lake.tombstones import read_tombstones
+from pipelines.lake.uids import place_of
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+SEAL_BYTES = 64 << 20
+_WRITER = "copy"
+_PASSES = 5  # over a source whose files are rewritten and removed meanwhile
+
+
+@dataclass
+class Copied:
+    """`segments` were copied as files, `rewritten` trajectories into new ones; `present` were there before. `damaged`:
+    ids of segments of the source that could not be copied, or not whole.
+    """
+
+    segments: int = 0
+    rewritten: int = 0
+    trajectories: int = 0
+    steps: int = 0
+    bytes: int = 0
+    present: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+
+def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = silent) -> Copied:
+    """Copy the live trajectories of `source` for which the SQL predicate `where` holds (empty: all).
+
+    Others may read and write both lakes meanwhile; Locked if another copies into the target. Damage in the source is
+    told, passed over and in the result. UsageError for wrong SQL or one lake given twice, StageFailed when a storage
+    refuses.
+    """
+    if source.id == target.id:
+        raise UsageError(f"'{source.name}' and '{target.name}' are the same lake")
+    source.salvage(listener=listener)
+    chosen = None
+    if where.strip():
+        from pipelines.lake.sql.selection import select
+
+        chosen = select(source, where, listener=listener).uids
+    with target.storage.hold("copy", what=f"lake '{target.name}' is being copied into"):
+        job = _Job(source, target, chosen, listener)
+        with explained(f"copy '{source.name}' into '{target.name}'"):
+            for attempt in range(_PASSES):
+                if job.go(first=attempt == 0):
+                    return job.done
+    raise StageFailed(f"files of lake '{source.name}' vanish while they are copied", hint="repeat the command later")
+
+
+@dataclass
+class _Job:
+    source: Lake
+    target: Lake
+    chosen: np.ndarray | None  # uids ("S16"), sorted
+    listener: Listener
+    done: Copied = field(default_factory=Copied)
+
+    def __post_init__(self) -> None:
+        self._reader = Reader(self.source, listener=self.listener)
+        self._there = Follower(self.target, self.listener)
+        self._pending: dict[tuple[str, tuple[str, ...], bool], list[Unsealed]] = {}
+        self._pending_bytes = 0
+        self._collectors: set[str] = set()
+        self._missed = False
+        for path in (self.target.local / "tmp").glob(f"{_WRITER}.*.tmp"):  # of copies that died: nobody else copies
+            path.unlink(missing_ok=True)
+
+    def go(self, *, first: bool) -> bool:
+        """One pass over the source; whether nothing was missed in it. `first`: what is there was there before."""
+        self._missed, self._first = False, first
+        self._reader.refresh()
+        self._reader.refresh()  # overlays wait once for their bases
+        files = self._files()
+        for overlays in (False, True):
+            self._look_again()
+            mine = {id: own for id, own in files.items() if own[0].is_overlay == overlays}
+            for number, (id, own) in enumerate(mine.items(), 1):
+                try:
+                    self._file(id, own)
+                except FileNotFoundError:  # rewritten and swept meanwhile
+                    self._missed = True
+                except IntegrityError as error:
+                    self._damaged(id, str(error))
+                what = "derived" if overlays else "copy"
+                self.listener(Progress(stage=what, done=number, total=len(mine), unit="segments"))
+            self._flush()
+        self._tell_collectors()
+        return not self._missed
+
+    def _files(self) -> dict[str, list[Segment]]:
+        """The segments of the source by the files they lie in, those with nothing alive left out."""
+        files: dict[str, list[Segment]] = {}
+        for segment in self._reader.follower.segments:
+            if len(segment.uids):
+                files.setdefault(segment.file, []).append(segment)
+        return dict(sorted(files.items()))
+
+    def _look_again(self) -> None:
+        """What is in the target now: live uids, sorted, and ids whose trajectories need not come (again)."""
+        self._there.refresh()
+        self._there.refresh()
+        parts = [np.zeros(0, "S16"), *(segment.uids for segment in self._there.segments)]
+        numbers = np.repeat(np.arange(-1, len(parts) - 1), [len(part) for part in parts])
+        uids = np.concatenate(parts)
+        order = np.argsort(uids)
+        self._present, self._present_in = uids[order], numbers[order]
+        listed = list_all(self.target.storage)
+        replaced = [id for listed_id in listed for id in self._replaces(listed_id)]
+        buried = [id for stone in read_tombstones(self.target.storage).values() for id in stone.segments]
+        self._known = {*listed, *replaced, *buried}
+
+    def _replaces(self, id: str) -> tuple[str, ...]:
+        if not is_rewritten(id):
+            return ()
+        try:
+            return read_footer(self.target.storage, id).replaces
+        except (FileNotFoundError, IntegrityError):
+            return ()
+
+    def _file(self, id: str, own: list[Segment]) -> None:
+        alive = np.concatenate([segment.uids for segment in own])
+        if self.chosen is not None:
+            alive = alive[_among(self.chosen, alive)]
+        if id in self._known or not len(alive):
+            self.done.present += len(alive) if self._first else 0
+            return
+        footer = read_footer(self.source.storage, id)
+        uids = footer.uids()
+        wanted = _among(np.sort(alive), uids)
+        missing = wanted & ~_among(self._present, uids) & ~self._came_before(footer)
+        self.done.present += int((wanted & ~missing).sum()) if self._first else 0
+        if not missing.any():
+            return
+        self._register(footer.header["schema"])
+        self._collectors.update(footer.trajectories["collector"].unique().to_pylist())
+        if missing.all() and self._bases_are_there(footer):
+            try:
+                self._copy_file(id, footer)
+                return
+            except IntegrityError as error:
+                self._damaged(id, str(error))
+        for uid in hex_uids(uids[missing]):
+            try:
+                self._take(uid)
+            except IntegrityError as error:
+                self._damaged(id, str(error))
+
+    def _register(self, schema_id: str) -> None:
+        known = set(self.target.schemas())
+        self.target.register(self.source.schema(schema_id))
+        if known and schema_id not in known:
+            count = len(known) + 1
+            text = f"lake '{self.target.name}' holds steps of {count} different spaces now; each is drawn by itself"
+            self.listener(Notice(text=text))
+
+    def _came_before(self, footer: Footer) -> np.ndarray:
+        """(n,) bool: which were rewritten from segments that are or were in the target under the same id."""
+        came = np.zeros(footer.trajectories.num_rows, dtype=bool)
+        for old in footer.replaces:
+            if old in self._known:
+                first, count = footer.part(old)
+                came[first : first + count] = True
+        return came
+
+    def _bases_are_there(self, footer: Footer) -> bool:
+        """Whether the target finds the bases of an overlay's file under the names that it has for them."""
+        return not footer.is_overlay or bool((self._there.bases_of(footer.trajectories)[0] >= 0).all())
+
+    def _copy_file(self, id: str, footer: Footer) -> None:
+        name = _writer()
+        tmp = self.target.local / "tmp"
+        columns = self.source.schema(footer.header["schema"]).columns
+        wide = any(column.is_blob and column.name in footer.columns for column in columns)
+        blob = self._fetch(tmp, name, blob_key(id)) if wide else None
+        staged = Staged(self._fetch(tmp, name, segment_key(id)), blob)
+        try:
+            file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
+            integrity.require_cover(file.footer, file)
+            wrong = integrity.wrong_columns(file.footer, file)
+            if wrong:
+                where = self.source.storage.url(segment_key(id))
+                raise IntegrityError(f"segment '{where}' is damaged: wrong checksum in {', '.join(wrong)}")
+            size = sum(path.stat().st_size for path in (staged.main, blob) if path is not None)
+            segments.publish(self.target.storage, staged, id)
+        except BaseException:
+            staged.discard()
+            raise
+        table = footer.trajectories
+        self.done.segments += 1
+        self.done.bytes += size
+        self.done.trajectories += table.num_rows
+        self.done.steps += int(table["length"].to_numpy().sum())
+
+    def _fetch(self, tmp: Path, name: str, key: str) -> Path:
+        path = self.source.storage.fetch(key)
+        with open(path, "rb") as content:
+            return atomic.stage(tmp, name, lambda file: shutil.copyfileobj(content, file, 1 << 20))
+
+    def _take(self, uid: str) -> None:
+        """Put one trajectory in line for a new segment. IntegrityError if it is damaged."""
+        segment, _ = self._reader.locate(uid)
+        row, own = self._read(uid)
+        base = row["base_uid"]
+        lies_in = None if base is None else self._file_of(base)
+        if base is not None and lies_in is None:
+            self._read(base.hex())  # what it shares with its base is as it was, too
+            schema = self.source.schema(segment.schema_id)
+            whole = self._reader.read(uid).columns
+            own = {column.name: as_stored(column, whole[column.name]) for column in schema.columns}
+            row |= {"crc": _crc(own.values()), "base_uid": None, "base_offset": None}
+        base = row["base_uid"]
+        row |= {"base_uid": base and base.hex(), "base_segment": lies_in, "tags": list(row["tags"] or ())}
+        key = (segment.schema_id, tuple(own), base is not None)
+        self._pending.setdefault(key, []).append(Unsealed(bytes.fromhex(uid), own, row))
+        self._pending_bytes += sum(values.nbytes for values in own.values())
+        if self._pending_bytes >= SEAL_BYTES:
+            self._flush()
+
+    def _read(self, uid: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The row of a trajectory and the columns that it stores itself, in storage form. IntegrityError if they are
+        not what was logged.
+        """
+        segment, _ = self._reader.locate(uid)
+        row, whole = dict(self._reader.row(uid)), self._reader.read(uid).columns
+        columns = [column for column in self.source.schema(segment.schema_id).columns if column.name in segment.columns]
+        own = {column.name: as_stored(column, whole[column.name]) for column in columns}
+        if _crc(own.values()) != row["crc"]:
+            raise IntegrityError(f"trajectory {uid} of lake '{self.source.name}' is damaged: it has a wrong checksum")
+        return row, own
+
+    def _file_of(self, base: bytes) -> str | None:
+        """Id of the segment in whose file a base lies in the target; None if it is not there."""
+        place = place_of(self._present, base.hex())
+        return None if place is None else self._there.segments[self._present_in[place]].file
+
+    def _flush(self) -> None:
+        """Publish what is in line."""
+        for (schema_id, names, overlay), items in self._pending.items():
+            columns: list[Column] = [c for c in self.source.schema(schema_id).columns if c.name in names]
+            writer = _writer()
+            staged = segments.stage(self.target.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
+            size = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None)
+            id = segments.new_segment(writer, 0, overlay=overlay)
+            try:
+                segments.publish(self.target.storage, staged, id)
+            except BaseException:
+                staged.discard()
+                segments.drop_orphan(self.target.storage, id)
+                raise
+            self.done.rewritten += len(items)
+            self.done.trajectories += len(items)
+            self.done.steps += sum(item.row["length"] for item in items)
+            self.done.bytes += size
+        self._pending, self._pending_bytes = {}, 0
+
+    def _damaged(self, id: str, reason: str) -> None:
+        if id not in self.done.damaged:
+            self.done.damaged.append(id)
+            text = f"{reason}; only those of its trajectories that are whole are copied"
+            self.listener(Notice(text=text, level="warning"))
+
+    def _tell_collectors(self) -> None:
+        """Who collected what came along."""
+        for name in sorted(self._collectors - {""}):
+            record = collectors.read(self.source, name)
+            if record is not None and collectors.read(self.target, name) is None:
+                collectors.write(self.target, record)
+
+
+def _among(ordered: np.ndarray, uids: np.ndarray) -> np.ndarray:
+    """(n,) bool: which of `uids` are in a sorted array."""
+    if not len(ordered):
+        return np.zeros(len(uids), dtype=bool)
+    return ordered[np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)] == uids
+
+
+def _writer() -> str:
+    return f"{_WRITER}.{os.getpid():x}.{secrets.token_hex(4)}"
+
+
+def _crc(columns: Iterable[np.ndarray]) -> int:
+    crc = 0
+    for values in columns:
+        crc = segments.checksum(values, crc)
+    return crc

@@ -1,0 +1,264 @@
+"""Repairing a lake: of damaged segments what is whole goes on living, what is lost is named.
+
+The trajectories of a damaged segment whose own checksums are right are written into a new segment that replaces it;
+the damaged file is kept in `quarantine/`, out of the way. Where a segment's footer cannot be read but its columns
+can, the footer is made again from what the SQL index remembered. The marker of a damaged segment goes when nothing of
+it is lost; otherwise it stays, as a record of what was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config import atomic
+from pipelines.config.atomic import explained
+from pipelines.errors import AmagoError, InputMissing, IntegrityError
+from pipelines.events import Listener, Notice, silent
+from pipelines.lake import footer as footers
+from pipelines.lake import segment as segments
+from pipelines.lake.arrow import UNREADABLE, arrow_schema, to_numpy
+from pipelines.lake.follower import Follower, list_all
+from pipelines.lake.footer import Footer, hex_uids, read_footer
+from pipelines.lake.keys import REWRITTEN, blob_key, segment_key
+from pipelines.lake.maintenance import integrity
+from pipelines.lake.maintenance.lease import Held, lease
+from pipelines.lake.maintenance.rewrite import Part, rewrite
+from pipelines.lake.maintenance.verify import Report, marker_key, memory_key, unmark
+from pipelines.lake.segment import SegmentFile, Staged, open_segment
+from pipelines.lake.storage import Storage
+from pipelines.lake.tombstones import QUARANTINE, Hidden
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+_OURS = re.compile(r"[0-9a-f]{16}-.+-[0-9]{8}(\.ovl)?")
+_MAGIC = 8  # bytes before the first message of an Arrow file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repaired:
+    """`segments`: damaged ids and what they were made into (None: nothing; their own id: made whole again).
+
+    `lost`: uids of trajectories that were alive and are not any more; `orphans`: derived ones among those whose own
+    bytes are whole, but whose base is lost; `unknown`: ids of segments of which nobody knows what they held.
+    """
+
+    segments: Mapping[str, str | None]
+    lost: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return not (self.lost or self.unknown)
+
+
+def repair(lake: Lake, report: Report, *, listener: Listener = silent) -> Repaired:
+    """Repair what `report` found damaged. Locked while another maintains the lake; StageFailed when the storage
+    refuses.
+    """
+    if not report.corrupt:
+        return Repaired(segments={})
+    made: dict[str, str | None] = {}
+    with lease(lake) as held, explained(f"repair '{lake.name}'"):
+        hidden = Hidden(lake.storage, listener)
+        hidden.refresh()
+        live = _live(lake, listener)  # what a damaged segment was rewritten from may still be there
+        for found in report.corrupt:
+            made[found.segment] = _repair(lake, found.segment, live, hidden, held, listener)
+        known = {found.segment: found.trajectories for found in report.corrupt}
+        ours = [id for id in known if _OURS.fullmatch(id.rpartition("/")[2])]
+        lost, orphans = _missing(lake, [uid for id in ours for uid in known[id]], hidden, listener)
+        unknown = [id for id in ours if not known[id] and made[id] is None]
+        for id, uids in known.items():
+            _conclude(lake, id, made[id], sorted({*lost} & {*uids}), certain=id not in unknown)
+    return Repaired(segments=made, lost=tuple(lost), orphans=tuple(orphans), unknown=tuple(unknown))
+
+
+def _repair(lake: Lake, id: str, live: set[str], hidden: Hidden, held: Held, listener: Listener) -> str | None:
+    """What became of a damaged segment; its file is in quarantine afterwards, unless it is whole again."""
+    superseded = any(id in footer.replaces for footer in _rewritten(lake, hidden))
+    into: str | None = None
+    if not superseded and _OURS.fullmatch(id.rpartition("/")[2]):
+        try:
+            if _readable(lake, id) or _restore(lake, id, held):
+                footer, file = _open(lake, id)
+                keep = integrity.sound(footer, file)
+                if keep.all() and not integrity.wrong_columns(footer, file):
+                    unmark(lake, id)
+                    return id
+                wanted = _unexpired(footer, id, hidden)
+                elsewhere = {uid for uid, w in zip(hex_uids(footer.uids()), wanted, strict=True) if w} <= live
+                if not elsewhere and (keep & wanted).any():
+                    written = rewrite(lake, [Part(id, keep & wanted)], held, listener=listener)
+                    into = None if written is None else written.id
+        except (FileNotFoundError, IntegrityError) as error:
+            listener(Notice(text=f"nothing of segment '{id}' can be read: {error}", level="warning"))
+    _put_away(lake, id, held)
+    return into
+
+
+def _rewritten(lake: Lake, hidden: Hidden) -> Iterable[Footer]:
+    for id in list_all(lake.storage, rewritten=True):
+        if not hidden.hides(id):
+            try:
+                yield read_footer(lake.storage, id)
+            except (FileNotFoundError, AmagoError):
+                continue
+
+
+def _unexpired(footer: Footer, id: str, hidden: Hidden) -> np.ndarray:
+    """(n,) bool: which trajectories no tombstone names, under this id or one that they had before."""
+    uids = footer.uids()
+    alive = np.ones(len(uids), dtype=bool)
+    for name in (id, *footer.replaces):
+        first, count = (0, len(uids)) if name == id else footer.part(name)
+        part = slice(first, first + count)
+        if name in hidden.whole:
+            alive[part] = False
+        elif name in hidden.partial:
+            alive[part] &= ~np.isin(uids[part], hidden.partial[name])
+    return alive
+
+
+def _readable(lake: Lake, id: str) -> bool:
+    try:
+        _ = read_footer(lake.storage, id).trajectories
+        return True
+    except IntegrityError:
+        return False
+
+
+def _open(lake: Lake, id: str) -> tuple[Footer, SegmentFile]:
+    footer = read_footer(lake.storage, id)
+    try:
+        file = open_segment(lake.storage, id, lake.schema(footer.header["schema"]).columns)
+    except InputMissing as error:
+        raise IntegrityError(str(error)) from error
+    integrity.require_cover(footer, file)
+    return footer, file
+
+
+def _restore(lake: Lake, id: str, held: Held) -> bool:
+    """Give a segment whose footer cannot be read the one that the index remembered; False if that is not enough.
+
+    The columns are the first thing in the file: they are read as the stream that they are. Where they are damaged too,
+    the new footer does not vouch for them, and the segment goes on being known as damaged.
+    """
+    memory = _memory(lake, id)
+    if memory is None:
+        return False
+    header, table = memory
+    columns = lake.schema(header["schema"]).columns
+    plain = [column for column in columns if column.name in header["columns"] and not column.is_blob]
+    wide = [column for column in columns if column.name in header["columns"] and column.is_blob]
+    rows = table["length"].to_numpy() + 1
+    try:
+        data = pa.py_buffer(lake.storage.read(segment_key(id)))
+        stream = pa.ipc.open_stream(data.slice(_MAGIC))
+        batch = stream.read_next_batch()
+    except (*UNREADABLE, StopIteration):
+        return False
+    if not stream.schema.equals(arrow_schema(plain)) or batch.num_rows != rows.sum():
+        return False
+    values = {column.name: to_numpy(column, batch.column(place)) for place, column in enumerate(plain)}
+    stored = {column.name: segments.as_stored(column, values[column.name]) for column in plain}
+    crcs: dict[str, int | None] = {name: segments.checksum(column) for name, column in stored.items()}
+    tmp, name = lake.local / "tmp", f"{REWRITTEN}.{secrets.token_hex(4)}"
+
+    def write(crcs: Mapping[str, int | None]) -> Staged:
+        texts = footers.metadata({**header, "columns": crcs}, table)
+        return segments.stage_files(tmp, name, plain, stored, lambda: texts)
+
+    order = [column.name for column in columns if column.name in header["columns"]]
+    draft = write({name: crcs.get(name) for name in order})
+    try:
+        file = SegmentFile(draft.main, columns, wide=lambda: lake.storage.fetch(blob_key(id)))
+        integrity.require_cover(file.footer, file)
+        crcs |= {column.name: integrity.column_checksum(file, column.name) for column in wide}
+        vouched = bool(integrity.sound(file.footer, file).all())
+    except IntegrityError:
+        return False
+    finally:
+        draft.discard()
+    _keep_copy(lake.storage, lake.local, segment_key(id), id, ".arrow")
+    held()
+    lake.storage.publish(write({name: crcs[name] if vouched else None for name in order}).main, segment_key(id))
+    lake.storage.forget(segment_key(id))
+    return True
+
+
+def _memory(lake: Lake, id: str) -> tuple[dict[str, Any], pa.Table] | None:
+    """The header and the trajectories of a segment as they were remembered when it was marked."""
+    try:
+        memory = json.loads(lake.storage.read(memory_key(id)))
+        texts = {name.encode(): text.encode() for name, text in memory.items()}
+        footer = footers.decode(texts, id)
+        return dict(footer.header), footer.trajectories
+    except (OSError, ValueError, AttributeError, IntegrityError):
+        return None
+
+
+def _put_away(lake: Lake, id: str, held: Held) -> None:
+    """Move what is left of a segment's files into quarantine."""
+    for key, ending in ((segment_key(id), ".arrow"), (blob_key(id), ".blob.arrow")):
+        if lake.storage.exists(key):
+            _keep_copy(lake.storage, lake.local, key, id, ending)
+            held()
+            lake.storage.remove(key)
+            lake.storage.forget(key)
+
+
+def _keep_copy(storage: Storage, local: Path, key: str, id: str, ending: str) -> None:
+    """Copy a file into quarantine, unless it is there already: the first one is the damaged one."""
+    to = f"{QUARANTINE}/{id.rpartition('/')[2]}{ending}"
+    if storage.exists(to):
+        return
+    with open(storage.fetch(key), "rb") as content:
+        staged = atomic.stage(local / "tmp", f"{REWRITTEN}.aside", lambda file: shutil.copyfileobj(content, file))
+    storage.publish(staged, to)
+
+
+def _live(lake: Lake, listener: Listener) -> set[str]:
+    follower = Follower(lake, listener)
+    follower.refresh()
+    follower.refresh()  # overlays wait once for their bases
+    return {uid for segment in follower.segments for uid in hex_uids(segment.uids)}
+
+
+def _missing(lake: Lake, uids: Sequence[str], hidden: Hidden, listener: Listener) -> tuple[list[str], list[str]]:
+    """Of `uids`, those that neither live nor have expired; and the uids of what derived from those."""
+    live = _live(lake, listener)
+    expired = {uid for dead in hidden.partial.values() for uid in hex_uids(dead)}
+    lost = [uid for uid in dict.fromkeys(uids) if uid not in live and uid not in expired]
+    gone, orphans = set(lost), []
+    for id in list_all(lake.storage):
+        if id.endswith(".ovl") and not hidden.hides(id):
+            try:
+                table = read_footer(lake.storage, id).trajectories.select(["uid", "base_uid"])
+            except (FileNotFoundError, AmagoError):
+                continue
+            pairs = zip(table["uid"].to_pylist(), table["base_uid"].to_pylist(), strict=True)
+            orphans += [uid.hex() for uid, base in pairs if base.hex() in gone and uid.hex() not in expired]
+    return lost, orphans
+
+
+def _conclude(lake: Lake, id: str, into: str | None, lost: Sequence[str], *, certain: bool) -> None:
+    """Take the marker away, or let it say what was lost."""
+    if not lost and certain:
+        unmark(lake, id)
+        return
+    marker = json.loads(lake.storage.read(marker_key(id)))
+    marker |= {"repaired": time.time(), "into": into, "lost": list(lost)}
+    lake.storage.write(marker_key(id), (json.dumps(marker, indent=1) + "\n").encode())

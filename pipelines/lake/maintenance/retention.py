@@ -1,0 +1,297 @@
+"""What leaves a lake: by age, by SQL, or the oldest first until the rest fits.
+
+The decision is one tombstone. It names whole segments where nothing else is in them, single trajectories otherwise,
+and with a trajectory all overlays of it. What is protected stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.errors import UsageError
+from pipelines.events import Listener, silent
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.maintenance.protection import protections
+from pipelines.lake.maintenance.sweep import GRACE_SECONDS, Swept, bury_orphans, sweep
+from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.uids import positions
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What may stay (0: no limit): `max_steps` actions, `max_trajectories`, `max_bytes` of segments, `max_age` seconds
+    since a trajectory was committed. Trajectories stored in full are counted; overlays go with their bases, and their
+    bytes count as those of the bases. `where`: a SQL predicate; only what it selects is counted and may go, and all of
+    it goes if there is no other limit.
+    """
+
+    max_steps: int = 0
+    max_trajectories: int = 0
+    max_bytes: int = 0
+    max_age: float = 0.0
+    where: str = ""
+
+    @property
+    def caps(self) -> tuple[int, int, int]:
+        return self.max_steps, self.max_trajectories, self.max_bytes
+
+
+@dataclass(frozen=True)
+class Going:
+    """Trajectories (n,) bool of a file that expire."""
+
+    file: File
+    mask: np.ndarray
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing live is left in it."""
+        return bool((self.mask == self.file.alive).all())
+
+    @property
+    def trajectories(self) -> int:
+        return int(self.mask.sum())
+
+    @property
+    def steps(self) -> int:
+        return int(self.file.steps[self.mask].sum())
+
+    @property
+    def bytes(self) -> float:
+        return float(self.file.row_bytes[self.mask].sum())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would expire, file by file in the order of ids; `protected` counts trajectories that may not."""
+
+    going: tuple[Going, ...]
+    protected: int
+
+
+@dataclass(frozen=True)
+class Expired:
+    """What expired, or would have; `left` counts what is live then: trajectories stored in full, steps, bytes."""
+
+    plan: Plan
+    left: Mapping[str, int]
+    swept: Swept | None
+
+
+def expire(
+    lake: Lake,
+    limits: Limits,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    listener: Listener = silent,
+) -> Expired:
+    """Let go what `limits` say, then sweep. UsageError for a protected lake; Locked while another maintains it."""
+    if not (limits.where.strip() or limits.max_age or any(limits.caps)):
+        raise UsageError("nothing is said to expire", hint="give --max-steps, --max-bytes, --max-age, ... or --where")
+    if not dry_run:
+        lake.salvage(listener=listener)
+    with lease(lake) as held:
+        protected = protections(lake.storage)
+        if any(protection.is_whole for protection in protected):
+            raise UsageError(
+                f"lake '{lake.name}' is protected: nothing in it may expire",
+                hint=f"take that back with: amago lake protect {lake.name} --off lake",
+            )
+        inventory = Inventory(lake, listener)
+        inventory.refresh()
+        inventory.refresh()  # overlays wait once for their bases
+        chosen = _chosen(lake, limits.where, listener)
+        kept = {id for protection in protected for id in protection.segments}
+        plan = make_plan(inventory, limits, chosen=chosen, kept=kept, now=time.time())
+        if dry_run:
+            return Expired(plan, _left(inventory, plan), None)
+        held()
+        carry_out(lake, plan, reason=_reason(limits))
+        inventory.refresh()
+        bury_orphans(inventory)
+        left = _left(inventory, Plan((), 0))
+        return Expired(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
+
+
+def carry_out(lake: Lake, plan: Plan, *, reason: str) -> None:
+    """Write the tombstone of a plan."""
+    if not plan.going:
+        return
+    whole: list[str] = []
+    trajectories: dict[str, list[str]] = {}
+    steps: Counter[str] = Counter()
+    for part in plan.going:
+        file = part.file
+        if not file.is_overlay:
+            for name, count in zip(file.collectors[part.mask], file.steps[part.mask].tolist(), strict=True):
+                steps[name] += count
+        if part.is_whole:
+            whole += file.names
+            continue
+        for name in file.names:  # should the file be set aside, those it replaced are seen again
+            mine = part.mask & file.named((name,))
+            if mine.any():
+                trajectories[name] = hex_uids(file.uids[mine])
+    tombstone = Tombstone(
+        time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories, steps=steps
+    )
+    bury(lake.storage, tombstone)
+
+
+def make_plan(
+    inventory: Inventory,
+    limits: Limits,
+    *,
+    chosen: np.ndarray | None = None,
+    kept: Collection[str] = (),
+    now: float,
+    whole: bool = False,
+) -> Plan:
+    """What goes so that `limits` hold; the oldest first, by the time of commit.
+
+    `chosen`: uids ("S16", sorted) that `where` selects; `kept`: ids of protected segments. `whole`: only files as a
+    whole go to meet the caps, so that up to one file more than they allow stays; otherwise they are met exactly (bytes
+    to the nearest trajectory).
+    """
+    free = {id: file.alive & ~file.named(kept) for id, file in inventory.files.items()}
+    for overlay in (file for file in inventory.files.values() if file.is_overlay):
+        held = overlay.alive & ~free[overlay.id]
+        for base, rows in _bases(inventory, overlay) if held.any() else ():
+            free[base.id] &= ~np.isin(base.uids, overlay.base_uids[rows][held[rows]])
+    protected = sum(int(file.alive.sum() - free[id].sum()) for id, file in inventory.files.items())
+    if chosen is not None:
+        free = {id: mask & _among(inventory.files[id].uids, chosen) for id, mask in free.items()}
+    masks = {id: np.zeros(len(mask), dtype=bool) for id, mask in free.items()}
+    if limits.max_age:
+        for id, mask in free.items():
+            masks[id] |= mask & (inventory.files[id].times < now - limits.max_age)
+    if any(limits.caps):
+        _fit(inventory, limits, chosen, free, masks, whole)
+    elif not limits.max_age:
+        masks = {id: mask.copy() for id, mask in free.items()}
+    _take_overlays(inventory, masks)
+    files = inventory.files
+    return Plan(tuple(Going(files[id], masks[id]) for id in sorted(masks) if masks[id].any()), protected)
+
+
+def _fit(
+    inventory: Inventory,
+    limits: Limits,
+    chosen: np.ndarray | None,
+    free: Mapping[str, np.ndarray],
+    masks: dict[str, np.ndarray],
+    whole: bool,
+) -> None:
+    """Add to `masks` the oldest trajectories stored in full until the rest is within the caps."""
+    ids = sorted(id for id, file in inventory.files.items() if not file.is_overlay)
+    costs = {id: _costs(inventory.files[id]) for id in ids}
+    _add_overlays(inventory, costs)
+    counted = {
+        id: inventory.files[id].alive
+        & ~masks[id]
+        & (True if chosen is None else _among(inventory.files[id].uids, chosen))
+        for id in ids
+    }
+    caps = np.array([cap or np.inf for cap in limits.caps])
+    excess = sum((costs[id][counted[id]].sum(axis=0) for id in ids), np.zeros(3)) - caps
+    if whole:
+        newest = {id: float(inventory.files[id].times[counted[id]].max(initial=-np.inf)) for id in ids}
+        for id in sorted(ids, key=lambda id: (newest[id], id)):
+            cost = costs[id][counted[id]].sum(axis=0)
+            if not counted[id].any() or (counted[id] & ~free[id]).any():
+                continue
+            if not (excess >= cost)[cost > 0].any():  # what no cap can spare stays
+                break
+            masks[id] |= counted[id]
+            excess = excess - cost
+        return
+    places = [(id, np.flatnonzero(counted[id] & free[id])) for id in ids]
+    if not sum(len(place) for _, place in places):
+        return
+    times = np.concatenate([inventory.files[id].times[place] for id, place in places])
+    cost = np.concatenate([costs[id][place] for id, place in places])
+    order = np.argsort(times, kind="stable")
+    before = np.cumsum(cost[order], axis=0) - cost[order]  # what has gone before each
+    goes = np.zeros(len(order), dtype=bool)
+    goes[order] = (before < excess).any(axis=1)
+    for id, place in places:
+        masks[id][place] |= goes[: len(place)]
+        goes = goes[len(place) :]
+
+
+def _costs(file: File) -> np.ndarray:
+    """(n, 3) float64: steps, trajectories (one), bytes."""
+    return np.column_stack([file.steps, np.ones(len(file.steps)), file.row_bytes])
+
+
+def _add_overlays(inventory: Inventory, costs: dict[str, np.ndarray]) -> None:
+    """The bytes of overlays are their bases'."""
+    for overlay in (file for file in inventory.files.values() if file.is_overlay):
+        for base, rows in _bases(inventory, overlay):
+            if base.id in costs:
+                place = positions(base.uids, overlay.base_uids[rows])
+                live = (place >= 0) & overlay.alive[rows]
+                np.add.at(costs[base.id][:, 2], place[live], overlay.row_bytes[rows][live])
+
+
+def _take_overlays(inventory: Inventory, masks: dict[str, np.ndarray]) -> None:
+    """Overlays whose bases go, go."""
+    for overlay in (file for file in inventory.files.values() if file.is_overlay):
+        for base, rows in _bases(inventory, overlay):
+            dying = base.uids[masks[base.id]]
+            if len(dying):
+                masks[overlay.id][rows] |= overlay.alive[rows] & np.isin(overlay.base_uids[rows], dying)
+
+
+def _bases(inventory: Inventory, overlay: File) -> list[tuple[File, np.ndarray]]:
+    """The files of an overlay's bases, each with the places of the trajectories that derive from it."""
+    found = []
+    for id in dict.fromkeys(overlay.base_ids):
+        base = inventory.lies_in(id)
+        if base is not None:
+            found.append((base, np.flatnonzero(overlay.base_ids == id)))
+    return found
+
+
+def _among(uids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    return positions(chosen, uids, np.arange(len(chosen))) >= 0
+
+
+def _chosen(lake: Lake, where: str, listener: Listener) -> np.ndarray | None:
+    if not where.strip():
+        return None
+    from pipelines.lake.sql.selection import select
+
+    return select(lake, where, listener=listener).uids
+
+
+def _left(inventory: Inventory, plan: Plan) -> dict[str, int]:
+    gone = {part.file.id: part.mask for part in plan.going}
+    trajectories, steps, size = 0, 0, 0.0
+    for id, file in inventory.files.items():
+        live = file.alive & ~gone[id] if id in gone else file.alive
+        size += float(file.row_bytes[live].sum())
+        if not file.is_overlay:
+            trajectories, steps = trajectories + int(live.sum()), steps + int(file.steps[live].sum())
+    return {"trajectories": trajectories, "steps": steps, "bytes": round(size)}
+
+
+def _reason(limits: Limits) -> str:
+    parts = [
+        f"{name} {value:g}"
+        for name in ("max_steps", "max_trajectories", "max_bytes", "max_age")
+        if (value := getattr(limits, name))
+    ]
+    return ", ".join([*parts, *([f"where {limits.where}"] if limits.where.strip() else [])])

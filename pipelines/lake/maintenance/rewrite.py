@@ -1,0 +1,222 @@
+"""Writing several segments as one: live trajectories only, in order, every row as it was.
+
+The new segment names those it replaces in its footer, and those that they had replaced; with its publication they are
+out of every reader's sight, in one step. A crash before that leaves files in `tmp/`, or wide columns that no segment
+lists: the next maintainer removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config.atomic import explained
+from pipelines.errors import IntegrityError
+from pipelines.events import Listener, Notice, silent
+from pipelines.lake import footer as footers
+from pipelines.lake import segment as segments
+from pipelines.lake.blob import BlobCache
+from pipelines.lake.footer import Footer
+from pipelines.lake.keys import REWRITTEN
+from pipelines.lake.maintenance.lease import Held
+from pipelines.lake.schema import Column
+from pipelines.lake.segment import SegmentFile, as_stored, checksum, open_segment
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+_CACHE_BYTES = 8 << 20  # of decoded wide rows, for each file that is being read
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment to be rewritten, and which of its trajectories: `keep` (n,) bool."""
+
+    id: str
+    keep: np.ndarray
+
+
+@dataclass(frozen=True)
+class Source:
+    """A part that was read and found whole; `spans` are the rows [start, stop) to keep, neighbours joined."""
+
+    id: str
+    keep: np.ndarray
+    footer: Footer
+    file: SegmentFile
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A new segment, and the ids of those that were made into it."""
+
+    id: str
+    replaced: tuple[str, ...]
+    trajectories: int
+
+
+def rewrite(lake: Lake, parts: Sequence[Part], held: Held, *, listener: Listener = silent) -> Rewritten | None:
+    """One segment from `parts`, which have the same schema, kind and columns, under the lease `held`.
+
+    A part with a wrong checksum among what it keeps is left as it is, with a Notice; None if nothing is left to do.
+    Holds the plain columns of the result in memory. StageFailed when the disk refuses.
+    """
+    with explained(f"rewrite segments of '{lake.name}'"):
+        sources = [source for part in parts if (source := _open(lake, part, listener)) is not None]
+        if not sources or (len(sources) == 1 and len(parts) > 1 and sources[0].keep.all()):
+            return None
+        return _write(lake, sources, held)
+
+
+def _open(lake: Lake, part: Part, listener: Listener) -> Source | None:
+    storage, cache = lake.storage, BlobCache(limit_bytes=_CACHE_BYTES)
+    try:
+        footer = footers.read_footer(storage, part.id)
+        file = open_segment(storage, part.id, lake.schema(footer.header["schema"]).columns, cache=cache)
+        table = footer.trajectories
+        start, rows = table["row0"].to_numpy(), table["length"].to_numpy() + 1
+        if rows.sum() != file.rows or np.any(start != np.cumsum(rows) - rows):
+            raise IntegrityError(f"segment '{footer.path}' is damaged: its trajectories do not cover its rows")
+        spans = list(zip(start[part.keep].tolist(), (start + rows)[part.keep].tolist(), strict=True))
+        _check(footer, file, spans, table["crc"].filter(pa.array(part.keep)).to_pylist())
+    except IntegrityError as error:
+        text = f"{error}; it is left as it is, see: amago lake verify {lake.name}"
+        listener(Notice(text=text, level="warning"))
+        return None
+    return Source(part.id, part.keep, footer, file, tuple(_joined(spans)))
+
+
+def _check(footer: Footer, file: SegmentFile, spans: Sequence[tuple[int, int]], expected: Sequence[int]) -> None:
+    """IntegrityError unless the rows of every trajectory have the checksum that it was logged with."""
+    columns = [column for column in file.schema_columns if column.name in footer.columns]
+    plain = {name: _bytes_of(values) for name, values in file.columns.items()}
+    for (start, stop), crc in zip(spans, expected, strict=True):
+        found = 0
+        for column in columns:
+            if column.name in plain:
+                data, size = plain[column.name], column.step_bytes
+                found = zlib.crc32(data[start * size : stop * size], found)
+                continue
+            for first in range(start, stop, file.batch_rows):
+                last = min(stop, first + file.batch_rows)
+                found = checksum(as_stored(column, file.read_rows(column.name, first, last)), found)
+        if found != crc:
+            raise IntegrityError(f"segment '{footer.path}' is damaged: a trajectory has a wrong checksum")
+
+
+def _bytes_of(values: np.ndarray) -> memoryview:
+    return values.reshape(-1).view(np.uint8).data
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+class _Wide:
+    """The kept rows of a wide column, given out in order and once; `crc` is that of what was given."""
+
+    def __init__(self, column: Column, sources: Sequence[Source], rows: int) -> None:
+        self._column, self._rows = column, rows
+        self._spans = [(source.file, start, stop) for source in sources for start, stop in source.spans]
+        self._given = self.crc = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self._rows)
+        assert start == self._given, "rows are read in order"
+        self._given, needed = stop, stop - start
+        pieces = []
+        while needed:
+            file, first, last = self._spans[0]
+            taken = min(needed, last - first)
+            pieces.append(file.read_rows(self._column.name, first, first + taken))
+            self._spans[0] = (file, first + taken, last)
+            if first + taken == last:
+                self._spans.pop(0)
+            needed -= taken
+        values = as_stored(self._column, np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+        self.crc = checksum(values, self.crc)
+        return values
+
+
+def _write(lake: Lake, sources: Sequence[Source], held: Held) -> Rewritten:
+    first = sources[0].footer
+    rows = sum(stop - start for source in sources for start, stop in source.spans)
+    columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
+    values: dict[str, Any] = {
+        column.name: _Wide(column, sources, rows) if column.is_blob else _gathered(column, sources, rows)
+        for column in columns
+    }
+    table = _table(sources)
+    header = {
+        "format": footers.FORMAT,
+        "kind": first.header["kind"],
+        "schema": first.header["schema"],
+        "t_commit": time.time(),
+        "rows": rows,
+        "replaces": _replaces(sources),
+    }
+    writer = f"{REWRITTEN}.{os.getpid():x}.{secrets.token_hex(4)}"
+
+    def metadata() -> dict[str, str]:
+        crcs = {name: v.crc if isinstance(v, _Wide) else checksum(v) for name, v in values.items()}
+        return footers.metadata({**header, "writer": writer, "columns": crcs}, table)
+
+    staged = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata)
+    id = segments.new_segment(writer, 0, overlay=first.is_overlay)
+    try:
+        held()
+        segments.publish(lake.storage, staged, id)
+    except BaseException:
+        staged.discard()
+        segments.drop_orphan(lake.storage, id)
+        raise
+    return Rewritten(id, tuple(source.id for source in sources), table.num_rows)
+
+
+def _gathered(column: Column, sources: Sequence[Source], rows: int) -> np.ndarray:
+    out, filled = np.empty((rows, *column.shape), dtype=column.dtype), 0
+    for source in sources:
+        for start, stop in source.spans:
+            out[filled : filled + stop - start] = source.file.columns[column.name][start:stop]
+            filled += stop - start
+    return as_stored(column, out)
+
+
+def _table(sources: Sequence[Source]) -> pa.Table:
+    """The kept trajectories as they are, but for where they lie."""
+    tables = [source.footer.trajectories.filter(pa.array(source.keep)) for source in sources]
+    table = pa.concat_tables(tables)
+    rows = table["length"].to_numpy() + 1
+    place = footers.TRAJECTORIES.get_field_index("row0")
+    return table.set_column(place, footers.TRAJECTORIES.field(place), pa.array(np.cumsum(rows) - rows))
+
+
+def _replaces(sources: Sequence[Source]) -> Mapping[str, tuple[int, int]]:
+    """First trajectory and number of those from each segment, the earlier ones included."""
+    replaces, done = {}, 0
+    for source in sources:
+        before = np.concatenate([[0], np.cumsum(source.keep)]).tolist()
+        for old in source.footer.replaces:
+            first, count = source.footer.part(old)
+            replaces[old] = (done + before[first], before[first + count] - before[first])
+        replaces[source.id] = (done, before[-1])
+        done += before[-1]
+    return replaces

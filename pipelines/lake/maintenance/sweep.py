@@ -1,0 +1,183 @@
+"""Removing files that nobody needs: of superseded and expired segments, of rewriters that died on the way.
+
+A reader may still be about to open a file that it knows: files stay for a grace period after what took them out of
+sight. A file whose log is still there stays too, or salvage would not see that it was published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.config.atomic import explained
+from pipelines.events import Listener, Progress, silent
+from pipelines.lake.follower import ROOT, WATCHED_HOURS, folders, list_all
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.keys import REWRITTEN, blob_key, segment_key
+from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.lease import Held
+from pipelines.lake.segment import stored_bytes
+from pipelines.lake.storage import LocalStorage, Storage
+from pipelines.lake.tombstones import FOLDER, QUARANTINE, Tombstone, bury, read_tombstones
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+GRACE_SECONDS = 600.0
+_ELSEWHERE_SECONDS = (
+    86_400.0  # logs of other hosts are out of sight: what they may publish yet is left alone for so long
+)
+_BLOB = ".blob.arrow"
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was removed; `waiting` segments are out of sight, but their grace period is not over."""
+
+    segments: int
+    bytes: int
+    waiting: int
+
+
+def bury_orphans(inventory: Inventory) -> None:
+    """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
+    whole: list[str] = []
+    trajectories: dict[str, list[str]] = {}
+    for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
+        orphans = _orphans(inventory, overlay)
+        orphans &= inventory.hidden.alive(overlay.id, overlay.uids)  # the others are dead already
+        if not orphans.any():
+            continue
+        if orphans.all():
+            whole += overlay.names
+        else:
+            trajectories[overlay.id] = hex_uids(overlay.uids[orphans])
+    if whole or trajectories:
+        reason = "derived from trajectories that are gone"
+        bury(
+            inventory.lake.storage,
+            Tombstone(time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories),
+        )
+        inventory.refresh()
+
+
+def _orphans(inventory: Inventory, overlay: File) -> np.ndarray:
+    """(n,) bool: trajectories of an overlay that nothing will bring back."""
+    found = np.zeros(len(overlay.uids), dtype=bool)
+    for id in dict.fromkeys(overlay.base_ids):
+        rows, file = overlay.base_ids == id, inventory.follower.lies_in(id)
+        if not inventory.hidden.sets_aside(file) and file not in inventory.follower.unreadable:
+            found |= rows & ~overlay.alive
+    return found
+
+
+def sweep(
+    inventory: Inventory, held: Held, *, grace_seconds: float = GRACE_SECONDS, listener: Listener = silent
+) -> Swept:
+    """Remove what is out of every reader's sight for longer than the grace period, under the lease `held` and by a
+    refreshed inventory. StageFailed when the storage refuses.
+    """
+    lake, storage, now = inventory.lake, inventory.lake.storage, time.time()
+    with explained(f"remove files of '{lake.name}'"):
+        listed = set(list_all(storage))
+        tombstones = read_tombstones(storage)
+        age = _ages(storage, now)
+        due: dict[str, bool] = {}
+        for file in inventory.files.values():
+            old = [id for id in file.replaces if id in listed]
+            if old and not inventory.hidden.sets_aside(file.id):
+                due |= dict.fromkeys(old, age(segment_key(file.id)) >= grace_seconds)
+        for name, tombstone in tombstones.items():
+            dead = [id for id in tombstone.segments if id in listed]
+            if dead:
+                over = age(f"{FOLDER}/{name}") >= grace_seconds
+                due |= {id: over or due.get(id, False) for id in dead}
+        going = sorted(id for id, over in due.items() if over and not _has_log(lake, id))
+        size = 0
+        for done, id in enumerate(going, 1):
+            size += stored_bytes(storage, id)
+            held()
+            remove_segment(storage, id)
+            listener(Progress(stage="sweep", done=done, total=len(going), unit="segments"))
+        listed -= set(going)
+        held()
+        _remove_wide_orphans(lake, listed, grace_seconds, age)
+        _merge_spent(storage, tombstones, listed, lambda name: age(f"{FOLDER}/{name}") >= grace_seconds)
+        _remove_leftovers(lake)
+    return Swept(segments=len(going), bytes=size, waiting=len(due) - len(going))
+
+
+def remove_segment(storage: Storage, id: str) -> None:
+    """Remove the files of a segment; the wide columns last: who finds a segment finds it whole."""
+    storage.remove(segment_key(id))
+    storage.remove(blob_key(id))
+    storage.remove(f"{QUARANTINE}/{id.rpartition('/')[2]}.json")
+
+
+def _ages(storage: Storage, now: float) -> Callable[[str], float]:
+    def age(key: str) -> float:
+        try:
+            return max(0.0, storage.age(key, now))
+        except FileNotFoundError:
+            return 0.0
+
+    return age
+
+
+def _has_log(lake: Lake, id: str) -> bool:
+    name = id.rpartition("/")[2].removesuffix(".ovl").partition("-")[2]
+    return (lake.local / "wal" / f"{name}.wal").exists()
+
+
+def _remove_wide_orphans(lake: Lake, listed: Iterable[str], grace_seconds: float, age: Callable[[str], float]) -> None:
+    """Wide columns whose segment never got its name, or lost it."""
+    storage = lake.storage
+    known = set(listed)
+    old = grace_seconds if isinstance(storage, LocalStorage) else max(grace_seconds, _ELSEWHERE_SECONDS)
+    for hour in folders(storage, ROOT):
+        for name in storage.names(f"{ROOT}/{hour}"):
+            id = f"{hour}/{name.removesuffix(_BLOB)}"
+            if not name.endswith(_BLOB) or id in known or age(blob_key(id)) < old or _has_log(lake, id):
+                continue
+            if not storage.exists(segment_key(id)):  # looked at last: its log goes when it has its name
+                storage.remove(blob_key(id))
+
+
+def _merge_spent(
+    storage: Storage, tombstones: dict[str, Tombstone], listed: set[str], is_old: Callable[[str], bool]
+) -> None:
+    """One tombstone in place of those that hide nothing any more: it keeps the steps that they took."""
+    merged = {name for tombstone in tombstones.values() for name in tombstone.merges}
+    spent = {
+        name: tombstone
+        for name, tombstone in tombstones.items()
+        if name in merged or (not tombstone.names & listed and is_old(name))
+    }
+    counted = [tombstone for name, tombstone in spent.items() if name not in merged]
+    if len(spent) == 1 and not counted[0].names and counted[0].steps:
+        return  # it is such a one
+    steps: Counter[str] = Counter()
+    for tombstone in counted:
+        steps.update(tombstone.steps)
+    if steps:
+        newest = max(tombstone.time for tombstone in counted)
+        bury(storage, Tombstone(time=newest, reason="swept", steps=steps, merges=tuple(sorted(spent))))
+    for name in spent:
+        storage.remove(f"{FOLDER}/{name}")
+
+
+def _remove_leftovers(lake: Lake) -> None:
+    """Files of dead rewriters (whoever holds the lease is the only living one), and directories of hours long over."""
+    for path in (lake.local / "tmp").glob(f"{REWRITTEN}.*.tmp"):
+        path.unlink(missing_ok=True)
+    if isinstance(lake.storage, LocalStorage):
+        for hour in sorted(folders(lake.storage, ROOT))[:-WATCHED_HOURS]:
+            with contextlib.suppress(OSError):  # not empty
+                os.rmdir(lake.storage.root / ROOT / hour)

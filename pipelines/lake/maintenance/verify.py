@@ -1,0 +1,213 @@
+"""Reading everything once: every column against its CRC, every file against what a lake may hold.
+
+A damaged segment gets a marker `quarantine/NAME.json` with the reason and its trajectories, and is out of
+every reader's sight from then on; the file itself is not touched. A marker goes when its segment is whole
+again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from pipelines.config.atomic import explained
+from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed
+from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.lake.follower import ROOT, list_all
+from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
+from pipelines.lake.keys import blob_key, is_rewritten, segment_key
+from pipelines.lake.maintenance import integrity
+from pipelines.lake.schema import Column
+from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
+from pipelines.lake.sql import catalog
+from pipelines.lake.sql.listing import living
+from pipelines.lake.storage import Storage
+from pipelines.lake.tombstones import Hidden, read_tombstone, tombstone_names
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+_AHEAD = 16  # segments fetched at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrupt:
+    """A damaged segment: its id, why, and the uids it holds (`damaged`: those whose own bytes are wrong,
+    where known).
+    """
+
+    segment: str
+    reason: str
+    trajectories: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `verify` found. `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged."""
+
+    segments_checked: int
+    trajectories: int
+    bytes: int
+    corrupt: tuple[Corrupt, ...] = ()
+    foreign: tuple[str, ...] = field(default=())
+    tombstones: tuple[str, ...] = ()
+
+
+def verify(lake: Lake, listener: Listener = silent) -> Report:
+    """Read every segment and compare checksums; mark the damaged ones.
+
+    Damage is reported, not raised; InputMissing for segments of a newer format.
+    """
+    hidden = Hidden(lake.storage, listener)
+    hidden.refresh()
+    # The newest rewritten ones first: what was made into a sound one is checked, but not counted again.
+    ids = sorted((id for id in list_all(lake.storage) if id not in hidden.whole), key=lambda id: (is_rewritten(id), id))
+    ids.reverse()
+    superseded: set[str] = set()
+    corrupt, trajectories, size = [], 0, 0
+    for done, id in enumerate(ids, 1):
+        if done % _AHEAD == 1:
+            _fetch_anew(lake.storage, ids[done - 1 : done - 1 + _AHEAD])
+        try:
+            footer = check(lake, id)
+            superseded.update(footer.replaces)
+            if id not in superseded:
+                trajectories += int(living(footer, id, hidden).sum())
+            size += stored_bytes(lake.storage, id)
+            unmark(lake, id)
+        except FileNotFoundError:
+            pass  # expired meanwhile
+        except _Damage as damage:
+            corrupt.append(damage.found)
+            _mark(lake, damage.found, listener)
+        listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
+    return Report(
+        segments_checked=len(ids),
+        trajectories=trajectories,
+        bytes=size,
+        corrupt=tuple(corrupt),
+        foreign=tuple(_foreign(lake.storage)),
+        tombstones=tuple(_unreadable_tombstones(lake.storage)),
+    )
+
+
+def _unreadable_tombstones(storage: Storage) -> Iterator[str]:
+    for name in tombstone_names(storage):
+        try:
+            read_tombstone(storage, name)
+        except FileNotFoundError:  # merged with others meanwhile
+            pass
+        except AmagoError as error:
+            yield str(error)
+
+
+def _fetch_anew(storage: Storage, ids: Sequence[str]) -> None:
+    """What this host keeps of a file that lies elsewhere proves nothing about that file."""
+    keys = [key for id in ids for key in (segment_key(id), blob_key(id))]
+    for key in keys:
+        storage.forget(key)
+    storage.prefetch(keys)
+
+
+class _Damage(Exception):
+    def __init__(self, found: Corrupt) -> None:
+        super().__init__(found.reason)
+        self.found = found
+
+
+def check(lake: Lake, id: str) -> Footer:
+    """Read a segment whole.
+
+    _Damage if anything in it is not what its footer says, InputMissing for a newer format, FileNotFoundError.
+    """
+    uids: tuple[str, ...] = ()
+    try:
+        footer = read_footer(lake.storage, id)
+        table = footer.trajectories
+        uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
+        file = open_segment(lake.storage, id, _columns(lake, footer))
+        integrity.require_cover(footer, file)
+    except IntegrityError as error:
+        known = uids or tuple(catalog.remembered(lake, id))
+        raise _Damage(Corrupt(segment=id, reason=str(error), trajectories=known)) from error
+    _check_columns(id, footer, file, uids)
+    return footer
+
+
+def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
+    try:
+        return lake.schema(footer.header["schema"]).columns
+    except InputMissing as error:
+        if lake.storage.exists(f"schemas/{footer.header['schema']}.json"):  # of a newer version: no damage
+            raise
+        raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
+
+
+def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> None:
+    wrong = integrity.wrong_columns(footer, file)
+    if wrong:
+        reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
+        whole = integrity.sound(footer, file)
+        damaged = tuple(uid for uid, fine in zip(uids, whole, strict=True) if not fine)
+        raise _Damage(Corrupt(segment=id, reason=reason, trajectories=uids, damaged=damaged))
+
+
+def _mark(lake: Lake, found: Corrupt, listener: Listener) -> None:
+    text = f"{found.reason}; it is set aside with its {len(found.trajectories)} trajectories"
+    try:
+        with explained("write its marker"):
+            if not found.damaged:  # else its footer can be read
+                _remember(lake, found.segment)
+            lake.storage.write(marker_key(found.segment), (json.dumps(asdict(found), indent=1) + "\n").encode())
+    except StageFailed as error:
+        text = f"{found.reason}; it cannot be set aside: {error}"
+    listener(Notice(text=text, level="warning"))
+
+
+def _remember(lake: Lake, id: str) -> None:
+    """Keep what the index knows of a segment whose footer cannot be read: it will forget it, and repair needs it."""
+    known = catalog.remembered_footer(lake, id)
+    if known is None or lake.storage.exists(memory_key(id)):
+        return
+    facts, table = known
+    header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
+    whole = [0, table.num_rows]
+    header |= {"format": FORMAT, "columns": dict.fromkeys(facts["columns"]), "replaces": {}}
+    header["replaces"] = {old: whole for old in facts["replaces"]}  # which part was which is not remembered
+    lake.storage.write(memory_key(id), json.dumps(metadata(header, table)).encode())
+
+
+def unmark(lake: Lake, id: str) -> None:
+    """Take the marker of a segment away, if it has one. StageFailed when the storage refuses."""
+    for key in (marker_key(id), memory_key(id)):
+        with explained(f"remove '{lake.storage.url(key)}'"):
+            if lake.storage.exists(key):
+                lake.storage.remove(key)
+
+
+def marker_key(id: str) -> str:
+    """Where it is written that a segment is damaged."""
+    return f"quarantine/{id.rpartition('/')[2]}.json"
+
+
+def memory_key(id: str) -> str:
+    """Where the footer is kept that the index remembered of a segment."""
+    return f"quarantine/{id.rpartition('/')[2]}.footer"
+
+
+def _foreign(storage: Storage) -> Iterator[str]:
+    yield from (storage.url(f"{ROOT}/{name}") for name in sorted(set(storage.names(ROOT)) - set(storage.folders(ROOT))))
+    for hour in sorted(storage.folders(ROOT)):
+        names = set(storage.names(f"{ROOT}/{hour}"))
+        for name in sorted(names):
+            belongs = name.endswith(".arrow") and (
+                not name.endswith(".blob.arrow") or name.removesuffix(".blob.arrow") + ".arrow" in names
+            )
+            if not belongs:
+                yield storage.url(f"{ROOT}/{hour}/{name}")

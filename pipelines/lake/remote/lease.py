@@ -1,0 +1,149 @@
+"""A lease in an object store: one process of any host holds it at a time.
+
+It is an object `locks/NAME.json` that says who holds it and for how many seconds; its holder writes it anew well
+before they are over, always on condition that nobody else has. One that was not renewed in time may be taken over.
+Its age is told by the store's clock alone. A lease given back lasts 0 seconds.
+
+Without boto3 there are no conditional writes: then one host is declared to be the only one that maintains the lake,
+and its processes exclude each other by a lock there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pipelines.config.locking import exclusive
+from pipelines.errors import InputMissing, Locked, StageFailed, StorageError
+from pipelines.lake.remote import conditional
+from pipelines.lake.remote.conditional import Conditional
+
+SECONDS = 60.0
+CLOCK_TICK = 1.0  # ages are told in whole seconds
+DECLARED = "AMAGO_MAINTAINER"
+
+
+@contextlib.contextmanager
+def hold(
+    store: Conditional, name: str, *, local: Path, what: str, seconds: float = SECONDS
+) -> Iterator[Callable[[], None]]:
+    """Hold the lease `name`; yields a function that raises StageFailed once it is no longer held.
+
+    Locked if somebody else has it. `local`: lock file of this host. InputMissing without boto3, unless the user
+    declares this host the one that maintains the lake.
+    """
+    with exclusive(local, what=what):
+        if not conditional.is_available():
+            _require_declaration()
+            yield lambda: None
+            return
+        lease = Lease(store, name, what=what, seconds=seconds)
+        try:
+            lease.acquire()
+        except conditional.Unsupported:
+            _require_declaration("the object store knows no conditional writes")
+            yield lambda: None
+            return
+        with lease.renewed():
+            yield lease.require
+
+
+def _require_declaration(why: str = f"without boto3 ({conditional.INSTALL})") -> None:
+    if os.environ.get(DECLARED, "") in ("", "0"):
+        raise InputMissing(
+            f"{why} no host can tell whether another one maintains the lake",
+            hint=f"{DECLARED}=1 declares this host the only one that does",
+        )
+
+
+class Lease:
+    """One attempt to hold a lease of so many `seconds`."""
+
+    def __init__(self, store: Conditional, name: str, *, what: str, seconds: float = SECONDS) -> None:
+        self._store, self._name, self._what, self._seconds = store, name, what, seconds
+        self._token, self._began = secrets.token_hex(8), time.strftime("%H:%M:%S")
+        self._tag = ""
+        self._until = 0.0
+        self._taken = False
+        self._done = threading.Event()
+
+    def acquire(self) -> None:
+        """Locked says who holds it."""
+        began, found = time.monotonic(), self._store.get(self._name)
+        try:
+            if found is None:
+                self._tag = self._store.put_new(self._name, self._text(self._seconds))
+            else:
+                holder, seconds = _parse(found.content)
+                if seconds and found.age < seconds + CLOCK_TICK:
+                    raise Locked(f"{self._what}, {holder}", hint="wait for it, then repeat the command")
+                self._tag = self._store.put_over(self._name, self._text(self._seconds), found.tag)
+        except conditional.Taken as error:
+            raise Locked(f"{self._what} since this moment", hint="wait for it, then repeat the command") from error
+        self._until = began + self._seconds
+
+    def renew(self) -> None:
+        """Begin its time anew, unless it was taken over; then `require` raises."""
+        began = time.monotonic()
+        try:
+            self._tag = self._store.put_over(self._name, self._text(self._seconds), self._tag)
+            self._until = began + self._seconds
+        except conditional.Taken:
+            self._taken = not self._is_ours()
+
+    def release(self) -> None:
+        """Give it back, if it is still ours. A store that is away is let be: the lease runs out."""
+        with contextlib.suppress(conditional.Taken, StorageError):
+            self._store.put_over(self._name, self._text(0.0), self._tag)
+
+    def require(self) -> None:
+        """StageFailed unless it is held."""
+        if self._taken or time.monotonic() >= self._until:
+            raise StageFailed(f"{self._what}: the lease of this process has run out", hint="repeat the command")
+
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew it in the background, and give it back at the end."""
+        thread = threading.Thread(target=self._keep, name="amago-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            thread.join()
+            self.release()
+
+    def _keep(self) -> None:
+        while not self._taken and not self._done.wait(self._seconds / 4):
+            with contextlib.suppress(StorageError):  # tried again until the time is over
+                self.renew()
+
+    def _is_ours(self) -> bool:
+        """Whether the object is what we wrote: the answer to an attempt may have been lost."""
+        found = self._store.get(self._name)
+        if found is None or self._token.encode() not in found.content:
+            return False
+        self._tag, self._until = found.tag, time.monotonic() + self._seconds - found.age
+        return True
+
+    def _text(self, seconds: float) -> bytes:
+        holder = f"pid {os.getpid()} on {socket.gethostname()} since {self._began}"
+        return json.dumps(
+            {"holder": holder, "token": self._token, "seconds": seconds, "renewal": secrets.token_hex(4)}
+        ).encode()
+
+
+def _parse(content: bytes) -> tuple[str, float]:
+    """Holder and seconds of a lease; one that cannot be read has run out."""
+    try:
+        data = json.loads(content)
+        return str(data["holder"]), float(data["seconds"])
+    except (ValueError, KeyError, TypeError):
+        return "somebody", 0.0

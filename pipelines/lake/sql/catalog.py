@@ -1,0 +1,400 @@
+"""SQL over a lake: a DuckDB index that only repeats what the segments' footers say.
+
+`index.duckdb` can be deleted at any time and is built again by the next question; so it is when it is damaged
+or of another version. DuckDB allows one writing process or many readers, hence our own flock: exclusive
+around a writing open .. close, shared around a reading one. Where the index cannot be written it is built in
+memory.
+
+Tables: `trajectories`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.steps`); `runs`, `checkpoints`,
+`metrics` when the lake lies in a run directory. A user's SQL runs in another process (`pipelines.lake.sql.sandbox`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from pipelines.config.locking import locked
+from pipelines.errors import AmagoError
+from pipelines.events import Listener, Notice, silent
+from pipelines.lake.follower import ROOT
+from pipelines.lake.footer import aligned, prefetch_footers, read_footer
+from pipelines.lake.keys import is_rewritten
+from pipelines.lake.sql import listing, sandbox
+from pipelines.lake.sql import query as sql
+from pipelines.lake.sql.index import IndexDamaged, NewerIndex, healed, refuse_newer
+from pipelines.lake.sql.listing import UNREADABLE, Listed
+from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.tombstones import Hidden
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+INDEX_VERSION = 2
+BATCH_TRAJECTORIES = 100_000  # how many are added in one transaction
+_TABLES = """
+create schema bookkeeping;
+create table bookkeeping.about (version integer, lake varchar);
+create table bookkeeping.folders (folder varchar, stamp bigint, digest varchar);
+create table bookkeeping.files (segment varchar, state varchar, problem varchar);
+create table bookkeeping.rows (
+    uid varchar, segment varchar, row0 bigint, length bigint, schema varchar, env varchar, task varchar,
+    source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
+    success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
+    goal_text varchar, t_start double, t_end double, t_commit double, base_uid varchar, base_segment varchar,
+    base_offset bigint, relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
+create table segments (
+    segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
+    expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
+create view trajectories as select * exclude (live) from bookkeeping.rows where live;
+create view overlays as
+    select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
+    from trajectories t join segments s using (segment) where s.kind = 'overlay';
+"""
+_DROP = """
+drop view if exists overlays;
+drop view if exists trajectories;
+drop table if exists segments;
+drop schema if exists bookkeeping cascade;
+"""
+_REMEMBERED = """
+select * replace (unhex(uid) as uid, unhex(base_uid) as base_uid) from bookkeeping.rows where segment = ? order by row0
+"""
+_ADD = """
+insert into bookkeeping.rows by name
+select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), true as live from new_rows
+"""
+# Of the rows of a uid the first is live, an overlay's only if there is its base. Only rows that hang on what was
+# added or removed are looked at.
+_SETTLE = """
+with mine as (
+    select rowid as place, uid, base_uid, live, row_number() over (partition by uid order by segment, row0) = 1 as first
+    from bookkeeping.rows where uid in (from touched) or base_uid in (from touched)),
+bases as (
+    select uid from bookkeeping.rows where base_uid is null and uid in (select base_uid from mine))
+update bookkeeping.rows set live = not live where rowid in (
+    select place from mine where live <> (first and (base_uid is null or base_uid in (from bases))))
+"""
+
+
+def query(
+    lake: Lake, text: str, *, limits: Limits | None = None, listener: Listener = silent
+) -> tuple[list[str], sql.Rows]:
+    """Column names and rows of one SELECT. UsageError with the parser's words and the place for anything else.
+
+    `limits`: the text is a user's, and runs apart, with so much time and memory.
+    """
+
+    def ask() -> tuple[list[str], sql.Rows]:
+        if limits is not None:
+            return sandbox.ask(lake, "answer", {"text": text}, limits, listener=listener)
+        with reading(lake, listener) as connection:
+            return sql.answer(connection, lake, text, listener=listener)
+
+    return healed(ask)
+
+
+def remembered(lake: Lake, segment: str) -> list[str]:
+    """The uids that the index, as it stands, has for a segment; none if the index cannot be read."""
+    try:
+        with locked(_lock(lake), shared=True), contextlib.closing(_connect(_index(lake))) as connection:
+            rows = connection.execute("select uid from bookkeeping.rows where segment = ?", [segment]).fetchall()
+            return [row[0] for row in rows]
+    except (OSError, duckdb.Error):
+        return []
+
+
+def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:
+    """What the index, as it stands, knows of a segment: its row of the table `segments`, and its trajectories by
+    `TRAJECTORIES` as far as they are alive; None if it knows nothing.
+    """
+    try:
+        with locked(_lock(lake), shared=True), contextlib.closing(_connect(_index(lake))) as connection:
+            facts = connection.execute("from segments where segment = ?", [segment]).to_arrow_table().to_pylist()
+            rows = connection.execute(_REMEMBERED, [segment]).to_arrow_table()
+            return (facts[0], aligned(rows)) if facts and rows.num_rows else None
+    except (OSError, duckdb.Error, pa.ArrowException):
+        return None
+
+
+def refresh(lake: Lake, *, listener: Listener = silent) -> None:
+    """Bring the index up to date, as every question does."""
+    with reading(lake, listener):
+        pass
+
+
+def rebuild(lake: Lake, *, listener: Listener = silent) -> None:
+    """Delete the index and build it again from the segments."""
+    _discard(lake)
+    refresh(lake, listener=listener)
+
+
+def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
+    """`trajectories`, `steps`, `overlays`, `segments`, `bytes`, and a row for every env and task under
+    `tasks`.
+    """
+    names, rows = query(
+        lake,
+        """
+        select (select count(*) from trajectories) as trajectories,
+               (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
+               (select count(*) from overlays) as overlays,
+               (select count(*) from segments) as segments,
+               (select coalesce(sum(bytes), 0)::bigint from segments) as bytes
+        """,
+        listener=listener,
+    )
+    task_names, tasks = query(
+        lake,
+        """
+        select env, task, count(*) as trajectories, avg(length) as length_mean, avg("return") as return_mean,
+               avg(success::int) as success_mean, max(policy_version) as policy_version
+        from trajectories group by all order by all
+        """,
+        listener=listener,
+    )
+    return {
+        **dict(zip(names, rows[0], strict=True)),
+        "schemas": len(lake.schemas()),
+        "tasks": [dict(zip(task_names, row, strict=True)) for row in tasks],
+    }
+
+
+@contextlib.contextmanager
+def reading(
+    lake: Lake, listener: Listener = silent, *, megabytes: int | None = None
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A locked-down connection to an index that is up to date; questions may take `megabytes`. What is left out is
+    told. IndexDamaged, and it is gone, if it is unreadable."""
+    try:
+        with contextlib.ExitStack() as stack:
+            connection = _open(lake, stack, megabytes, listener)
+            for problem in sql.problems(connection):
+                listener(Notice(text=f"{problem}; it is left out of the index", level="warning"))
+            yield connection
+    except IndexDamaged:
+        with contextlib.suppress(OSError):
+            _discard(lake)
+        raise
+
+
+def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listener: Listener) -> Any:
+    try:
+        _bring_up_to_date(lake)
+        stack.enter_context(locked(_lock(lake), shared=True))
+        return stack.enter_context(contextlib.closing(_connect(_index(lake), megabytes)))
+    except (OSError, duckdb.Error, NewerIndex) as error:  # or: a read-only or full disk, a stranger holds the file
+        if isinstance(error, NewerIndex):
+            listener(Notice(text=str(error), level="warning"))
+        return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
+
+
+def _connect(index: Path, megabytes: int | None = None) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(str(index), read_only=True)
+    sql.lock_down(connection, megabytes)
+    return connection
+
+
+def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(":memory:")
+    _create(connection, lake)
+    _update(connection, lake, listing.changes(lake.storage, {}))
+    (held,) = connection.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
+    sql.lock_down(connection, None if megabytes is None else megabytes + int(held) // 10**6 + 1)
+    return connection
+
+
+def _bring_up_to_date(lake: Lake) -> None:
+    index = _index(lake)
+    with locked(_lock(lake), shared=True):
+        known = _known(index, lake) if index.exists() else None
+        if known is not None and not listing.matter(listing.changes(lake.storage, known), known):
+            return
+    with locked(_lock(lake)):
+        for attempt in range(2):
+            try:
+                with contextlib.closing(duckdb.connect(str(index))) as connection:
+                    if not _is_ours(connection, lake):
+                        _create(connection, lake)
+                    _update(connection, lake, listing.changes(lake.storage, _folders(connection)))
+                return
+            except duckdb.Error as error:
+                if attempt or not sql.may_be_replaced(error):
+                    raise
+                _remove(lake)
+
+
+def _known(index: Path, lake: Lake) -> dict[str, Listed] | None:
+    try:
+        with contextlib.closing(_connect(index)) as connection:
+            return _folders(connection) if _is_ours(connection, lake) else None
+    except duckdb.Error:
+        return None
+
+
+def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, Listed]:
+    rows = connection.execute("select folder, stamp, digest from bookkeeping.folders").fetchall()
+    return {folder: Listed(stamp, digest) for folder, stamp, digest in rows}
+
+
+def _is_ours(connection: duckdb.DuckDBPyConnection, lake: Lake) -> bool:
+    try:
+        about = connection.execute("select version, lake from bookkeeping.about").fetchall()
+    except (duckdb.CatalogException, duckdb.BinderException):
+        return False
+    refuse_newer([version for version, _ in about], INDEX_VERSION, lake.name)
+    return about == [(INDEX_VERSION, lake.id)]
+
+
+def _create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
+    connection.begin()
+    connection.execute(_DROP)
+    connection.execute(_TABLES)
+    connection.execute("insert into bookkeeping.about values (?, ?)", [INDEX_VERSION, lake.id])
+    connection.commit()
+
+
+def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str, Listed | None]) -> None:
+    """Take in what the `changed` folders hold. Ends in the same state whatever the steps that led there."""
+    if not changed:
+        return
+    known = dict(connection.execute("select segment, state from bookkeeping.files").fetchall())
+    hidden = Hidden(lake.storage)
+    hidden.refresh()
+    ids = listing.listed_ids(lake.storage, changed, known)
+    states = listing.states(ids, hidden, _replaced(connection, lake, ids, known))
+    kept = {
+        id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
+    }
+    connection.begin()
+    _forget(connection, known.keys() - kept)
+    new = [id for id in ids if id not in kept]
+    out = [id for id in new if states[id] in listing.OUT_OF_SIGHT]
+    _insert(connection, "bookkeeping.files", [{"segment": id, "state": states[id], "problem": ""} for id in out])
+    connection.commit()
+    in_sight = [id for id in new if states[id] not in listing.OUT_OF_SIGHT]
+    prefetch_footers(lake.storage, in_sight)
+    for batch in _batches(lake, in_sight, hidden, states):
+        connection.begin()
+        batch.insert(connection)
+        connection.commit()
+    connection.begin()
+    connection.execute("delete from bookkeeping.folders where folder in (select unnest(?))", [list(changed)])
+    folders = [{"folder": name, **listed._asdict()} for name, listed in changed.items() if listed is not None]
+    _insert(connection, "bookkeeping.folders", folders)
+    connection.commit()
+
+
+def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
+    """Whether a segment was unreadable and nothing has touched its folder since."""
+    return state == UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
+
+
+def _replaced(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, ids: Sequence[str], known: Mapping[str, str]
+) -> dict[str, Sequence[str]]:
+    """What those of `ids` replace that were rewritten from others."""
+    rows = connection.execute("select segment, replaces from segments where len(replaces) > 0").fetchall()
+    replaces: dict[str, Sequence[str]] = dict(rows)
+    found = {}
+    for id in filter(is_rewritten, ids):
+        with contextlib.suppress(FileNotFoundError, AmagoError):  # told when its rows are read
+            found[id] = replaces[id] if id in replaces else read_footer(lake.storage, id).replaces
+    return found
+
+
+def _forget(connection: duckdb.DuckDBPyConnection, gone: Collection[str]) -> None:
+    if not gone:
+        return
+    connection.register("gone", pa.table({"segment": list(gone)}))
+    uids = connection.execute(
+        "select unhex(uid) as uid from bookkeeping.rows where segment in (from gone)"
+    ).to_arrow_table()
+    for name in ("bookkeeping.files", "bookkeeping.rows", "segments"):
+        connection.execute(f"delete from {name} where segment in (from gone)")
+    connection.unregister("gone")
+    _settle(connection, uids)
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        connection.register("new_objects", pa.Table.from_pylist(list(rows)))
+        connection.execute(f"insert into {table} by name from new_objects")
+        connection.unregister("new_objects")
+
+
+def _settle(connection: duckdb.DuckDBPyConnection, uids: pa.Table) -> None:
+    """Decide which rows are live among those that hang on `uids`."""
+    connection.register("changed_uids", uids)
+    connection.execute(
+        "create or replace temp table touched as select distinct lower(hex(uid)) as uid from changed_uids"
+    )
+    connection.unregister("changed_uids")
+    connection.execute(_SETTLE)
+    connection.execute("drop table touched")
+
+
+@dataclass
+class _Batch:
+    """What a number of segments bring: rows of `files`, `segments` and `rows`."""
+
+    files: list[dict[str, str]] = field(default_factory=list)
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[pa.Table] = field(default_factory=list)
+
+    def insert(self, connection: duckdb.DuckDBPyConnection) -> None:
+        _insert(connection, "bookkeeping.files", self.files)
+        _insert(connection, "segments", self.segments)
+        if self.rows:
+            table = pa.concat_tables(self.rows).combine_chunks()  # DuckDB is slow on small ones
+            connection.register("new_rows", table)
+            connection.execute(_ADD)
+            connection.unregister("new_rows")
+            _settle(connection, table.select(["uid"]))
+
+
+def _batches(lake: Lake, ids: Iterable[str], hidden: Hidden, states: Mapping[str, str]) -> Iterator[_Batch]:
+    batch, count = _Batch(), 0
+    for id in ids:
+        file = {"segment": id, "state": states[id], "problem": ""}
+        try:
+            footer = read_footer(lake.storage, id)
+            alive = listing.living(footer, id, hidden)
+            batch.segments.append(listing.segment_row(lake, id, footer, alive))
+            batch.rows.append(listing.trajectory_rows(id, footer, alive))
+            count += len(alive)
+        except FileNotFoundError:  # swept since it was listed
+            continue
+        except AmagoError as error:
+            file |= {"state": UNREADABLE, "problem": str(error)}
+        batch.files.append(file)
+        if count >= BATCH_TRAJECTORIES:
+            yield batch
+            batch, count = _Batch(), 0
+    yield batch
+
+
+def _index(lake: Lake) -> Path:
+    return lake.local / "index.duckdb"
+
+
+def _lock(lake: Lake) -> Path:
+    return lake.local / "locks" / "index.lock"
+
+
+def _discard(lake: Lake) -> None:
+    with locked(_lock(lake)):
+        _remove(lake)
+
+
+def _remove(lake: Lake) -> None:
+    for name in ("index.duckdb", "index.duckdb.wal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(lake.local / name)

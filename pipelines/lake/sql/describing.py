@@ -1,0 +1,177 @@
+"""What is in a lake, and in what state: figures and lists for people and scripts, from its index and a few listings.
+
+Costs follow the number of segments and collectors, not that of steps; trajectories are counted by SQL.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.errors import AmagoError
+from pipelines.events import Listener, silent
+from pipelines.lake import collectors
+from pipelines.lake.follower import list_all
+from pipelines.lake.maintenance.protection import protections
+from pipelines.lake.snapshot import kept_updates
+from pipelines.lake.sql import catalog
+from pipelines.lake.sql import query as sql
+from pipelines.lake.tombstones import FOLDER, QUARANTINE
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+MOST = 100  # tasks and policies that are listed, those with the most trajectories first
+_SIZES = ((1 << 20, "below 1 MiB"), (16 << 20, "1 to 16 MiB"), (64 << 20, "16 to 64 MiB"), (256 << 20, "64 to 256 MiB"))
+
+_COUNTS = """
+select (select count(*) from trajectories) as trajectories,
+       (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
+       (select count(*) from trajectories where base_uid is not null) as overlays,
+       (select count(*) from segments) as segments,
+       (select coalesce(sum(bytes), 0)::bigint from segments) as bytes,
+       (select coalesce(sum(expired), 0)::bigint from segments) as expired_trajectories,
+       (select count(*) from (select distinct env, task from trajectories)) as task_count
+"""
+_TASKS = f"""
+select env, task, count(*) as trajectories, sum(length)::bigint as steps, min(length) as length_min,
+       avg(length) as length_mean, max(length) as length_max, avg("return") as return_mean,
+       min("return") as return_min, max("return") as return_max, avg(success::int) as success_mean
+from trajectories group by env, task order by trajectories desc, env, task limit {MOST}
+"""
+_SOURCES = """
+select env, source, policy_id, relabel_method, count(*) as trajectories, sum(length)::bigint as steps,
+       avg("return") as return_mean, avg(success::int) as success_mean
+from trajectories group by all order by all
+"""
+_COLLECTORS = """
+select collector, count(*) as trajectories, sum(length)::bigint as steps, max(t_commit) as last_commit,
+       max(policy_version) as policy_version
+from trajectories where base_uid is null group by collector order by last_commit desc, collector
+"""
+_POLICIES = f"""
+select policy_id, any_value(collector) as collector, count(*) as trajectories,
+       count(distinct policy_version) as versions, min(policy_version) as oldest_version,
+       max(policy_version) as newest_version
+from trajectories where base_uid is null group by policy_id order by trajectories desc, policy_id limit {MOST}
+"""
+_STORED = """
+select schema, kind, count(*) as segments, sum(rows)::bigint as rows, sum(bytes)::bigint as bytes
+from segments group by schema, kind order by schema, kind desc
+"""
+_BY_SIZE = "select bytes from segments"
+
+
+def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
+    """The lake at this moment: single figures and, under `tasks`, `sources`, `collectors`, `policies`, `columns`,
+    `stored`, `segment_sizes` and `protections`, lists of rows (dictionaries of the same keys).
+    """
+    now = time.time()
+    with catalog.reading(lake, listener) as connection:
+
+        def ask(text: str) -> list[dict[str, Any]]:
+            names, rows = sql.answer(connection, lake, text, listener=listener)
+            return [dict(zip(names, row, strict=True)) for row in rows]
+
+        (counts,) = ask(_COUNTS)
+        tasks, sources, filling, policies = ask(_TASKS), ask(_SOURCES), ask(_COLLECTORS), ask(_POLICIES)
+        stored = ask(_STORED)
+        sizes = [row["bytes"] for row in ask(_BY_SIZE)]
+    told = collectors.read_all(lake)
+    for row in stored:
+        row["bytes_per_step"] = row["bytes"] / row["rows"] if row["rows"] else None
+    steps = [row for row in stored if row["kind"] == "steps"]
+    rows = sum(row["rows"] for row in steps)
+    return {
+        **counts,
+        "id": lake.id,
+        "schemas": list(lake.schemas()),
+        "bytes_per_step": sum(row["bytes"] for row in steps) / rows if rows else None,
+        "superseded_or_expired_segments": len(list_all(lake.storage)) - counts["segments"],
+        "tombstones": _count(lake, FOLDER),
+        "quarantined": _count(lake, QUARANTINE),
+        "logs": sum(1 for _ in (lake.local / "wal").glob("*.wal")),
+        "protected": any(protection.is_whole for protection in protections(lake.storage)),
+        "tasks": tasks,
+        "sources": sources,
+        "collectors": [_collector(row, told.get(row["collector"], {}), now) for row in filling],
+        "policies": [_policy(row, told.get(row.pop("collector"), {}), lake) for row in policies],
+        "columns": _columns(lake, stored),
+        "stored": stored,
+        "segment_sizes": _by_size(sizes),
+        "protections": [
+            {"name": p.name, "time": p.time, "segments": len(p.segments)} for p in protections(lake.storage)
+        ],
+    }
+
+
+def _count(lake: Lake, folder: str) -> int:
+    return sum(name.endswith(".json") and not name.startswith(".") for name in lake.storage.names(folder))
+
+
+def _collector(row: Mapping[str, Any], record: Mapping[str, Any], now: float) -> dict[str, Any]:
+    run, processes = record.get("run"), record.get("processes") or [{}]
+    return {
+        **row,
+        "seconds_since_commit": None if row["last_commit"] is None else max(0.0, now - row["last_commit"]),
+        "run": run["path"] if run else None,
+        "host": processes[-1].get("host"),
+        "pid": processes[-1].get("pid"),
+        "processes": len(record.get("processes", [])),
+    }
+
+
+def _policy(row: Mapping[str, Any], record: Mapping[str, Any], lake: Lake) -> dict[str, Any]:
+    """`newest_checkpoint` of the run that the policy came from, and by how many updates what acted lags behind."""
+    told = record.get("policies", {}).get(row["policy_id"])
+    places = [Path(told[key]) for key in ("absolute", "path")] if isinstance(told, Mapping) else []
+    newest = None
+    for place in (*places, *([lake.run] if lake.run else [])):
+        run = RunDirectory(place)
+        try:
+            if run.exists() and run.identity == row["policy_id"]:
+                newest = max(kept_updates(run), default=None)
+                break
+        except AmagoError:  # a damaged record: then it is not known
+            continue
+    lag = None if newest is None or row["newest_version"] < 0 else newest - row["newest_version"]
+    return {**row, "newest_checkpoint": newest, "lag": lag}
+
+
+def _columns(lake: Lake, stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every column of every schema with its bytes a step: in memory, and as it is stored (of wide columns, which are
+    compressed, their share of what the segments take beyond the plain ones).
+    """
+    found = []
+    for schema_id, schema in lake.schemas().items():
+        row = next((row for row in stored if row["schema"] == schema_id and row["kind"] == "steps"), None)
+        plain = sum(column.step_bytes for column in schema.columns if not column.is_blob)
+        wide = sum(column.step_bytes for column in schema.columns if column.is_blob)
+        beyond = max(0.0, row["bytes_per_step"] - plain) if row and row["rows"] else None
+        for column in schema.columns:
+            share = None if beyond is None else beyond * column.step_bytes / max(wide, 1)
+            found.append(
+                {
+                    "schema": schema_id,
+                    "column": column.name,
+                    "dtype": column.dtype,
+                    "shape": list(column.shape),
+                    "role": column.role,
+                    "bytes": column.step_bytes,
+                    "stored_bytes": share if column.is_blob else float(column.step_bytes),
+                }
+            )
+    return found
+
+
+def _by_size(sizes: list[int]) -> list[dict[str, Any]]:
+    """How many segments there are of which size, and their bytes."""
+    found, low = [], 0
+    for high, name in (*_SIZES, (1 << 63, "256 MiB and more")):
+        inside = [size for size in sizes if low <= size < high]
+        found.append({"size": name, "segments": len(inside), "bytes": sum(inside)})
+        low = high
+    return found

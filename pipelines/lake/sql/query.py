@@ -1,0 +1,334 @@
+"""A user's SQL: what it may contain, the tables it sees, its errors in its own words.
+
+A query is one SELECT whose table functions are harmless (others write files, change settings or end the process), in
+a connection that can neither write nor reach a file. An expression is exactly one SQL expression, so that it means
+the same wherever it is put. Messages show the user's text with a mark under the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from pipelines.errors import StageFailed, UsageError
+from pipelines.events import Listener, silent
+from pipelines.lake import collectors
+from pipelines.lake.sql import records
+from pipelines.lake.sql.index import IndexDamaged
+from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.sql.steps import DERIVED, Steps
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+Rows = list[tuple[Any, ...]]
+
+_LOCKED_DOWN = (  # in this order: what comes later forbids to set what comes before
+    ("temp_directory", ""),  # nothing is put on a disk
+    ("autoinstall_known_extensions", "false"),
+    ("autoload_known_extensions", "false"),
+    ("allow_community_extensions", "false"),
+    ("python_enable_replacements", "false"),
+    ("enable_external_access", "false"),
+    ("lock_configuration", "true"),
+)
+_TABLE_FUNCTIONS = frozenset(
+    {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "histogram"}
+    | {f"duckdb_{what}" for what in ("columns", "constraints", "functions", "keywords", "tables", "types", "views")}
+    | {"duckdb_settings", "duckdb_memory", "pragma_table_info", "pragma_version", "test_all_types"}
+)
+_LINEAGE = """
+create or replace temp view lineage as
+select segment, collector, policy_id, policy_version, count(*) as trajectories, sum(length)::bigint as steps, run
+from trajectories left join collectors using (collector) group by all
+"""
+_EXPLAIN = re.compile(r"\s*explain\b\s*(?:analy[sz]e\b|\([^()]*\))?", re.IGNORECASE)
+_UNREADABLE = re.compile(r"Corrupt database|Could not read|^(INTERNAL|FATAL|Serialization) Error")  # the index
+_LOST = re.compile(r"StorageError: ([^\n]*)")  # while steps were fetched
+_EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
+
+
+def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:
+    """From now on the connection reaches no file but those it has open, and its settings stay."""
+    limit = () if megabytes is None else (("memory_limit", f"{megabytes}MB"),)
+    try:
+        for name, value in (*limit, *_LOCKED_DOWN):
+            connection.execute(f"set {name} = '{value}'")
+    except duckdb.Error:  # threads share a database: another one may have done it
+        if not connection.execute("select current_setting('lock_configuration')").fetchall()[0][0]:
+            raise
+
+
+def may_be_replaced(error: duckdb.Error) -> bool:
+    """Whether a new index may help: not so when another process holds this one, the disk is full, or a newer DuckDB
+    wrote it.
+    """
+    words = ("lock", "no space", "permission", "read-only", "version number")
+    return not any(word in str(error).lower() for word in words)
+
+
+def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Why some segments are not in the index."""
+    with in_users_words({}):
+        rows = connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall()
+    return [text for (text,) in rows]
+
+
+def answer(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, text: str, *, listener: Listener = silent
+) -> tuple[list[str], Rows]:
+    """Column names and rows of one SELECT. UsageError with the parser's words and the place for anything else."""
+    with in_users_words({1: text}):
+        statements = connection.extract_statements(text)
+    explains = len(statements) == 1 and statements[0].type == duckdb.StatementType.EXPLAIN
+    inner = text[_EXPLAIN.match(text).end() :] if explains and _EXPLAIN.match(text) else text  # type: ignore[union-attr]
+    if len(statements) != 1 or statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+        raise _not_a_query()
+    with in_users_words({1: text}):
+        offer(connection, lake, inner, listener)
+        result = connection.execute(text)
+        return [column[0] for column in result.description or []], result.fetchall()
+
+
+class Parsed:
+    """The tree that the parser made of one SELECT."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self.root: Mapping[str, Any] = tree["node"]
+        self.tables: set[str] = set()
+        self.functions: list[tuple[str, int]] = []
+        """Table functions and where they are, in bytes."""
+        self.lists = False
+        """Whether it asks for the names of tables."""
+        waiting: list[Any] = [tree]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, list):
+                waiting += node
+            elif isinstance(node, dict):
+                self._look_at(node)
+                waiting += node.values()
+
+    def _look_at(self, node: Mapping[str, Any]) -> None:
+        kind = node.get("type")
+        if kind == "BASE_TABLE":
+            self.tables.add(node["table_name"].lower())
+            self.lists |= bool(node["schema_name"]) or node["table_name"].lower().startswith(
+                ("duckdb_", "pg_", "sqlite_")
+            )
+        elif kind == "SHOW_REF":
+            self.lists |= node.get("query") is None
+        elif kind == "TABLE_FUNCTION":
+            function = node["function"]
+            self.functions.append((function["function_name"].lower(), function["query_location"]))
+            self.lists |= function["function_name"].lower().startswith("duckdb_")
+
+
+def parsed(connection: duckdb.DuckDBPyConnection, text: str, *, before: str = "", after: str = "") -> Parsed | None:
+    """The tree of `before` + `text` + `after`, None if it is not one SELECT. UsageError, about `text`, for what is no
+    SQL or not harmless.
+    """
+    start = len(before.encode())
+    (found,) = connection.execute("select json_serialize_sql(?)", [before + text + after]).fetchall()[0]
+    tree = json.loads(found)
+    if tree["error"] and tree["error_type"] == "parser" and "selection list" not in tree["error_message"]:
+        place = int(tree["position"]) - start if str(tree.get("position", "")).isdigit() else None
+        raise UsageError(f"SQL: {tree['error_message']}{_mark(text, place)}")
+    if tree["error"] or len(tree["statements"]) != 1:
+        return None
+    result = Parsed(tree["statements"][0])
+    for name, place in result.functions:
+        if name not in _TABLE_FUNCTIONS:
+            raise UsageError(f"SQL: the table function {name} is disabled here{_mark(text, place - start)}")
+    return result
+
+
+def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+    """UsageError unless the text is exactly one SQL expression."""
+    found = parsed(connection, text, before="select ", after="\n")
+    root: Mapping[str, Any] = found.root if found is not None else {"type": "nothing"}
+    listed = root.get("select_list", ())
+    clauses = ("modifiers", "where_clause", "group_expressions", "having", "sample", "qualify")
+    more = root["type"] != "SELECT_NODE" or any(root[clause] for clause in clauses) or root["cte_map"]["map"]
+    if more or root["from_table"]["type"] != "EMPTY" or len(listed) != 1 or listed[0]["alias"]:
+        raise UsageError(f"SQL: one expression is expected, without a name or clauses{_mark(text, None)}")
+    if listed[0]["class"] == "STAR":
+        raise UsageError(f"SQL: one value is expected{_mark(text, 0)}")
+    parsed(connection, text, before="select (\n", after="\n)")
+
+
+def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener = silent) -> None:
+    """Register the tables that are not in the index and that the query means. UsageError if it is not harmless."""
+    found = parsed(connection, query)
+    if found is None:
+        raise _not_a_query()
+    for name, load in records.TABLES.items():
+        if name in found.tables or found.lists:
+            connection.register(name, load(lake.run) if lake.run else records.table([], {}))
+    if found.lists or found.tables & {"collectors", "lineage"}:
+        connection.register("collectors", collectors.table(lake))
+        connection.execute(_LINEAGE)
+    if "steps" in found.tables or found.lists:
+        _offer_steps(connection, lake, query, listener)
+
+
+def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener) -> None:
+    """Register `steps` so that only what the query's plan reads of it is read from the segments."""
+    steps = Steps(lake, listener)
+    wide, scans = False, None
+    try:
+        scans = _scans(connection, steps.schema(wide=False), query)
+    except duckdb.BinderException:  # it may name a wide column; if not, it will fail again
+        wide = True
+        with contextlib.suppress(duckdb.Error):
+            scans = _scans(connection, steps.schema(wide=True), query)
+    wanted = {name for scan in scans or () for name in scan.columns}
+    only = scans[0].conditions if scans and len(scans) == 1 else []
+
+    def trajectories() -> Iterator[pa.RecordBatch]:
+        cursor = connection.cursor()
+        for base in (False, True):
+            yield from cursor.execute(_trajectories(wanted, only, overlays=base)).to_arrow_reader(10_000)
+
+    connection.register("steps", steps.stream(trajectories, wanted, wide=wide))
+
+
+def _trajectories(wanted: set[str], conditions: list[str], *, overlays: bool) -> str:
+    """What `Steps.batches` wants to know of the trajectories that may meet the conditions."""
+    columns = ["segment", "schema", "row0", "length", *(name for name in DERIVED if name in wanted and name != "t")]
+    where = " and ".join(["base_uid is " + ("not null" if overlays else "null"), *conditions])
+    if not overlays:
+        return (
+            f"select {', '.join(columns)}, segment as base_segment, row0 as base_row0 from trajectories where {where}"
+        )
+    return f"""
+        select {", ".join(f"t.{name}" for name in columns)}, b.segment as base_segment,
+               b.row0 + t.base_offset as base_row0
+        from (select * from trajectories where {where}) t join trajectories b on b.uid = t.base_uid
+        order by t.segment, t.row0
+    """
+
+
+class _Scan:
+    """A reading of `steps` in a plan: its columns, and conditions that hold for all rows that matter.
+
+    Only conditions that DuckDB wrote as comparisons of a column of the table `trajectories` with constants are told.
+    """
+
+    def __init__(self, details: Mapping[str, Any], names: list[str]) -> None:
+        filters = _texts(details.get("Filters"))
+        self.columns = {*_texts(details.get("Projections"))}
+        self.columns |= {name for name in names for text in filters if name.lower() in text.lower()}
+        plain = (text.removeprefix("optional: ") for text in filters)
+        self.conditions = [f"({text})" for text in plain if _COMPARISON.fullmatch(text)]
+
+
+_LITERAL = r"(?:'(?:[^']|'')*'|-?\d+)"
+_TERM = rf"(?:uid|env|task|policy_version)(?:=|<>|!=|>=|<=|>|<){_LITERAL}"
+_IN = rf"(?:uid|env|task|policy_version) IN \({_LITERAL}(?:, {_LITERAL})*\)"
+_COMPARISON = re.compile(rf"{_TERM}(?: AND {_TERM})*|{_TERM}(?: OR {_TERM})*|{_IN}")
+
+
+def _scans(connection: duckdb.DuckDBPyConnection, schema: pa.Schema, query: str) -> list[_Scan]:
+    """What the plan of a query reads from Arrow tables, if `steps` has this schema."""
+    connection.register("steps", schema.empty_table())
+    try:
+        rows = connection.execute(f"explain (format json) {query}").fetchall()
+    finally:
+        connection.unregister("steps")
+    found, waiting = [], [json.loads(rows[-1][1])]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += node
+            continue
+        waiting += node["children"]
+        if node["name"].strip() == "ARROW_SCAN":
+            found.append(_Scan(node["extra_info"], schema.names))
+    return found
+
+
+def _texts(value: Any) -> list[str]:
+    return [] if not value else [value] if isinstance(value, str) else list(value)
+
+
+@contextlib.contextmanager
+def within(connection: duckdb.DuckDBPyConnection, limits: Limits) -> Iterator[None]:
+    """What runs inside is stopped at its limits, with a UsageError that says which."""
+    timer = threading.Timer(limits.seconds, connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise limits.out_of_time() from error
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        raise limits.out_of_memory() from error
+    except RuntimeError as error:
+        if "allocate" in str(error):  # so the bindings say that an object of Python did not fit
+            raise limits.out_of_memory() from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """What a query gives, batch by batch, with DuckDB's own errors again: Arrow makes others of them."""
+    try:
+        yield from reader
+    except (OSError, pa.ArrowException) as error:
+        text = str(error)
+        if "Out of Memory Error" in text:
+            raise duckdb.OutOfMemoryException(text) from error
+        if "INTERRUPT Error" in text:
+            raise duckdb.InterruptException(text) from error
+        raise duckdb.Error(text) from error
+
+
+@contextlib.contextmanager
+def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
+    """Errors of DuckDB as UsageErrors that point at places in a user's texts, each by its first line in the query."""
+    try:
+        yield
+    except (duckdb.InterruptException, duckdb.OutOfMemoryException):
+        raise
+    except duckdb.Error as error:
+        lost = _LOST.search(str(error))
+        if lost is not None:
+            raise StageFailed(f"cannot read the steps: {lost[1]}") from error
+        if _UNREADABLE.search(str(error)):
+            raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is built anew") from error
+        raise UsageError(f"SQL: {_translated(str(error), texts)}") from error
+
+
+def _translated(message: str, texts: Mapping[int, str]) -> str:
+    found = _EXCERPT.search(message)
+    if found is None:
+        return message
+    said, line = message[: found.start()], int(found[1])
+    for first, text in texts.items():
+        if first <= line <= first + text.count("\n"):
+            head = f"LINE {line - first + 1}: "
+            indent = len(found[3]) - len(f"LINE {line}: ") + len(head)
+            return f"{said}\n\n{head}{found[2]}\n{' ' * indent}^"
+    return said
+
+
+def _mark(text: str, place: int | None) -> str:
+    """The line of `text` at a byte, with a mark below."""
+    raw = text.encode()
+    place = len(raw) if place is None else min(max(place, 0), len(raw))
+    before = raw[:place].decode(errors="ignore").split("\n")
+    head = f"LINE {len(before)}: "
+    return f"\n\n{head}{text.split(chr(10))[len(before) - 1]}\n{' ' * (len(head) + len(before[-1]))}^"
+
+
+def _not_a_query() -> UsageError:
+    return UsageError("SQL: one SELECT is expected", hint="a lake is changed by commands, never by SQL")

@@ -1,0 +1,171 @@
+"""Choosing trajectories by SQL: a predicate and a weight, both one expression over the table `trajectories`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import UsageError
+from pipelines.events import Listener, silent
+from pipelines.lake.footer import uid_array
+from pipelines.lake.sql import sandbox
+from pipelines.lake.sql.index import healed
+from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.uids import positions
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+
+class Selected(NamedTuple):
+    """Trajectories and their weights: `uids` (n,) "S16", sorted; `weights` (n,) float64, none negative."""
+
+    uids: np.ndarray
+    weights: np.ndarray
+
+    def places(self, uids: np.ndarray) -> np.ndarray:
+        """(m,) where each of `uids` ("S16") is in `self.uids`; -1 for those that were not selected."""
+        return positions(self.uids, uids, np.arange(len(self.uids)))
+
+    def weights_of(self, uids: np.ndarray) -> np.ndarray:
+        """(m,) float64: the weight of each of `uids` ("S16"), 0 for those that were not selected."""
+        places = self.places(uids)
+        return np.where(places >= 0, np.append(self.weights, 0.0)[places], 0.0)
+
+
+def select(
+    lake: Lake,
+    where: str | None = None,
+    weight: str | None = None,
+    schema_id: str | None = None,
+    *,
+    originals: bool = False,
+    limits: Limits | None = None,
+    listener: Listener = silent,
+) -> Selected:
+    """The live trajectories for which the predicate `where` holds (empty: all), with the value of `weight` (empty: 1).
+
+    NULL counts as false. Windows in `weight` run over the selected trajectories; subqueries see all tables.
+    `schema_id`: only of this schema; `originals`: only those that derive from no other. UsageError, with the place in
+    the text, for what is not one expression of the right type, reaches beyond the lake or meets a limit, and for a
+    weight that is not a number of at least 0.
+    """
+    arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
+    within = limits or Limits()
+    return Selected(*healed(lambda: sandbox.ask(lake, "select", arguments, within, listener=listener)))
+
+
+def choose(
+    connection: Any, lake: Lake, where: str, weight: str, schema_id: str | None, originals: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """`select` in the process that may run a user's text."""
+    conditions = ["base_uid is null"] if originals else []
+    if schema_id is not None:
+        conditions.append("schema = '" + schema_id.replace("'", "''") + "'")
+    start, end = "(select * from trajectories where " + (" and ".join(conditions) or "true"), ") as trajectories"
+    rows, value = [start, end], ["1.0"]
+    if where.strip():
+        _expect(connection, lake, where, _PREDICATE, rows)
+        rows = [start, " and (\n", _Users(where), "\n)", end]
+    if weight.strip():
+        _expect(connection, lake, weight, _WEIGHT, rows)
+        value = ["(\n", _Users(weight), "\n)"]
+    query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
+    with _running(connection, lake, query) as found:
+        uids, weights, missing = _fetched(found.to_arrow_reader(65_536))
+    order = np.argsort(uids)
+    uids = uids[order]
+    weights = weights[order]
+    _check(uids, weights, missing)
+    return uids, weights
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What an expression must be: `types`, beginnings of SQL's names of them."""
+
+    name: str
+    types: tuple[str, ...]
+    hint: str
+
+
+_UNSIGNED = ("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT")
+_PREDICATE = _Kind("predicate", ("BOOLEAN",), "compare it with something, e.g. length > 10")
+_WEIGHT = _Kind(
+    "weight",
+    ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", *_UNSIGNED),
+    "make it a number, e.g. success::int",
+)
+
+
+class _Users(str):
+    """The part of a query that a user wrote."""
+
+
+@contextlib.contextmanager
+def _running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
+    """Run the query that the parts give; errors are about the user's."""
+    from pipelines.lake.sql import query as sql
+
+    query, begins, line = "".join(parts), {}, 1
+    for part in parts:
+        if isinstance(part, _Users):
+            begins[line] = str(part)
+        line += part.count("\n")
+    try:
+        with sql.in_users_words(begins):
+            sql.offer(connection, lake, query)
+            yield connection.execute(query)
+    except UsageError as error:
+        if "GROUP BY clause" in error.message:
+            raise UsageError(
+                "SQL: the weight aggregates over all trajectories",
+                hint="say over which: count(*) over (), or a subquery",
+            ) from error
+        raise
+
+
+def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]) -> None:
+    """UsageError unless the text is one expression that has the right type in `rows`."""
+    from pipelines.lake.sql import query as sql
+
+    sql.check_expression(connection, text)
+    with _running(connection, lake, ["select (\n", _Users(text), "\n) from ", *rows, " limit 0"]) as found:
+        given = str(found.description[0][1])
+    if not given.startswith(kind.types) or given.endswith("]"):
+        raise UsageError(f"SQL: '{text.strip()}' is no {kind.name}: its type is {given}", hint=kind.hint)
+
+
+def _fetched(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
+    """Uids, weights (NULL: 0) and how many were NULL."""
+    from pipelines.lake.sql import query as sql
+
+    uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
+    for batch in sql.batches(reader):
+        values = batch.column(1)
+        missing += values.null_count
+        weights.append(values.fill_null(0.0).to_numpy().copy())  # a view would keep all of the batch
+        uids.append(uid_array(pa.chunked_array([batch.column(0).cast(pa.binary(16))])).copy())
+    return np.concatenate(uids), np.concatenate(weights), missing
+
+
+def _check(uids: np.ndarray, weights: np.ndarray, missing: int) -> None:
+    bad = {
+        "NULL": missing,
+        "NaN": int(np.isnan(weights).sum()),
+        "infinite": int(np.isinf(weights).sum()),
+        "negative": int((weights < 0).sum()),
+    }
+    found = [f"{count} {what}" for what, count in bad.items() if count]
+    if found:
+        raise UsageError(
+            f"SQL: of {len(weights)} weights {', '.join(found)}",
+            hint="give every trajectory a number of 0 or more, e.g. coalesce(X, 0) or greatest(X, 0)",
+        )
+    if len(uids) and (uids[1:] == uids[:-1]).any():
+        raise UsageError("SQL: the weight has several values a trajectory", hint="it must be one value a row")

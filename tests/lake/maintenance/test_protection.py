@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.lake.maintenance.protection import protect, protections, unprotect
+from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.store import Lake
+from tests.lake.factories import fill
+
+
+def test_protections_are_listed_replaced_and_taken_back_by_name(lake: Lake) -> None:
+    assert protections(lake.storage) == []
+    protect(lake, ["a", "b"], name="runs/x@12")
+    protect(lake)
+    protect(lake, ["c"], name="runs/x@12")
+    assert [(kept.name, kept.segments) for kept in protections(lake.storage)] == [("lake", ()), ("runs/x@12", ("c",))]
+    unprotect(lake)
+    assert [kept.is_whole for kept in protections(lake.storage)] == [False]
+    with pytest.raises(InputMissing, match="there are: runs/x@12"):
+        unprotect(lake, "runs/y@12")
+    unprotect(lake, "runs/x@12")
+    assert protections(lake.storage) == []
+
+
+def test_a_snapshot_cannot_pose_as_the_lake(lake: Lake) -> None:
+    with pytest.raises(UsageError):
+        protect(lake, ["a"], name="lake")
+    with pytest.raises(UsageError):
+        protect(lake, [], name="run@1")
+
+
+def test_nothing_expires_while_a_protection_cannot_be_read(lake: Lake) -> None:
+    fill(lake, [3, 4])
+    lake.storage.write("protected/run@1.json", b"{")
+    with pytest.raises(IntegrityError, match="not known"):
+        expire(lake, Limits(max_trajectories=1))
+    assert not lake.storage.names("tombstones")

@@ -1,0 +1,208 @@
+"""What expires, against a literal version; what it takes along and what it may not touch."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.errors import UsageError
+from pipelines.lake.follower import list_all
+from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.inventory import Inventory
+from pipelines.lake.maintenance.protection import protect
+from pipelines.lake.maintenance.retention import Limits, carry_out, expire, make_plan
+from pipelines.lake.reading import Reader
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import expired_steps, read_tombstones
+from pipelines.lake.trajectory import TrajectoryInfo
+from tests.lake.factories import SCHEMA, columns, fill
+
+
+def derive(lake: Lake, base: str, rows: int) -> str:
+    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
+        return overlay.append(base, {"reward": np.ones(rows, dtype=np.float32)}, method="m")
+
+
+def uids(lake: Lake) -> list[str]:
+    return Reader(lake).uids()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    seal_every=st.integers(1, 5),
+    max_steps=st.integers(0, 60),
+    max_trajectories=st.integers(0, 12),
+    chosen=st.sets(st.integers(0, 11)),
+    selects=st.booleans(),
+    merged=st.booleans(),
+)
+def test_the_oldest_go_until_the_rest_fits(
+    lengths: list[int],
+    seal_every: int,
+    max_steps: int,
+    max_trajectories: int,
+    chosen: set[int],
+    selects: bool,
+    merged: bool,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        written = list(fill(lake, lengths, seal_every=seal_every))
+        if merged:
+            compact(lake)
+        inventory = Inventory(lake)
+        inventory.refresh()
+        mine = [i for i in range(len(lengths)) if not selects or i in chosen]
+        where = np.sort(np.array([bytes.fromhex(written[i]) for i in mine], dtype="S16")) if selects else None
+        limits = Limits(max_steps=max_steps, max_trajectories=max_trajectories)
+        carry_out(lake, make_plan(inventory, limits, chosen=where, now=0.0), reason="test")
+        left = list(mine) if max_steps or max_trajectories else []
+        while (max_steps and sum(lengths[i] for i in left) > max_steps) or (
+            max_trajectories and len(left) > max_trajectories
+        ):
+            left.pop(0)
+        assert sorted(uids(lake)) == sorted(written[i] for i in range(len(lengths)) if i in left or i not in mine)
+        gone = sum(lengths) - sum(lengths[i] for i in range(len(lengths)) if i in left or i not in mine)
+        assert expired_steps(lake.storage) == (Counter({"": gone}) if gone else Counter())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    seal_every=st.integers(1, 5),
+    max_steps=st.integers(1, 60),
+)
+def test_whole_segments_go_as_long_as_no_cap_is_undershot(lengths: list[int], seal_every: int, max_steps: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        fill(lake, lengths, seal_every=seal_every)
+        inventory = Inventory(lake)
+        inventory.refresh()
+        plan = make_plan(inventory, Limits(max_steps=max_steps), now=0.0, whole=True)
+        sizes = [sum(lengths[i : i + seal_every]) for i in range(0, len(lengths), seal_every)]
+        gone = 0
+        while sum(sizes[gone:]) - sizes[gone] >= max_steps:
+            gone += 1
+        assert [part.file.id for part in plan.going] == list_all(lake.storage)[:gone]
+        assert all(part.is_whole for part in plan.going)
+
+
+def test_bytes_are_met_to_the_nearest_trajectory(lake: Lake) -> None:
+    fill(lake, [20] * 10, seal_every=5)
+    inventory = Inventory(lake)
+    inventory.refresh()
+    one = next(iter(inventory.files.values())).bytes / 5
+    done = expire(lake, Limits(max_bytes=round(4.5 * one)))
+    assert done.left["trajectories"] == 4
+    assert done.left["bytes"] <= 4.5 * one
+
+
+def test_age_counts_from_the_first_commit_whatever_was_rewritten_since(lake: Lake) -> None:
+    old = list(fill(lake, [3]))
+    time.sleep(0.3)
+    border = time.time()
+    time.sleep(0.3)
+    new = list(fill(lake, [4]))
+    compact(lake, grace_seconds=0.0)
+    expire(lake, Limits(max_age=time.time() - border))
+    assert uids(lake) == new
+    assert old
+
+
+def test_an_overlay_goes_with_its_base_and_does_not_keep_it(lake: Lake) -> None:
+    one, two, three = fill(lake, [5, 6, 7], seal_every=1)
+    overlay, other = derive(lake, one, 4), derive(lake, two, 4)
+    compact(lake)
+    done = expire(lake, Limits(max_trajectories=2))
+    assert set(uids(lake)) == {two, three, other}
+    assert [part.file.is_overlay for part in done.plan.going] == [True, False] or len(done.plan.going) == 2
+    assert overlay not in uids(lake)
+    assert done.left == {"trajectories": 2, "steps": 13, "bytes": done.left["bytes"]}
+
+
+def test_an_overlay_may_go_alone(lake: Lake) -> None:
+    (base,) = fill(lake, [5])
+    derive(lake, base, 4)
+    expire(lake, Limits(where="base_uid is not null"))
+    assert uids(lake) == [base]
+    assert not expired_steps(lake.storage)
+
+
+def test_sql_and_a_limit_take_what_both_say(lake: Lake) -> None:
+    written = list(fill(lake, [5] * 6))  # tasks t0 t1 t2 t0 t1 t2
+    expire(lake, Limits(where="task = 't1'", max_trajectories=1))
+    assert uids(lake) == [uid for i, uid in enumerate(written) if i != 1]
+    expire(lake, Limits(where="task = 't0'"))
+    assert uids(lake) == [written[2], written[4], written[5]]
+
+
+def test_a_dry_run_says_the_same_and_touches_nothing(lake: Lake) -> None:
+    written = list(fill(lake, [5] * 4, seal_every=3))
+    seen = expire(lake, Limits(max_steps=11), dry_run=True)
+    assert uids(lake) == written
+    assert not lake.storage.names("tombstones")
+    done = expire(lake, Limits(max_steps=11))
+    assert seen.left["steps"] == done.left["steps"] == 10
+    assert [(p.file.id, p.trajectories, p.is_whole) for p in seen.plan.going] == [
+        (p.file.id, p.trajectories, p.is_whole) for p in done.plan.going
+    ]
+
+
+def test_one_decision_is_one_tombstone_that_names_what_was_replaced_too(lake: Lake) -> None:
+    fill(lake, [5] * 4, seal_every=2)
+    old = list_all(lake.storage)
+    compact(lake)
+    fill(lake, [6, 6], seed=1)
+    expire(lake, Limits(max_trajectories=1))
+    (tombstone,) = read_tombstones(lake.storage).values()
+    assert set(old) < set(tombstone.segments)
+    assert len(tombstone.segments) == 3
+    assert [len(uids) for uids in tombstone.trajectories.values()] == [1]
+    assert query(lake, "select count(*) from trajectories")[1] == [(1,)]
+
+
+def test_a_protected_lake_is_refused_and_a_protected_snapshot_stays(lake: Lake) -> None:
+    written = list(fill(lake, [5] * 4, seal_every=1))
+    protect(lake)
+    with pytest.raises(UsageError, match="protected"):
+        expire(lake, Limits(max_steps=1))
+    from pipelines.lake.maintenance.protection import unprotect
+
+    unprotect(lake)
+    protect(lake, [list_all(lake.storage)[0]], name="run@1")
+    overlay = derive(lake, written[1], 3)
+    protect(lake, [list_all(lake.storage)[-1]], name="run@2")  # the overlay's: its base stays with it
+    compact(lake)
+    done = expire(lake, Limits(max_trajectories=1))
+    assert set(uids(lake)) == {written[0], written[1], overlay}
+    assert done.plan.protected == 3
+
+
+def test_nothing_asked_is_refused(lake: Lake) -> None:
+    with pytest.raises(UsageError):
+        expire(lake, Limits())
+
+
+def test_steps_are_remembered_by_who_collected_them(lake: Lake) -> None:
+    rng = np.random.default_rng(0)
+    with lake.writer(SCHEMA) as writer:
+        for name, length in (("a", 3), ("b", 4), ("a", 5), ("b", 6)):
+            writer.append(columns(rng, length), TrajectoryInfo(collector=name))
+    (id,) = list_all(lake.storage)
+    assert id
+    expire(lake, Limits(max_trajectories=3))
+    expire(lake, Limits(max_trajectories=1), grace_seconds=0.0)
+    assert expired_steps(lake.storage) == {"a": 8, "b": 4}
+    expire(lake, Limits(where="true"), grace_seconds=0.0)
+    assert not list_all(lake.storage)
+    assert expired_steps(lake.storage) == {"a": 8, "b": 10}
+    assert len(lake.storage.names("tombstones")) == 1

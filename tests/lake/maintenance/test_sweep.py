@@ -1,0 +1,183 @@
+"""Which files are removed, when, and what is left of the decisions to do so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.data.view import View
+from pipelines.lake import segment as segments
+from pipelines.lake.follower import WATCHED_HOURS, Follower, list_all
+from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.inventory import Inventory
+from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.sweep import Swept, bury_orphans, sweep
+from pipelines.lake.reading import Reader
+from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import Tombstone, bury, read_tombstones
+from pipelines.lake.wal import Log
+from tests.lake.factories import IMAGES, SCHEMA, assert_same, fill, segment_files
+from tests.lake.windows import windows_of
+
+
+def swept(lake: Lake, *, grace_seconds: float = 0.0) -> Swept:
+    with lease(lake) as held:
+        inventory = Inventory(lake)
+        inventory.refresh()
+        inventory.refresh()
+        bury_orphans(inventory)
+        return sweep(inventory, held, grace_seconds=grace_seconds)
+
+
+def test_files_stay_for_the_grace_period(lake: Lake) -> None:
+    fill(lake, [3, 4, 5], seal_every=1)
+    assert compact(lake, grace_seconds=100.0).swept == Swept(segments=0, bytes=0, waiting=3)
+    assert len(segment_files(lake)) == 4
+    new = max(segment_files(lake))
+    os.utime(new, (new.stat().st_mtime - 200, new.stat().st_mtime - 200))
+    assert swept(lake, grace_seconds=100.0).segments == 3
+    assert segment_files(lake) == [new]
+    expire(lake, Limits(max_trajectories=2), grace_seconds=0.0)
+    assert segment_files(lake) == [new]
+    expire(lake, Limits(where="true"), grace_seconds=100.0)
+    assert segment_files(lake) == [new]
+    assert swept(lake).segments == 1
+    assert segment_files(lake) == []
+
+
+def test_wide_columns_go_with_their_segment(lake: Lake) -> None:
+    fill(lake, [3, 4], schema=IMAGES, seal_every=1)
+    compact(lake, grace_seconds=0.0)
+    assert len(segment_files(lake)) == 2
+    expire(lake, Limits(where="true"), grace_seconds=0.0)
+    assert segment_files(lake) == []
+
+
+def test_wide_columns_without_a_segment_go_unless_it_may_still_come(lake: Lake, monkeypatch) -> None:
+    writer = lake.writer(IMAGES, seal_seconds=1e9)
+    from pipelines.lake.trajectory import TrajectoryInfo
+    from tests.lake.factories import columns
+
+    writer.append(columns(np.random.default_rng(0), 3, IMAGES), TrajectoryInfo())
+    writer._abandon()
+    seen: list[int] = []
+    real = segments.publish
+
+    def publish(storage, staged, id) -> None:
+        assert staged.blob is not None
+        storage.publish(staged.blob, f"segments/{id}.blob.arrow")
+        seen.append(len(segment_files(lake)))
+        assert swept(lake) == Swept(0, 0, 0)  # its log is still there
+        seen.append(len(segment_files(lake)))
+        os.unlink(staged.main)
+
+    monkeypatch.setattr(segments, "publish", publish)
+    monkeypatch.setattr(Log, "drop", lambda self: self.close())
+    lake.salvage()
+    assert seen == [1, 1]
+    monkeypatch.undo()
+    assert segments.publish is real
+    for log in (lake.path / "wal").iterdir():
+        log.unlink()
+    swept(lake)
+    assert segment_files(lake) == []
+
+
+def test_a_segment_whose_log_is_still_there_stays(lake: Lake, monkeypatch) -> None:
+    """Salvage would publish its trajectories again."""
+    monkeypatch.setattr(Log, "drop", lambda self: self.close())
+    written = fill(lake, [3, 4], seal_every=1)
+    monkeypatch.undo()
+    with lease(lake) as held:
+        from pipelines.lake.maintenance.rewrite import Part, rewrite
+
+        parts = [Part(id, np.ones(1, dtype=bool)) for id in list_all(lake.storage)]
+        assert rewrite(lake, parts, held) is not None
+    assert swept(lake).segments == 0
+    assert lake.salvage() == 0
+    assert swept(lake).segments == 2
+    assert sorted(Reader(lake).uids()) == sorted(written)
+
+
+def test_an_overlay_of_what_has_expired_is_buried(lake: Lake) -> None:
+    one, two = fill(lake, [5, 6], seal_every=1)
+    late = lake.overlay_writer(SCHEMA, ["reward"])
+    reward = {"reward": np.ones(3, dtype=np.float32)}
+    late.append(one, reward, method="m")
+    kept = late.append(two, reward, method="m")
+    expire(lake, Limits(max_trajectories=1))
+    late.close()
+    with lake.overlay_writer(SCHEMA, ["reward"]) as other:
+        other._reader = late._reader
+        other.append(one, reward, method="m")
+    assert Reader(lake).uids() == [two, kept]
+    swept(lake)
+    assert Reader(lake).uids() == [two, kept]
+    assert len(list_all(lake.storage)) == 2
+    told: list = []
+    Follower(lake, told.append).refresh()
+    assert not told
+
+
+def test_an_overlay_waits_for_a_base_that_is_set_aside(lake: Lake) -> None:
+    (base,) = fill(lake, [5])
+    (id,) = list_all(lake.storage)
+    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
+        derived = overlay.append(base, {"reward": np.ones(3, dtype=np.float32)}, method="m")
+    marker = f"quarantine/{id.rpartition('/')[2]}.json"
+    lake.storage.write(marker, b"{}")
+    assert Reader(lake).uids() == []
+    assert swept(lake).segments == 0
+    lake.storage.remove(marker)
+    assert Reader(lake).uids() == [base, derived]
+
+
+def test_a_view_that_has_seen_nothing_of_it_forgets_what_vanished(lake: Lake) -> None:
+    written = fill(lake, [3, 4, 5], seal_every=1)
+    view = View(lake, SCHEMA.id)
+    view.refresh()
+    expire(lake, Limits(max_trajectories=1), grace_seconds=0.0)
+    assert not read_tombstones(lake.storage)[lake.storage.names("tombstones")[0]].segments
+    view.refresh(), view.refresh()
+    assert view.num_trajectories == 1
+    assert_same(next(windows_of(view)), written[list(written)[2]])
+
+
+def test_tombstones_that_hide_nothing_become_one(lake: Lake) -> None:
+    fill(lake, [3] * 5, seal_every=1)
+    for left in (4, 3, 2):
+        expire(lake, Limits(max_trajectories=left))
+    assert len(lake.storage.names("tombstones")) == 3
+    swept(lake)
+    (one,) = read_tombstones(lake.storage).values()
+    assert (one.steps, one.names, len(one.merges)) == ({"": 9}, set(), 3)
+    swept(lake)
+    assert list(read_tombstones(lake.storage).values()) == [one]
+
+
+def test_a_crash_between_merging_tombstones_and_removing_them_counts_nothing_twice(lake: Lake) -> None:
+    from pipelines.lake.tombstones import expired_steps
+
+    names = [bury(lake.storage, Tombstone(time=1.0, reason="", steps={"a": n})) for n in (3, 4)]
+    bury(lake.storage, Tombstone(time=1.0, reason="swept", steps={"a": 7}, merges=tuple(names)))
+    assert expired_steps(lake.storage) == {"a": 7}
+    swept(lake)
+    assert expired_steps(lake.storage) == {"a": 7}
+    assert len(lake.storage.names("tombstones")) == 1
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_directories_of_hours_long_over_go_when_they_are_empty(lake: Lake, filled: bool) -> None:
+    hours = [lake.path / "segments" / f"20010101{hour:02d}" for hour in range(3)]
+    recent = [lake.path / "segments" / f"2002{i:06d}" for i in range(WATCHED_HOURS)]
+    for hour in (*hours, *recent):
+        hour.mkdir()
+    if filled:
+        Path(hours[1] / "notes.txt").write_text("mine")
+    swept(lake)
+    assert [hour.exists() for hour in hours] == [False, filled, False]
+    assert all(hour.exists() for hour in recent)

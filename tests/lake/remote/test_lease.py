@@ -1,0 +1,176 @@
+"""The lease of a lake in an object store."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import InputMissing, Locked, StageFailed
+from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.remote import conditional
+from pipelines.lake.remote import lease as remote_lease
+from pipelines.lake.remote.conditional import Conditional, Taken, Unsupported
+from pipelines.lake.remote.lease import Lease
+from pipelines.lake.remote.s3 import Location, connect
+from pipelines.lake.store import Lake
+
+WHAT = "the lake is being maintained"
+
+
+@pytest.fixture
+def store(bucket: str) -> Conditional:
+    return Conditional(connect(Location.parse(f"s3://{bucket}")))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_conditional_writes(store: Conditional) -> None:
+    assert store.get("a") is None
+    tag = store.put_new("a", b"1")
+    assert store.put_new("a", b"1") == tag  # as when the answer to the first attempt was lost
+    with pytest.raises(Taken):
+        store.put_new("a", b"2")
+    newer = store.put_over("a", b"2", tag)
+    with pytest.raises(Taken):
+        store.put_over("a", b"3", tag)
+    with pytest.raises(Taken):
+        store.put_over("none", b"3", tag)
+    found = store.get("a")
+    assert found is not None
+    assert (found.content, found.tag) == (b"2", newer)
+    assert 0 <= found.age < 30
+
+
+def test_of_many_one_holds_it(store: Conditional) -> None:
+    outcomes: list[str] = []
+
+    def attempt() -> None:
+        try:
+            Lease(store, "lease", what=WHAT).acquire()
+            outcomes.append("held")
+        except Locked:
+            outcomes.append("locked")
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["held"] + ["locked"] * 7
+
+
+def test_one_that_ran_out_is_taken_over_and_its_holder_knows(store: Conditional) -> None:
+    dead, other, third = (Lease(store, "lease", what=WHAT, seconds=1.0) for _ in range(3))
+    dead.acquire()
+    dead.require()
+    with pytest.raises(Locked, match=r"pid \d+ on"):
+        other.acquire()
+
+    def free() -> bool:
+        try:
+            other.acquire()
+        except Locked:
+            return False
+        return True
+
+    wait_until(free)
+    with pytest.raises(StageFailed, match="the lease of this process has run out"):
+        dead.require()
+    dead.renew()
+    with pytest.raises(StageFailed):
+        dead.require()
+    with pytest.raises(Locked):
+        third.acquire()
+    dead.release()  # not its to give back
+    with pytest.raises(Locked):
+        third.acquire()
+    other.release()
+    third.acquire()
+
+
+def test_one_that_is_renewed_is_kept(store: Conditional) -> None:
+    holder, other = (Lease(store, "lease", what=WHAT, seconds=1.0) for _ in range(2))
+    holder.acquire()
+    first = store.get("lease")
+    with holder.renewed():
+        began = time.monotonic()
+        while time.monotonic() < began + 3.0:
+            holder.require()
+            with pytest.raises(Locked):
+                other.acquire()
+            time.sleep(0.1)
+        later = store.get("lease")
+    assert first is not None
+    assert later is not None
+    assert later.tag != first.tag
+    other.acquire()
+
+
+def test_a_holder_that_sees_it_taken_stops_renewing(store: Conditional) -> None:
+    holder = Lease(store, "lease", what=WHAT, seconds=0.4)
+    holder.acquire()
+    with holder.renewed():
+        found = store.get("lease")
+        while True:  # between two renewals
+            assert found is not None
+            try:
+                store.put_over("lease", json.dumps({"holder": "me", "seconds": 60}).encode(), found.tag)
+                break
+            except Taken:
+                found = store.get("lease")
+        wait_until(lambda: holder._taken)
+        with pytest.raises(StageFailed):
+            holder.require()
+    found = store.get("lease")
+    assert found is not None
+    assert json.loads(found.content)["holder"] == "me"
+
+
+def test_a_damaged_lease_has_run_out(store: Conditional) -> None:
+    store.put_new("lease", b"\xff")
+    Lease(store, "lease", what=WHAT).acquire()
+
+
+def test_maintenance_of_a_lake_excludes_other_hosts(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake.create(f"s3://{bucket}/lake")
+    monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "there"))
+    there = Lake.open(lake.name)
+    with lease(lake) as held:
+        held()
+        with pytest.raises(Locked, match="is being maintained, pid"), lease(there, wait_seconds=0.0):
+            pass
+    with lease(there, wait_seconds=0.0) as held:
+        held()
+
+
+@pytest.mark.parametrize("missing", ["boto3", "conditional writes"])
+def test_without_conditional_writes_a_host_must_be_declared(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    lake = Lake.create(f"s3://{bucket}/lake")
+    if missing == "boto3":
+        monkeypatch.setattr(conditional, "is_available", lambda: False)
+    else:
+
+        def refuse(*_: object) -> str:
+            raise Unsupported
+
+        monkeypatch.setattr(Conditional, "put_new", refuse)
+    words = r"amago\[s3\]" if missing == "boto3" else "no conditional writes"
+    with pytest.raises(InputMissing, match=f"{words}.*{remote_lease.DECLARED}=1 declares"), lease(lake):
+        pass
+    monkeypatch.setenv(remote_lease.DECLARED, "1")
+    with lease(lake) as held:
+        held()
+        with pytest.raises(Locked), lease(Lake.open(lake.name), wait_seconds=0.0):
+            pass

@@ -1,0 +1,176 @@
+"""An index that followed a lake through all that can happen to it equals one that is built from it."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.lake import footer, reading
+from pipelines.lake.arrow import arrow_schema, to_arrow
+from pipelines.lake.follower import list_all
+from pipelines.lake.keys import is_rewritten, segment_key
+from pipelines.lake.segment import checksum, new_segment, open_segment
+from pipelines.lake.sql import catalog
+from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import Tombstone, bury
+from tests.lake.factories import SCHEMA, fill
+
+QUESTIONS = (
+    "select * from trajectories order by uid",
+    "select * from segments order by segment",
+    "select uid, t, reward from steps order by uid, t",
+)
+
+
+def rewrite(lake: Lake, ids: list[str]) -> str:
+    """One segment from what lives of several of steps, written out by hand."""
+    columns, parts, tables, replaces, count, row0 = SCHEMA.columns, [], [], {}, 0, 0
+    live = {bytes.fromhex(uid) for (uid,) in catalog.query(lake, "select uid from trajectories")[1]}
+    for id in ids:
+        found = footer.read_footer(lake.storage, id)
+        file, whole = open_segment(lake.storage, id, columns), found.trajectories
+        keep = np.array([uid in live for uid in whole["uid"].to_pylist()], dtype=bool)
+        before = np.concatenate([[0], np.cumsum(keep)]).tolist()
+        for old, (first, number) in {**found.header.get("replaces", {}), id: (0, len(keep))}.items():
+            replaces[old] = [count + before[first], before[first + number] - before[first]]
+        table, rows = whole.filter(pa.array(keep)), np.repeat(keep, whole["length"].to_numpy() + 1)
+        lengths, place = table["length"].to_numpy() + 1, table.schema.get_field_index("row0")
+        tables.append(table.set_column(place, "row0", pa.array(row0 + np.cumsum(lengths) - lengths)))
+        parts.append({c.name: file.columns[c.name][rows] for c in columns})
+        count, row0 = count + table.num_rows, row0 + int(rows.sum())
+    values = {c.name: np.concatenate([part[c.name] for part in parts]) for c in columns}
+    header = {
+        **found.header,
+        "writer": "compact.x",
+        "rows": row0,
+        "replaces": replaces,
+        "columns": {name: checksum(array) for name, array in values.items()},
+    }
+    header.pop("trajectories_bytes")
+    new = new_segment("compact.x", 0, overlay=False)
+    batch = pa.record_batch([to_arrow(c, values[c.name]) for c in columns], schema=arrow_schema(columns))
+    path = lake.path / segment_key(new)
+    path.parent.mkdir(exist_ok=True)
+    metadata = footer.metadata(header, pa.concat_tables(tables))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema, metadata=metadata) as writer:
+        writer.write_batch(batch)
+    return new
+
+
+class Life:
+    """Things that happen to a lake, one after the other, as a generator of random numbers decides."""
+
+    def __init__(self, lake: Lake, seed: int) -> None:
+        self.lake, self.rng = lake, np.random.default_rng(seed)
+        self.quarantine = lake.path / "quarantine"
+        self.quarantine.mkdir()
+
+    def originals(self) -> list[str]:
+        return [id for (id,) in catalog.query(self.lake, "select segment from segments where kind = 'steps'")[1]]
+
+    def some(self, ids: list[str], most: int = 3) -> list[str]:
+        count = min(len(ids), int(self.rng.integers(1, most + 1)))
+        return [ids[i] for i in sorted(self.rng.choice(len(ids), count, replace=False))] if ids else []
+
+    def write(self) -> None:
+        lengths = self.rng.integers(1, 5, int(self.rng.integers(2, 7))).tolist()
+        fill(self.lake, lengths, seal_every=2, seed=int(self.rng.integers(1000)))
+
+    def derive(self) -> None:
+        _, rows = catalog.query(self.lake, "select uid, length from trajectories where base_uid is null order by uid")
+        with self.lake.overlay_writer(SCHEMA, ["reward"]) as writer:
+            for uid, length in [rows[i] for i in self.rng.permutation(len(rows))[:2]]:
+                writer.append(uid, {"reward": np.ones(length + 1, dtype=np.float32)}, method="m")
+
+    def expire(self) -> None:
+        _, rows = catalog.query(self.lake, "select segment, uid from trajectories order by uid")
+        dead: dict[str, list[str]] = {}
+        for segment, uid in [rows[i] for i in self.rng.permutation(len(rows))[:2]]:
+            dead.setdefault(segment, []).append(uid)
+        bury(self.lake.storage, Tombstone(time=0.0, reason="test", trajectories=dead))
+
+    def expire_whole(self) -> None:
+        for id in self.some(self.originals(), 1):
+            names = (id, *footer.read_footer(self.lake.storage, id).replaces)
+            bury(self.lake.storage, Tombstone(time=0.0, reason="test", segments=names))
+
+    def compact(self) -> None:
+        self.old = self.some(self.originals())
+        if self.old:
+            rewrite(self.lake, self.old)
+
+    def sweep(self) -> None:
+        for id in getattr(self, "old", []):
+            (self.lake.path / segment_key(id)).unlink(missing_ok=True)
+
+    def set_aside(self) -> None:
+        for id in self.some([id for id in self.originals() if not is_rewritten(id)], 1):
+            (self.quarantine / f"{id.rpartition('/')[2]}.json").write_text("{}")
+
+    def set_back(self) -> None:
+        for path in self.quarantine.glob("*.json"):
+            path.unlink()
+
+    def publish_twice(self) -> None:
+        """A copy of a segment under another name, before or after it."""
+        for id in self.some([id for id in self.originals() if not is_rewritten(id)], 1):
+            hour, _, stem = id.partition("/")
+            copy = self.lake.path / "segments" / hour / f"{stem[:-1]}{self.rng.choice(['', 'z'])}.arrow"
+            copy.write_bytes((self.lake.path / segment_key(id)).read_bytes())
+
+
+EVENTS = ["write", "write", "derive", "expire", "expire_whole", "compact", "sweep", "set_aside", "set_back"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("events", [EVENTS, [*EVENTS, "publish_twice"]], ids=["once", "twice"])
+def test_the_index_equals_one_built_anew_after_anything(lake: Lake, tmp_path: Path, seed: int, events: list) -> None:
+    life = Life(lake, seed)
+    life.write()
+    for _ in range(12):
+        event = str(life.rng.choice(events))
+        getattr(life, event)()
+        live = [catalog.query(lake, sql) for sql in QUESTIONS]
+        catalog.rebuild(lake)
+        assert [catalog.query(lake, sql) for sql in QUESTIONS] == live, event
+        uids = [row[0] for row in live[0][1]]
+        assert len(uids) == len(set(uids))
+        if "publish_twice" not in events:
+            assert sorted(reading.Reader(lake).uids()) == uids, event
+
+
+def test_a_quiet_folder_is_not_listed_again(lake: Lake, monkeypatch) -> None:
+    fill(lake, [3, 4], seal_every=1)
+    (hour,) = (lake.path / "segments").iterdir()
+    os.utime(hour, (1, 1))
+    catalog.refresh(lake)
+    listed = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or real(path))
+    catalog.refresh(lake)
+    assert str(lake.path / "segments") in listed
+    assert str(hour) not in listed
+
+
+def test_an_unreadable_segment_is_told_each_time_and_read_again_only_when_its_folder_changes(
+    lake: Lake, monkeypatch
+) -> None:
+    fill(lake, [3, 4], seal_every=1)
+    path = lake.path / segment_key(list_all(lake.storage)[0])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200])
+    os.utime(path.parent, (1, 1))
+    read, told = [], []
+    real = catalog.read_footer
+    monkeypatch.setattr(catalog, "read_footer", lambda storage, id: read.append(id) or real(storage, id))
+    for times in (1, 2, 3):
+        catalog.refresh(lake, listener=told.append)
+        assert len(told) == times
+    assert len(read) == 2
+    path.unlink()
+    path.write_bytes(whole)
+    os.utime(path.parent, (2, 2))
+    assert catalog.query(lake, "select count(*) from trajectories", listener=told.append)[1] == [(2,)]
+    assert len(told) == 3

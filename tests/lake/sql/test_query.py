@@ -1,0 +1,287 @@
+"""What a user's SQL may do, in this process and in one of its own, and the table `steps`."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.errors import UsageError
+from pipelines.lake.sql import catalog, steps
+from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.store import Lake
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, fill
+
+SHORT = Limits(seconds=1.5, megabytes=128)
+COUNT = "select count(*) from trajectories"
+
+
+@pytest.mark.parametrize(
+    ("sql", "text"),
+    [
+        ("selec 1", "syntax error"),
+        ("select nope from trajectories", "nope"),
+        ("select * from nope", "nope"),
+        ("select 1; select 2", "one SELECT"),
+        ("", "one SELECT"),
+        ("drop table trajectories", "one SELECT"),
+        ("delete from trajectories", "one SELECT"),
+        ("create table x as select 1", "one SELECT"),
+        ("explain delete from trajectories", "one SELECT"),
+        ("explain analyze create table x as select 1", "one SELECT"),
+        ("copy trajectories to 'out.csv'", "one SELECT"),
+        ("copy (select 1) to 'out.csv'", "one SELECT"),
+        ("export database 'out'", "one SELECT"),
+        ("attach 'x.db'", "one SELECT"),
+        ("set threads = 1", "one SELECT"),
+        ("install httpfs", "one SELECT"),
+        ("load json", "one SELECT"),
+        ("pragma enable_profiling", "one SELECT"),
+        ("call pragma_version()", "one SELECT"),
+        ("select * from read_csv('/etc/passwd')", "disabled"),
+        ("select * from read_text('/etc/passwd')", "disabled"),
+        ("select * from main.READ_BLOB('/etc/passwd')", "disabled"),
+        ("select * from parquet_scan('x.parquet')", "disabled"),
+        ("select * from glob('/*')", "disabled"),
+        ("explain select * from glob('/*')", "disabled"),
+        ("with x as (select * from glob('/*')) select 1 where exists (from x)", "disabled"),
+        ("select * from query('select 1')", "disabled"),
+        ("select * from json_execute_serialized_sql(json_serialize_sql('select 1'))", "disabled"),
+        ("select * from enable_logging(storage_path = 'out.log')", "disabled"),
+        ("select * from enable_profiling(format = 'json', save_location = 'out.json')", "disabled"),
+        ("select * from force_checkpoint()", "disabled"),
+        ("select * from '/etc/passwd'", "not exist"),
+        ("select * from 'x.parquet'", "disabled"),
+        ("select getenv('HOME')", "getenv"),
+        ("select * from secret_local_table", "not exist"),
+    ],
+)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_sql_can_only_read_the_lake(
+    lake: Lake, tmp_path: Path, monkeypatch, sql: str, text: str, in_memory: bool
+) -> None:
+    fill(lake, [3])
+    monkeypatch.chdir(tmp_path)
+    if in_memory:
+        (lake.path / "index.duckdb").mkdir()  # cannot be a file
+    secret_local_table = catalog.pa.table({"x": [1]})
+    assert secret_local_table is not None
+    with pytest.raises(UsageError, match=text):
+        catalog.query(lake, sql)
+    assert catalog.query(lake, COUNT)[1] == [(1,)]
+    assert os.listdir(tmp_path) == ["lake"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "limit"),
+    [
+        (
+            "with recursive x as (select 1 as i union all select i + 1 from x) select max(i) from x",
+            "time limit of 1.5 s",
+        ),
+        ("select sum(range) from range(1000000000000)", "time limit"),
+        ("select levenshtein(repeat('a', 90000 + length), repeat('b', 90000)) from trajectories", "time"),  # deaf to it
+        ("select list(range) from range(1000000000)", "memory limit of 128 MB"),
+        ("select range from range(1000000000) order by hash(range)", "memory"),
+        ("select list_sum(range(3000000000))", "memory"),
+        ("select length(repeat('x', 2000000000))", "memory"),
+        ("select range from range(1000000000000)", "limit"),
+        ("select histogram(range) from range(1000000000)", "limit"),
+    ],
+)
+def test_a_user_s_query_meets_its_limits(lake: Lake, sql: str, limit: str) -> None:
+    fill(lake, [3])
+    with pytest.raises(UsageError, match=limit):
+        catalog.query(lake, sql, limits=SHORT)
+    assert catalog.query(lake, COUNT, limits=SHORT)[1] == [(1,)]
+    assert [path.name for path in lake.path.iterdir() if "duckdb" in path.name] == ["index.duckdb"]
+
+
+def test_limits_are_checked() -> None:
+    for wrong in ({"seconds": 0.0}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"megabytes": 1}):
+        with pytest.raises(UsageError, match="limits"):
+            Limits(**wrong)
+
+
+def test_a_query_of_a_process_of_its_own_answers_the_same(lake: Lake) -> None:
+    fill(lake, [5, 6, 7], seal_every=1)
+    for sql in ("select * from trajectories order by uid", "select * from steps order by uid, t", "show tables"):
+        assert catalog.query(lake, sql, limits=Limits()) == catalog.query(lake, sql)
+
+
+def test_its_notices_arrive(lake: Lake) -> None:
+    fill(lake, [5, 6], seal_every=1)
+    path = min((lake.path / "segments").glob("*/*.arrow"))
+    path.write_bytes(path.read_bytes()[:100])
+    told: list = []
+    assert catalog.query(lake, COUNT, limits=Limits(), listener=told.append)[1] == [(1,)]
+    assert [notice.level for notice in told] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "marked"),
+    [
+        ("select avg(reward from trajectories", "from"),
+        ("select 'ü', nope from trajectories", "nope"),
+        ("select 1,\n  nope\nfrom trajectories", "nope"),
+        ("select 'ü' from glob('*')", "glob"),
+    ],
+)
+def test_a_wrong_query_points_at_the_place(lake: Lake, sql: str, marked: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.query(lake, sql)
+    *_, line, mark = caught.value.message.split("\n")
+    assert line.startswith("LINE ")
+    assert line[mark.index("^") :].startswith(marked)
+
+
+def test_explaining_and_describing(lake: Lake) -> None:
+    fill(lake, [3])
+    for sql in ("explain select count(*) from steps", "EXPLAIN ANALYZE select avg(reward) from steps", "from steps"):
+        assert catalog.query(lake, sql)[1]
+    assert ("reward", "FLOAT") in [row[:2] for row in catalog.query(lake, "describe steps")[1]]
+    assert catalog.query(lake, "summarize select reward from steps")[1][0][0] == "reward"
+
+
+def test_steps_are_rows(lake: Lake) -> None:
+    written = fill(lake, [5, 6, 7], seal_every=2)
+    with lake.overlay_writer(SCHEMA, ["reward"]) as writer:
+        uid, values = next(iter(written.items()))
+        new = writer.append(uid, {"reward": values["reward"] * 0 + 1}, method="ones")
+    expected = {**{u: v["reward"] for u, v in written.items()}, new: np.ones(6)}
+    _, rows = catalog.query(lake, "select uid, t, reward, task from steps order by uid, t")
+    for uid, reward in expected.items():
+        mine = [(t, r) for u, t, r, _ in rows if u == uid]
+        assert [t for t, _ in mine] == list(range(len(reward)))
+        np.testing.assert_allclose([r for _, r in mine], reward, rtol=1e-6)
+    assert catalog.query(lake, "select count(*) from steps")[1] == [(6 + 7 + 8 + 6,)]
+    (state,) = catalog.query(lake, f"select \"obs.state\" from steps where uid = '{new}' and t = 2")[1][0]
+    np.testing.assert_allclose(state, values["obs.state"][2], rtol=1e-6)
+    assert catalog.query(lake, "select count(*) from steps a join steps b using (uid, t)")[1] == [(27,)]
+
+
+@pytest.mark.parametrize(("batch_rows", "batch_bytes"), [(1, 1 << 20), (3, 1 << 20), (1000, 40), (1000, 1 << 20)])
+def test_batches_of_any_size_give_the_same_steps(lake: Lake, monkeypatch, batch_rows: int, batch_bytes: int) -> None:
+    """Also with a relabelled trajectory that begins inside its base, and with images."""
+    monkeypatch.setattr(steps, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(steps, "BATCH_BYTES", batch_bytes)
+    written = fill(lake, [5, 1, 7, 2], seal_every=3)
+    uid, values = list(written.items())[2]
+    own = {"reward": np.arange(4, dtype=np.float32), "action": np.arange(4)}
+    with lake.overlay_writer(SCHEMA, ["action", "reward"]) as writer:
+        new = writer.append(uid, own, base_offset=2, method="m")
+    written[new] = {name: array[2:6] for name, array in values.items()} | own
+    pictures = fill(lake, [4, 3], schema=IMAGES, seed=1)
+    for uid, columns in {**written, **pictures}.items():
+        _, rows = catalog.query(lake, f"select t, reward, action from steps where uid = '{uid}' order by t")
+        assert [row[0] for row in rows] == list(range(len(columns["reward"])))
+        np.testing.assert_allclose([row[1] for row in rows], columns["reward"], rtol=1e-6)
+        np.testing.assert_allclose([np.squeeze(row[2]) for row in rows], np.squeeze(columns["action"]), rtol=1e-6)
+    _, rows = catalog.query(lake, f"select \"obs.state\" from steps where uid = '{new}' order by t")
+    np.testing.assert_allclose([row[0] for row in rows], values["obs.state"][2:6], rtol=1e-6)
+    for uid, columns in pictures.items():
+        _, rows = catalog.query(lake, f"select obs from steps where uid = '{uid}' order by t")
+        np.testing.assert_array_equal([row[0] for row in rows], columns["obs"])
+
+
+def test_steps_of_several_schemas_go_together(lake: Lake) -> None:
+    fill(lake, [5])
+    fill(lake, [6], schema=IMAGES)
+    assert catalog.query(lake, "select count(*), count(action) from steps where t > 0")[1] == [(11, 11)]
+    names, _ = catalog.query(lake, "from steps")
+    assert "obs" not in names  # a wide column is there for who names it
+    assert {"uid", "t", "env", "task", "policy_version", "obs.state", "reward"} <= set(names)
+    sums = "select count(*), sum(list_sum(flatten(obs[1]::uinteger[][]))) from steps where obs is not null"
+    assert catalog.query(lake, sums)[1][0][0] == 7
+
+
+def test_observations_keep_their_shape(lake: Lake) -> None:
+    (values,) = fill(lake, [4], schema=MIXED).values()
+    sql = 'select "obs.grid", "obs.grid"[2][3], "obs.flag", "obs.wide" from steps order by t'
+    _, rows = catalog.query(lake, sql)
+    np.testing.assert_array_equal([row[0] for row in rows], values["obs.grid"])
+    np.testing.assert_array_equal([row[1] for row in rows], values["obs.grid"][:, 1, 2])
+    np.testing.assert_array_equal([row[2] for row in rows], values["obs.flag"])
+    assert "obs.wide" not in catalog.query(lake, "from steps")[0]  # 1600 bytes a step
+    np.testing.assert_allclose([row[3] for row in rows], values["obs.wide"])
+
+
+def test_steps_of_an_empty_lake(lake: Lake) -> None:
+    assert catalog.query(lake, "select count(*) from steps")[1] == [(0,)]
+    lake.register(SCHEMA)
+    assert catalog.query(lake, "select count(*), avg(reward) from steps")[1] == [(0, None)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "read"),
+    [
+        ("select count(*) from steps", set()),
+        ("select count(*) from (select *, reward + 1 from steps)", set()),
+        ('select avg(reward) from steps -- not "obs.state"', {"reward"}),
+        ("select 'obs.state', avg(ReWard) from steps", {"reward"}),
+        ('select avg(s."reward") from steps s', {"reward"}),
+        ("select columns('re.*') from steps", {"reward", "reset"}),
+        ("select struct_extract(x, 'reward') from (select steps as x from steps)", None),
+        ("select x.reward from (select {'reward': reward, 'b': t} as x from steps)", {"reward"}),
+        (
+            'select * exclude ("obs.state", "obs.bits") from steps',
+            {"reward", "reset", "action", "terminated", "truncated"},
+        ),
+        ("select t from steps where reward > 0", {"reward"}),
+        ("select a.reward from steps a join steps b using (uid, t) where b.action = 1", {"reward", "action"}),
+        ("with x as materialized (from steps) select x.reset from x join x y using (t)", {"reset"}),
+        ("select (select max(reward) from steps s where s.t = m.length) from trajectories m", {"reward"}),
+        ("describe steps", set()),
+    ],
+)
+def test_only_the_columns_that_count_are_read(lake: Lake, monkeypatch, sql: str, read: set[str] | None) -> None:
+    fill(lake, [5, 6])
+    touched = set()
+    real = steps._Files.values
+    monkeypatch.setattr(steps._Files, "values", lambda self, c, p: touched.add(c.name) or real(self, c, p))
+    assert catalog.query(lake, sql)[1]
+    assert touched == ({c.name for c in SCHEMA.columns} if read is None else read)
+
+
+@pytest.mark.parametrize(
+    ("condition", "files"),
+    [
+        ("task = 't1'", 2),
+        ("task in ('t1', 't2')", 4),
+        ("task = 't1' or task = 't2'", 4),
+        ("policy_version >= 1", 2),
+        ("policy_version between 0 and 0", 4),
+        ("task <> 't1'", 4),
+        ("task = 'it''s'", 0),
+        ("task = 't1'' or task = ''t2'", 0),
+        ("t = 1", 6),
+        ("task = 't1' or t = 1", 6),
+    ],
+)
+def test_a_condition_on_trajectories_spares_segments(lake: Lake, monkeypatch, condition: str, files: int) -> None:
+    written = fill(lake, [3, 4, 5, 6, 7, 8], seal_every=1)
+    opened = set()
+    real = steps.open_segment
+    monkeypatch.setattr(steps, "open_segment", lambda storage, id, *a: opened.add(id) or real(storage, id, *a))
+    _, rows = catalog.query(lake, f"select uid, t, reward from steps where {condition}")
+    assert len(opened) == files
+    _, facts = catalog.query(lake, "select uid, task, policy_version from trajectories")
+    steps_of = "(select unnest(range(?::int + 1)) as t, ? as task, ? as policy_version)"
+    sql = f"select count(*) from {steps_of} where {condition}"
+    with catalog.duckdb.connect() as oracle:
+        expected = {
+            uid: oracle.execute(sql, [len(written[uid]["reward"]) - 1, task, version]).fetchall()[0][0]
+            for uid, task, version in facts
+        }
+    assert len(rows) == sum(expected.values())
+
+
+def test_a_segment_that_cannot_be_read_is_left_out_of_steps(lake: Lake) -> None:
+    fill(lake, [5, 6], seal_every=1)
+    catalog.refresh(lake)
+    path = min((lake.path / "segments").glob("*/*.arrow"))
+    stat = path.parent.stat()
+    path.unlink()
+    os.utime(path.parent, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    told: list = []
+    assert catalog.query(lake, "select count(reward) from steps", listener=told.append)[1] in ([(7,)], [(6,)])
