@@ -30,6 +30,7 @@ from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
 
 SALVAGE_SECONDS = 10.0  # between two looks for logs of collectors that died, when lakes are followed
+TOLD = ("loss", "actor_loss", "critic_loss", "grad_norm")  # in a result; the others are in metrics.jsonl
 
 
 def run(
@@ -209,7 +210,7 @@ class Trainer:
         self.save()
         seconds = time.monotonic() - began
         return {
-            **figures,
+            **{name: figures[name] for name in TOLD if name in figures},
             "updates": learner.update,
             "updates_done": learner.update - first,
             "updates_per_second": (learner.update - first) / seconds if learner.update > first else 0.0,
