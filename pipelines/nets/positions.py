@@ -28,6 +28,8 @@ class Sinusoid(nn.Module):
         return torch.stack((phase.sin(), phase.cos()), -1).flatten(-2)[..., : self.width]
 
     def forward(self, time_BT: Tensor) -> Tensor:
+        if time_BT.is_cuda or torch.compiler.is_compiling():  # where a look at the times would be waited for
+            return self._rows(time_BT)
         last = int(time_BT.max()) if time_BT.numel() else 0
         while last >= len(self.table):  # grown by doubling, so that a step costs a look-up
             self.table = self._rows(torch.arange(2 * len(self.table), device=self.table.device))

@@ -1,5 +1,6 @@
 """The contract of every sequence encoder: whole windows and cached steps are the same function."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from pydantic import TypeAdapter
 
 from pipelines.config.encoders import SEQUENCE_ENCODERS, SequenceSettings
 from pipelines.nets.packing import Packing
+from pipelines.nets.positions import Sinusoid
 from pipelines.nets.sequence import sequence_encoder
 
 TRANSFORMER = {"kind": "transformer", "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 32}
@@ -205,3 +207,34 @@ class Doubled(torch.nn.Module):
     def __init__(self, input_size, settings):
         super().__init__()
         self.factor, self.output_size = settings.options["factor"], input_size
+
+
+def test_a_sinusoid_is_the_same_from_its_table_and_computed(monkeypatch):
+    position, time = Sinusoid(9), torch.tensor([[0, 3, 700], [1, 2, 5000]])
+    looked_up = position(time)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(position(time), looked_up)
+    phase = 3 / 10_000 ** (2 * 2 / 9)
+    torch.testing.assert_close(looked_up[0, 1, 4:6], torch.tensor([math.sin(phase), math.cos(phase)]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("packed", [False, True])
+def test_fused_kernels_of_mamba_are_the_torch_scan(packed):
+    pytest.importorskip("mamba_ssm")
+    settings = {"kind": "mamba", "d_model": 16, "num_layers": 2, "state": 16}
+    outs = []
+    real = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
+    packing = Packing(LENGTHS, time=9, device="cuda") if packed else None
+    x, time = torch.randn(len(LENGTHS), 9, INPUT, device="cuda"), torch.arange(9, device="cuda").expand(6, -1)
+    for scan in ("auto", "torch"):
+        torch.manual_seed(0)
+        table = TypeAdapter(SequenceSettings).validate_python({**settings, "scan": scan})
+        encoder = sequence_encoder(INPUT, table).cuda()
+        if packing is None:
+            out = encoder(x, time)
+        else:
+            out = packing.unpack(encoder(packing.pack(x), packing.pack(time), packing))
+        outs.append(out[real.cuda()])
+    torch.testing.assert_close(*outs, atol=1e-4, rtol=1e-3)

@@ -10,7 +10,7 @@ import torch
 
 from pipelines.learning.acting import AgentPolicy
 from pipelines.training import checkpoint as checkpoints
-from tests.training.test_learner import batch, learner
+from tests.training.test_learner import ENCODERS, batch, encoding, learner, uneven
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,6 +27,20 @@ def test_an_update_gives_the_loss_of_the_cpu() -> None:
     # Ensemble members are drawn by each device's own generator: only what does not depend on them is compared.
     torch.testing.assert_close(ours["q"], theirs["q"].cpu(), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(ours["entropy"], theirs["entropy"].cpu(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+@pytest.mark.parametrize("switches", [{}, {"compile": True, "packing": True, "tf32": True}], ids=["eager", "compiled"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_every_encoder_learns_there(case: str, switches: dict[str, object], precision: str) -> None:
+    data = uneven(np.random.default_rng(0))
+    there = encoding(case, device="cuda", precision=precision, **switches)
+    here = encoding(case, device="cpu")
+    for _ in range(2):
+        ours, theirs = there.step(lambda size: data), here.step(lambda size: data)
+        torch.testing.assert_close(ours["critic_loss"].cpu(), theirs["critic_loss"], rtol=0.1, atol=0.1)
+        assert torch.isfinite(ours["grad_norm"])
+    assert there.notices == []
 
 
 def test_a_checkpoint_of_cuda_continues_there_and_acts_on_the_cpu(tmp_path: Path) -> None:

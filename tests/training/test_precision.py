@@ -12,8 +12,8 @@ from pipelines.learning.tensors import TensorBatch
 from pipelines.nets.precision import autocast
 from tests.training.test_learner import ENCODERS, SPACES, batch, encoding
 
-# Linears whose output is normalised right away: the loss does not change with their scale, so that the gradient of their
-# gain is a sum of large terms that cancel, in bf16 nothing but rounding.
+# Linears whose output is normalised right away: the loss does not change with their scale, so that the gradient of
+# their gain is a sum of large terms that cancel, in bf16 nothing but rounding.
 SCALE_FREE = ("merge.gain", "expand.gain")
 
 
