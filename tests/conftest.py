@@ -1,4 +1,6 @@
-"""An S3 server on this host, for whoever asks for a `bucket`."""
+"""One thread of torch a test process, as many of which run at once as there are cores; an S3 server on this host, for
+whoever asks for a `bucket`.
+"""
 
 import os
 import socket
@@ -9,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 
 class Server:
