@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.tensors import TensorBatch
 from pipelines.nets.precision import autocast
 from tests.training.test_learner import ENCODERS, SPACES, batch, encoding
@@ -52,3 +53,37 @@ def test_what_bf16_gets_wrong_has_no_gradient_to_speak_of() -> None:
     found = {name: grad.norm() for name, grad in full.items() if name.endswith(SCALE_FREE)}
     assert len(found) == 2
     assert max(found.values()) < 1e-4 * total
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_acting_in_bf16_computes_as_learning_does(case: str) -> None:
+    trained = encoding(case, precision="bf16")
+    trained.agent.eval()
+    seen: list[torch.dtype] = []
+    trained.agent.timestep.body.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    rng = np.random.default_rng(0)
+    windows = batch(rng, size=6, steps=7)
+    windows.lengths[:] = 8
+    data = TensorBatch.from_numpy(windows, SPACES)
+    with torch.no_grad(), autocast(torch.device("cpu"), "bf16"):
+        whole = trained.agent.heads.actor.acting(trained.agent.encode(data))
+    policy = AgentPolicy(trained.agent, num_actors=6, capacity=8, greedy=True, precision="bf16")
+    params: list[torch.Tensor] = []
+    acting = trained.agent.heads.actor.acting
+
+    def watched(h: torch.Tensor) -> torch.Tensor:
+        params.append(acting(h))
+        return params[-1]
+
+    trained.agent.heads.actor.acting = watched  # type: ignore[method-assign]
+    columns = windows.columns
+    for t in range(8):
+        now = {"obs": columns["obs"][:, t]}
+        policy.act(now, columns["action"][:, t], columns["reward"][:, t], np.full(6, t))
+    assert set(seen) == {torch.bfloat16}
+    scale = whole.abs().max()
+    assert (torch.stack(params, 1) - whole).abs().max() < 0.05 * scale
+    prefix = [{name: column[i, :7] for name, column in columns.items()} for i in range(6)]
+    policy.rebuild(prefix)
+    policy.act(now, columns["action"][:, 7], columns["reward"][:, 7], np.full(6, 7))
+    assert (params[-1] - params[-2]).abs().max() < 0.05 * scale
