@@ -261,7 +261,7 @@ def test_numpy_values_in_the_info_are_kept_as_plain_ones(lake: Lake) -> None:
         TrajectoryInfo(attempts=(1.0,)),
         TrajectoryInfo(task=object()),
     ],
-    ids=str,
+    ids=["env", "seed", "success", "tags", "attempts", "task"],
 )
 def test_an_info_that_could_not_be_sealed_is_refused_before_it_is_logged(lake: Lake, info: TrajectoryInfo) -> None:
     values = columns(np.random.default_rng(0), 5)

@@ -43,7 +43,7 @@ def policies():
             yield pytest.param(space, ActorSettings(**options), id=f"{name} {options or ''}")
 
 
-@pytest.mark.parametrize(("space", "settings"), policies())
+@pytest.mark.parametrize(("space", "settings"), list(policies()))
 def test_shapes_and_round_trip(space, settings):
     generator = torch.Generator().manual_seed(0)
     policy = distribution(space, settings)
