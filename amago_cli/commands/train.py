@@ -25,7 +25,7 @@ def train(
         typer.Option(
             "--encoder",
             metavar="NAME",
-            help="Sequence encoder: transformer, gru, feedforward, identity, module:attr.",
+            help="Sequence encoder: transformer, gru, mingru, mamba, feedforward, identity, module:attr.",
         ),
     ] = None,
     where: Annotated[
