@@ -207,9 +207,12 @@ class _Job:
         tmp = self.target.local / "tmp"
         columns = self.source.schema(footer.header["schema"]).columns
         wide = any(column.is_blob and column.name in footer.columns for column in columns)
-        blob = self._fetch(tmp, name, blob_key(id)) if wide else None
-        staged = Staged(self._fetch(tmp, name, segment_key(id)), blob)
+        main = self._fetch(tmp, name, segment_key(id))
+        staged, blob = Staged(main, None), None
         try:
+            if wide:
+                blob = self._fetch(tmp, name, blob_key(id))
+                staged = Staged(main, blob)
             file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
             integrity.require_cover(file.footer, file)
             wrong = integrity.wrong_columns(file.footer, file)
@@ -220,6 +223,7 @@ class _Job:
             segments.publish(self.target.storage, staged, id)
         except BaseException:
             staged.discard()
+            segments.drop_orphan(self.target.storage, id)
             raise
         table = footer.trajectories
         self.done.segments += 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines.config import atomic
-from pipelines.errors import Locked, UsageError
+from pipelines.errors import Locked, StageFailed, UsageError
 from pipelines.events import Notice
 from pipelines.lake import collectors
 from pipelines.lake.follower import list_all
@@ -262,3 +262,25 @@ def test_to_an_object_store_and_back(lake: Lake, bucket: str, tmp_path: Path, sc
     copy(Lake.open(f"s3://{bucket}/copied"), back, where="length <> 7")
     copy(Lake.open(f"s3://{bucket}/copied"), back)
     same_trajectories(lake, back, every)
+
+
+@pytest.mark.parametrize("failing", ["fetch the blob", "publish the main file"])
+def test_a_copy_that_fails_leaves_nothing_half_copied(
+    lake: Lake, target: Lake, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    fill(lake, [40], schema=IMAGES)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    publish, fetch = target.storage.publish, lake.storage.fetch
+    if failing == "fetch the blob":
+        monkeypatch.setattr(lake.storage, "fetch", lambda key: refuse() if ".blob" in key else fetch(key))
+    else:
+        monkeypatch.setattr(
+            target.storage, "publish", lambda staged, key: publish(staged, key) if ".blob" in key else refuse()
+        )
+    with pytest.raises((StageFailed, OSError)):
+        copy(lake, target)
+    assert not list((target.local / "tmp").iterdir())
+    assert not segment_files(target)
