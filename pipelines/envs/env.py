@@ -64,20 +64,26 @@ class StepResult:
 
 @dataclass(kw_only=True)
 class EpisodeCounter:
-    """Which episode each actor plays. Actor i of N plays numbers first + i, first + i + N, ..."""
+    """Which episode each actor plays. Actor i of N plays numbers first + i, first + i + N, ...
+
+    Where these actors are a slice of more, `total` is the number of all and `offset` that of the first one here.
+    """
 
     num_envs: int
+    total: int = 0
+    offset: int = 0
     current: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
+        self.total = self.total or self.num_envs
         self.start_at(0)
 
     def start_at(self, first: int) -> None:
-        self.current = first + np.arange(self.num_envs) - self.num_envs
+        self.current = first + self.offset + np.arange(self.num_envs) - self.total
 
     def advance(self, indices: np.ndarray) -> np.ndarray:
         """The numbers of the episodes that the actors `indices` begin now."""
-        self.current[indices] += self.num_envs
+        self.current[indices] += self.total
         return self.current[indices]
 
 

@@ -9,12 +9,9 @@ entry points `amago.environment`, whose value is a `module:attr` of the kind a u
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -22,85 +19,12 @@ from pydantic import ValidationError
 from pipelines.config.base import SettingsModel
 from pipelines.config.problems import describe, refuse
 from pipelines.envs.env import Env
-from pipelines.errors import InputMissing, UsageError
+from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES, Suite
+from pipelines.errors import UsageError
 
 Split = Literal["train", "test"]
 _GROUP = "amago.environment"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """`pattern` is a name, or a prefix followed by `*`. `extra`: the optional dependency that brings
-    `requires`.
-    """
-
-    name: str
-    pattern: str
-    module: str
-    about: str
-    extra: str | None = None
-    requires: tuple[str, ...] = ()
-
-    def matches(self, name: str) -> bool:
-        if self.pattern.endswith("*"):
-            prefix = self.pattern[:-1]
-            return name.startswith(prefix) and len(name) > len(prefix)
-        return name == self.pattern
-
-    @property
-    def installed(self) -> bool:
-        return all(find_spec(package) is not None for package in self.requires)
-
-    def load(self, name: str) -> ModuleType:
-        """The suite's module. InputMissing where its extra is not installed."""
-        if not self.installed:
-            raise InputMissing(
-                f"environment '{name}' needs the extra '{self.extra}'",
-                hint=f'pip install "amago[{self.extra}]"',
-            )
-        return importlib.import_module(self.module)
-
-
-_SUITES = "pipelines.envs.suites."
-OWN_CLASS = Suite(
-    name="own",
-    pattern="module:attr",
-    module=f"{_SUITES}gymnasium_env",
-    about="Your own gymnasium.Env: a class or factory, importable from Python's path",
-)
-SUITES: tuple[Suite, ...] = (
-    Suite(
-        name="built-in",
-        pattern="meta-frozen-lake",
-        module=f"{_SUITES}frozen_lake",
-        about="Find the way over an unseen lake, then walk it again",
-    ),
-    Suite(
-        name="built-in",
-        pattern="dark-key-door",
-        module=f"{_SUITES}dark_key_door",
-        about="Find a hidden key, then a hidden door, again and again",
-    ),
-    Suite(
-        name="built-in",
-        pattern="tmaze",
-        module=f"{_SUITES}tmaze",
-        about="Remember a sign until the corridor's end",
-    ),
-    Suite(
-        name="built-in",
-        pattern="goal-frozen-lake",
-        module=f"{_SUITES}goal_frozen_lake",
-        about="Walk to a goal cell that is shown; ready for hindsight relabelling",
-    ),
-    Suite(
-        name="gymnasium",
-        pattern="gym:*",
-        module=f"{_SUITES}gymnasium_env",
-        about="Any environment registered with gymnasium",
-    ),
-    OWN_CLASS,
-)
+_EXACT = {suite.pattern for suite in SUITES if suite.is_exact}
 
 
 def make(
@@ -147,21 +71,27 @@ class Entry:
     about: str
     extra: str | None
     installed: bool
+    spaces: str = ""
+    tasks: str = ""
+    horizon: str = ""
 
     @property
     def is_pattern(self) -> bool:
-        return ":" in self.name
+        return self.name not in _EXACT
 
 
 def catalogue() -> list[Entry]:
     """Every environment that can be named, without importing any."""
     entries = [
         Entry(
-            name=suite.pattern.replace("*", "ID"),
+            name=suite.pattern.replace("*", suite.placeholder),
             suite=suite.name,
             about=suite.about,
             extra=suite.extra,
             installed=suite.installed,
+            spaces=suite.spaces,
+            tasks=suite.tasks,
+            horizon=suite.horizon,
         )
         for suite in SUITES
     ]

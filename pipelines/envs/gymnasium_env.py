@@ -1,0 +1,214 @@
+"""Environments of gymnasium's single-environment interface, stepped one after another in this process.
+
+Episode number k is reset with a seed that is a hash of (seed, split, k); training seeds are even and test seeds
+odd, so the two sides never meet. A `TaskEnv` says more than gymnasium's interface can: its task, attempts, success.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+
+from pipelines.envs.draws import Draws
+from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
+from pipelines.envs.task_env import TaskEnv
+from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
+from pipelines.lake.spaces import Spaces
+
+RESET = 0
+_OURS = Path(__file__).resolve().parents[1]
+_WHOLE = "-v shows where it came from"
+
+
+class GymnasiumEnv(Env):
+    """`num_envs` environments made by `factory`, stepped one after another.
+
+    A `TaskEnv` gets its `split` before its first reset. `success_key`: key of `info` that tells, in an episode's last
+    step, whether the task was solved (of an environment that is no TaskEnv). `horizon`: where the environment does not
+    say. `max_length`: room for texts and sequences whose space sets no limit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        factory: Callable[[], gymnasium.Env],
+        *,
+        num_envs: int,
+        seed: int,
+        split: str,
+        success_key: str | None = None,
+        horizon: int | None = None,
+        max_length: int = MAX_LENGTH,
+    ) -> None:
+        super().__init__(num_envs=num_envs)
+        self._success_key = success_key
+        self._test = split == "test"
+        self._draws = Draws(seed, split, name)
+        self._name = name
+        self._split = split
+        self.envs = [self._made(factory)]
+        first = self.envs[0]
+        self._is_task = isinstance(first, TaskEnv)
+        self._named: tuple[str, ...] = ()
+        self._observations = ObservationCodec(first.observation_space, name=name, max_length=max_length)
+        self._actions = ActionCodec(first.action_space, name=name)
+        spaces = Spaces(observation=self._observations.spaces, action=self._actions.space)
+        if isinstance(first, TaskEnv):
+            self.spec = EnvSpec(
+                name=name,
+                spaces=spaces,
+                horizon=first.horizon,
+                num_attempts=first.num_attempts,
+                has_success=first.has_success,
+                about=first.about,
+                split=first.splits,
+            )
+        else:
+            self.spec = EnvSpec(
+                name=name,
+                spaces=spaces,
+                horizon=horizon or (first.spec.max_episode_steps if first.spec is not None else None),
+                has_success=success_key is not None,
+                about=_first_sentence(first),
+                split="separate seeds",
+            )
+        self.envs += [self._made(factory) for _ in range(num_envs - 1)]
+        self._seeds = np.zeros(num_envs, dtype=np.int64)
+        self._columns = self._observations.empty(num_envs)
+        self._goals = [""] * num_envs
+
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        episodes = self.episodes.advance(indices)
+        self._seeds[indices] = 2 * self._draws.integers(episodes, RESET, 2**30) + self._test
+        columns = {name: column.copy() for name, column in self._columns.items()}
+        for i, episode in zip(indices.tolist(), episodes.tolist(), strict=True):
+            env = self.envs[i]
+            try:
+                if self._named:
+                    env.play(self._named[episode % len(self._named)])  # type: ignore[attr-defined]
+                observation, _ = env.reset(seed=int(self._seeds[i]))
+                self._observations.write(observation, columns, i)
+                self._goals[i] = env.goal_text if isinstance(env, TaskEnv) else self._observations.text(observation)
+            except (Exception, SystemExit) as error:
+                self._fail("reset", i, error)
+        self._columns = columns
+        return columns
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        n = self.num_envs
+        columns = self._observations.empty(n)
+        reward = np.empty(n, dtype=np.float32)
+        terminated, truncated, reset, attempt_end, success = np.zeros((5, n), dtype=bool)
+        for i, action in enumerate(self._actions.decode(actions)):
+            try:
+                observation, reward[i], terminated[i], truncated[i], info = self.envs[i].step(action)
+                self._observations.write(observation, columns, i)
+            except (Exception, SystemExit) as error:
+                self._fail("step", i, error)
+            if self._is_task:
+                outcome = self.envs[i].outcome  # type: ignore[attr-defined]
+                reset[i], attempt_end[i], success[i] = outcome.reset, outcome.attempt_end, outcome.success
+            elif self._success_key is not None and (terminated[i] or truncated[i]):
+                success[i] = self._succeeded(info)
+        self._columns = columns
+        return StepResult(
+            observation=columns,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            reset=reset,
+            attempt_end=attempt_end if self._is_task else terminated | truncated,
+            success=success,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """A `TaskEnv` names its own; any other environment is one task."""
+        if self._is_task:
+            return [self.envs[i].task for i in indices.tolist()]
+        return [self._name for _ in indices]
+
+    def goal_texts(self, indices: np.ndarray) -> list[str]:
+        """What a `TaskEnv` says, else the first text of the observation with which the episode began."""
+        return [self._goals[i] for i in indices.tolist()]
+
+    def play_only(self, tasks: Sequence[str]) -> None:
+        first = self.envs[0]
+        if not isinstance(first, TaskEnv):
+            if set(tasks) != {self._name}:
+                super().play_only(tasks)
+            return
+        try:
+            for name in tasks:
+                first.play(name)
+        except NotImplementedError:
+            super().play_only(tasks)
+        except ValueError as error:
+            raise InputMissing(
+                f"'{name}' is no task of environment '{self._name}' with these parameters: {error}",
+                hint="choose tasks of this environment, e.g. --tasks \"env = '...'\"",
+            ) from error
+        self._named = tuple(tasks)
+
+    def close(self) -> None:
+        for env in self.envs:
+            with contextlib.suppress(Exception):  # what was collected counts, however an environment ends
+                env.close()
+
+    def _succeeded(self, info: dict[str, Any]) -> bool:
+        if self._success_key not in info:
+            raise UsageError(
+                f"environment '{self._name}': info has no key '{self._success_key}' at an episode's end",
+                hint=f"keys there: {', '.join(map(str, info)) or 'none'}; see env.success_key",
+            )
+        return bool(info[self._success_key])
+
+    def _made(self, factory: Callable[[], gymnasium.Env]) -> gymnasium.Env:
+        try:
+            env = factory()
+            if isinstance(env, TaskEnv):
+                env.split = self._split
+            return env
+        except AmagoError:
+            raise
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise InputMissing(f"environment '{self._name}' needs a package: {error}") from error
+        except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as error:
+            raise UsageError(f"unknown environment '{self._name}'", hint=str(error)) from error
+        except gymnasium.error.Error as error:
+            raise UsageError(f"environment '{self._name}' cannot be made: {error}") from error
+        except ModuleNotFoundError as error:
+            raise InputMissing(f"environment '{self._name}' needs the module '{error.name}'") from error
+        except (Exception, SystemExit) as error:
+            raise StageFailed(f"environment '{self._name}' cannot be made: {_told(error)}", hint=_WHOLE) from error
+
+    def _fail(self, where: str, actor: int, error: BaseException) -> NoReturn:
+        raise StageFailed(
+            f"environment '{self._name}' failed in {where} (actor {actor}, reset seed {self._seeds[actor]}): "
+            f"{_told(error)}",
+            hint=_WHOLE,
+        ) from error
+
+
+def _told(error: BaseException) -> str:
+    """What was raised, and where, unless that is here."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = _OURS in Path(last.filename).parents
+    return f"{type(error).__name__}: {error}" + ("" if ours else f" ({last.filename}, line {last.lineno})")
+
+
+def _first_sentence(env: gymnasium.Env) -> str:
+    """Of the class's own docstring: headings are left out, links become their text."""
+    documented = type(env.unwrapped).__dict__.get("__doc__") or ""
+    text = re.sub(r"^\s*#.*$", "", documented, flags=re.MULTILINE)
+    paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
+    first = next((text for text in paragraphs if text[:1].isalnum()), "")
+    return re.split(r"(?<=[\w)\]\"'][.!?])\s", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", first))[0]

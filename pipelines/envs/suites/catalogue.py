@@ -1,0 +1,99 @@
+"""Which suites of environments there are, known without importing any of them.
+
+A suite is one module of `envs.suites`; the first whose pattern fits a name makes it, so exact names stand before
+the prefixes that they share.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
+
+from pipelines.errors import InputMissing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """`pattern` is a name, or a prefix followed by `*`, which stands for what `placeholder` says. `extra`: the optional
+    dependency that brings the modules `requires`. `spaces`, `tasks` and `horizon` say in a few words, without importing
+    anything, what is seen and done, what differs between episodes (and how test differs from train), and how long they
+    are.
+    """
+
+    name: str
+    pattern: str
+    module: str
+    about: str
+    placeholder: str = "ID"
+    extra: str | None = None
+    requires: tuple[str, ...] = ()
+    spaces: str = ""
+    tasks: str = ""
+    horizon: str = ""
+
+    def matches(self, name: str) -> bool:
+        if self.pattern.endswith("*"):
+            prefix = self.pattern[:-1]
+            return name.startswith(prefix) and len(name) > len(prefix)
+        return name == self.pattern
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.pattern.endswith("*") and self is not OWN_CLASS
+
+    @property
+    def installed(self) -> bool:
+        return all(find_spec(package) is not None for package in self.requires)
+
+    def load(self, name: str) -> ModuleType:
+        """The suite's module. InputMissing where its extra is not installed."""
+        if not self.installed:
+            raise InputMissing(
+                f"environment '{name}' needs the extra '{self.extra}'",
+                hint=f'pip install "amago[{self.extra}]"',
+            )
+        return importlib.import_module(self.module)
+
+
+_SUITES = "pipelines.envs.suites."
+OWN_CLASS = Suite(
+    name="own",
+    pattern="module:attr",
+    module=f"{_SUITES}gymnasium_env",
+    about="Your own gymnasium.Env: a class or factory, importable from Python's path",
+)
+SUITES: tuple[Suite, ...] = (
+    Suite(
+        name="built-in",
+        pattern="meta-frozen-lake",
+        module=f"{_SUITES}frozen_lake",
+        about="Find the way over an unseen lake, then walk it again",
+    ),
+    Suite(
+        name="built-in",
+        pattern="dark-key-door",
+        module=f"{_SUITES}dark_key_door",
+        about="Find a hidden key, then a hidden door, again and again",
+    ),
+    Suite(
+        name="built-in",
+        pattern="tmaze",
+        module=f"{_SUITES}tmaze",
+        about="Remember a sign until the corridor's end",
+    ),
+    Suite(
+        name="built-in",
+        pattern="goal-frozen-lake",
+        module=f"{_SUITES}goal_frozen_lake",
+        about="Walk to a goal cell that is shown; ready for hindsight relabelling",
+    ),
+    Suite(
+        name="gymnasium",
+        pattern="gym:*",
+        module=f"{_SUITES}gymnasium_env",
+        about="Any environment registered with gymnasium",
+    ),
+    OWN_CLASS,
+)
