@@ -43,9 +43,17 @@ def flags(columns: Mapping[str, np.ndarray], width: int) -> str:
     return "".join(line)
 
 
-def portrait(trajectory: Trajectory, row: Mapping[str, Any], schema: Schema, *, width: int, unicode: bool) -> str:
-    """A trajectory in lines of at most `width` characters."""
-    lines = list(_lines(trajectory.columns, schema))
+def portrait(
+    trajectory: Trajectory,
+    row: Mapping[str, Any],
+    schema: Schema,
+    *,
+    width: int,
+    unicode: bool,
+    figures: Mapping[str, np.ndarray] | None = None,
+) -> str:
+    """A trajectory in lines of at most `width` characters; `figures` are more lines, of a number for each action."""
+    lines = list(_lines(trajectory.columns, schema, figures or {}))
     name_width = max(len(name) for name, _ in [*lines, ("flags", None)])
     texts = []
     for name, values in lines:
@@ -69,13 +77,16 @@ def _heading(row: Mapping[str, Any]) -> str:
     return f"{row['uid']}  {row['env']}{task}: {earned}{policy}{version}{derived}"
 
 
-def _lines(columns: Mapping[str, np.ndarray], schema: Schema) -> Iterator[tuple[str, np.ndarray]]:
-    """A name and values (rows,) for each line: reward, then actions, then what is numeric and narrow of what was seen.
-    Row 0 was led to by nothing: reward and action begin at row 1.
+def _lines(
+    columns: Mapping[str, np.ndarray], schema: Schema, figures: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """A name and values (rows,) for each line: reward, figures, actions, then what is numeric and narrow of what was
+    seen. Row 0 was led to by nothing: reward and action begin at row 1.
     """
     import numpy as np
 
     yield "reward", columns["reward"][1:]
+    yield from figures.items()
     for role, first in (("action", 1), ("observation", 0)):
         left = _MOST_LINES
         for column in schema.columns:

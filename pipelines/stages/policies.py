@@ -37,10 +37,9 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acti
         return Acting(policy=RandomPolicy(spaces.action, seed=seed), policy_id="random")
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
-    path, _, which = name.partition("@")
-    run = RunDirectory(path)
-    if run.exists():
-        checkpoint = checkpoints.load(run.checkpoints, which or "latest")
+    path = name.partition("@")[0]
+    if RunDirectory(path).exists():
+        run, checkpoint = load_checkpoint(name)
         acting = trained(checkpoint, env, policy_id=run.identity, seed=seed, greedy=greedy)
         return replace(acting, run=run.path)
     if ":" not in name:
@@ -49,6 +48,13 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acti
         )
     policy = scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
     return Acting(policy=policy, policy_id=name)
+
+
+def load_checkpoint(name: str) -> tuple[RunDirectory, Checkpoint]:
+    """The checkpoint that RUN[@CHECKPOINT] names, and its run. InputMissing where there is none."""
+    path, _, which = name.partition("@")
+    run = RunDirectory.open(path)
+    return run, checkpoints.load(run.checkpoints, which or "latest")
 
 
 def trained(checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool) -> Acting:

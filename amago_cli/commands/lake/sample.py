@@ -21,6 +21,10 @@ def sample(
     ] = "",
     weight: Annotated[str, typer.Option("--weight", metavar="SQL", help="Draw in proportion to this expression.")] = "",
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another seed draws others.")] = 0,
+    values: Annotated[
+        str | None,
+        typer.Option("--values", metavar="RUN[@CHECKPOINT]", help="Add what the agent of this run thinks of it."),
+    ] = None,
     images: Annotated[
         Path | None, typer.Option("--images", metavar="DIR", help="Write image observations there, a PNG each.")
     ] = None,
@@ -28,9 +32,13 @@ def sample(
     """Show some trajectories of a lake, drawn at random: what was earned, done and seen, step by step.
 
     A line is a column of the steps, its scale at the right; of flags, r is a soft reset, T the end, t a cut.
+    With --values: q, the critics' value of the action taken; v, of the policy's own; advantage, q - v; weight, how much
+    it would be imitated; spread, between the highest and the lowest critic. In reward units, of the acting discount;
+    JSON has all discounts.
 
     Example: amago lake sample runs/x --where 'success'
     """
+    from amago_cli import judged
     from amago_cli.output import Document
     from amago_cli.sparkline import portrait
     from amago_cli.tree import shows_unicode
@@ -43,17 +51,32 @@ def sample(
     texts: list[str] = []
     rows: list[Any] = []
     written: list[Path] = []
+    judge = _judge(values, seed) if values is not None else None
     with common.listening() as listener:
         for found in sampling.sample(opened, k, where=where, weight=weight, seed=seed, listener=listener):
-            schema = opened.schema(found.schema_id)
-            texts.append(portrait(found.trajectory, found.row, schema, width=width, unicode=unicode))
+            schema, columns = opened.schema(found.schema_id), found.trajectory.columns
+            figures = judge(found.trajectory, schema) if judge is not None else None
+            lines = None if figures is None else judged.acting(figures)
+            texts.append(portrait(found.trajectory, found.row, schema, width=width, unicode=unicode, figures=lines))
             rows.append(dict(found.row))
+            if figures is not None:
+                texts[-1] += "\n\n" + judged.steps_table(columns, figures)
+                rows[-1]["values"] = judged.as_fields(columns, figures)
             if images is not None:
                 written += _sheets(images, found, schema)
     texts += [f"wrote {path}" for path in written]
     if images is not None and not written:
         texts.append("no observation here is an image")
-    return Document(text="\n\n".join(texts), fields={"trajectories": rows, "outputs": written})
+    fields: dict[str, Any] = {"trajectories": rows, "outputs": written}
+    if judge is not None:
+        fields["values"] = {"run": judge.run, "update": judge.update, "discounts": judge.discounts}
+    return Document(text="\n\n".join(texts), fields=fields)
+
+
+def _judge(name: str, seed: int) -> Any:
+    from pipelines.stages.values import Values
+
+    return Values(name, seed=seed)
 
 
 def _sheets(folder: Path, found: Any, schema: Any) -> list[Path]:

@@ -1,0 +1,83 @@
+"""What a trained agent thinks of trajectories of a lake: one trajectory in, the figures of each of its steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.data.batch import Batch
+from pipelines.errors import InputMissing, UsageError
+from pipelines.lake.schema import Schema
+from pipelines.lake.store import difference
+from pipelines.lake.trajectory import Trajectory
+from pipelines.learning.inspection import inspect
+from pipelines.learning.tensors import TensorBatch
+from pipelines.stages.policies import load_checkpoint
+from pipelines.training.learner import load_agent
+
+FIGURES = ("q", "v", "advantage", "weight", "spread", "target", "log_prob", "entropy")
+_STEPS = 4096  # of windows that are judged at once: bounds the memory of a long trajectory
+
+
+class Values:
+    """Judges trajectories by a run's checkpoint.
+
+    `discounts`: the last one acts. The network sees what it sees while it learns: windows of `window` steps. Those of
+    a longer trajectory overlap by half, and a step is judged where most of what was before it is seen: all of it in
+    the first window, half a window and more from then on.
+    """
+
+    def __init__(self, name: str, *, seed: int = 0) -> None:
+        """`name`: RUN or RUN@CHECKPOINT (latest, best, or an update number). InputMissing where there is none,
+        UsageError for an agent without critics."""
+        run, checkpoint = load_checkpoint(name)
+        self._agent, self._seed = load_agent(checkpoint), seed
+        if self._agent.target_heads is None:
+            raise UsageError(
+                f"run '{run.path}' has no values: a {self._agent.settings.kind} agent has no critics",
+                hint="name the run of an agent that has",
+            )
+        self.run: Path = run.path
+        self.update, self.window = checkpoint.update, int(checkpoint.record["window"])
+        self.discounts: tuple[float, ...] = self._agent.gammas
+
+    def __call__(self, trajectory: Trajectory, schema: Schema) -> dict[str, np.ndarray]:
+        """Each of `FIGURES`: (T, discounts) float32, in reward units. InputMissing where the trajectory is of other
+        spaces than those of the agent."""
+        ours = self._agent.spaces
+        if schema.spaces != ours:
+            differs = "; ".join(difference(ours, schema.spaces, ("judged", "in the lake")))
+            raise InputMissing(
+                f"run '{self.run}' cannot judge trajectory {trajectory.uid}: it was trained for other spaces: {differs}"
+            )
+        steps = trajectory.length
+        out = {name: np.full((steps, len(self.discounts)), np.nan, np.float32) for name in FIGURES}
+        for batch, kept in self._windows(trajectory.columns, steps):
+            found = inspect(self._agent, TensorBatch.from_numpy(batch, ours), seed=self._seed)
+            for place, (start, first) in enumerate(zip(batch.start.tolist(), kept, strict=True)):
+                stop = min(start + self.window, steps)
+                for name, figure in out.items():
+                    figure[first:stop] = found[name][place, first - start : stop - start]
+        return out
+
+    def _windows(self, columns: Mapping[str, np.ndarray], steps: int) -> Iterator[tuple[Batch, list[int]]]:
+        """Batches of windows, with the first step that each is to judge."""
+        half = max(self.window // 2, 1)
+        starts = [0, *range(half, steps - self.window + half, half)] if steps > self.window else [0]
+        firsts = [0, *(start + self.window - half for start in starts[1:])]
+        count = max(_STEPS // self.window, 1)
+        for at in range(0, len(starts), count):
+            start = np.array(starts[at : at + count])
+            lengths = np.minimum(steps - start, self.window) + 1
+            rows = int(lengths.max())
+            cut = {name: _stacked(column, start, lengths, rows) for name, column in columns.items()}
+            yield Batch(columns=cut, lengths=lengths, start=start), firsts[at : at + count]
+
+
+def _stacked(column: np.ndarray, start: np.ndarray, lengths: np.ndarray, rows: int) -> np.ndarray:
+    out = np.zeros((len(start), rows, *column.shape[1:]), column.dtype)
+    for place, (begin, length) in enumerate(zip(start.tolist(), lengths.tolist(), strict=True)):
+        out[place, :length] = column[begin : begin + length]
+    return out
