@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.config.model import AgentSettings
+from pipelines.envs.legal import LegalActions
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.encoding import encode
 from pipelines.learning.ensemble import Reduction, draw
@@ -25,7 +26,7 @@ from pipelines.learning.losses import imitation_loss, maximization_loss
 from pipelines.learning.popart import PopArt
 from pipelines.learning.targets import n_step_targets
 from pipelines.learning.tensors import TensorBatch
-from pipelines.learning.values import CriticHeads, Judged, Own, heads, require_legal
+from pipelines.learning.values import CriticHeads, Judged, Own, heads
 from pipelines.nets.sequence import sequence_encoder
 from pipelines.nets.timestep import timestep_encoder
 
@@ -79,7 +80,7 @@ class Agent(nn.Module):
             self.heads = heads(self.sequence.output_size, spaces.action, self.gammas, settings, self.kind)
             self.extra = nn.ModuleList(ExtraLoss(s, spaces, self.sequence.output_size) for s in settings.losses)
         if settings.legal_actions:
-            require_legal(settings.legal_actions, dict(spaces.observation), self.heads, spaces.action)
+            LegalActions(settings.legal_actions, spaces)  # refuses a column that cannot say it
         self.target_heads: CriticHeads | None = None
         self.popart: PopArt | None = None
         if isinstance(self.heads, CriticHeads):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.config.model import AgentSettings
-from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, Space
 from pipelines.learning.ensemble import Reduction, reduce
 from pipelines.learning.kinds import Kind
@@ -214,19 +213,6 @@ def heads(state_size: int, space: Space, gammas: tuple[float, ...], settings: Ag
     if isinstance(space, Discrete) and kind.table and kind.critic == "scalar":
         return ExactHeads(state_size, space, gammas, settings)
     return SampledHeads(state_size, space, gammas, settings, kind)
-
-
-def require_legal(column: str, observation: dict[str, Space], heads: Heads, action: Space) -> None:
-    """UsageError unless `column` can say which of the choices of `action` are legal."""
-    space = observation.get(column)
-    if not heads.policy.hard:
-        raise UsageError(f"agent.legal_actions is for choices and bits, not for {type(action).__name__} actions")
-    if space is None or space.shape != (action.flat_size,):
-        known = ", ".join(observation)
-        raise UsageError(
-            f"agent.legal_actions '{column}' is no observation of shape ({action.flat_size},)",
-            hint=f"one number or bit for each choice; the observation has: {known}",
-        )
 
 
 def _expectation(table_CNGA: Tensor, probs_NGA: Tensor) -> Tensor:

@@ -190,7 +190,7 @@ class Rollout:
             actions = np.clip(actions, -1.0, 1.0)
         epsilon: np.ndarray | float = 0.0
         if self.exploration is not None:
-            actions, epsilon = self.exploration(actions, self._time)
+            actions, epsilon = self.exploration(actions, self._time, observation)
         return actions.astype(self._action.dtype, copy=False), epsilon
 
     def _account(self, result: StepResult) -> None:

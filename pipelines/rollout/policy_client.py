@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pipelines.envs.env import Env
+from pipelines.envs.legal import LegalActions
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space, Spaces
 
@@ -38,10 +39,10 @@ class Policy(Protocol):
 
 
 class RandomPolicy:
-    """Uniform over the action space, whatever it sees."""
+    """Uniform over the action space, whatever it sees; with `legal`, over what that allows."""
 
-    def __init__(self, space: Space, *, seed: int) -> None:
-        self._space = space
+    def __init__(self, space: Space, *, seed: int, legal: LegalActions | None = None) -> None:
+        self._space, self._legal = space, legal
         self._rng = np.random.default_rng([seed, _STREAM])
 
     def act(
@@ -51,6 +52,8 @@ class RandomPolicy:
         prev_reward: np.ndarray,
         time: np.ndarray,
     ) -> np.ndarray:
+        if self._legal is not None:
+            return self._legal.draw(observation, self._rng)
         space, size = self._space, (len(time), *self._space.shape)
         if isinstance(space, Discrete):
             return self._rng.integers(space.n, size=size, dtype=np.int32)

@@ -24,6 +24,7 @@ from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
 from pipelines.envs.exploration import Exploration
+from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.events import Event, Listener, Progress, silent
 from pipelines.lake import collectors
@@ -111,7 +112,12 @@ class Collector:
         if existing:
             existing.require_schema(Schema(spec.spaces))
         self.exploration = Exploration(
-            settings.exploration, spec.spaces.action, actors, horizon=spec.horizon, seed=exploration_seed
+            settings.exploration,
+            spec.spaces.action,
+            actors,
+            horizon=spec.horizon,
+            seed=exploration_seed,
+            legal=self._legal(settings.agent.legal_actions),
         )
         self.exploration.steps = self.before // actors
         self.rollout: Rollout | None = None
@@ -139,7 +145,13 @@ class Collector:
         """Who acts first, by the settings. Errors as `load_policy`."""
         wanted = self._settings.collect
         if not wanted.follow:
-            return load_policy(wanted.policy, self.env, seed=self.policy_seed, greedy=wanted.greedy)
+            return load_policy(
+                wanted.policy,
+                self.env,
+                seed=self.policy_seed,
+                greedy=wanted.greedy,
+                legal_actions=self._settings.agent.legal_actions,
+            )
         if wanted.policy != "auto":
             raise UsageError(
                 f"both collect.policy = '{wanted.policy}' and collect.follow = '{wanted.follow}' are to act",
@@ -152,6 +164,7 @@ class Collector:
             greedy=wanted.greedy,
             seconds=wanted.reload_seconds,
             listener=listener,
+            legal_actions=self._settings.agent.legal_actions,
         )
         return self._following.first()
 
@@ -162,7 +175,9 @@ class Collector:
             self.act_by(acting)
 
     def act_by(self, acting: Acting) -> None:
-        """Let `acting` act from now on; its memory is rebuilt from the episodes in progress."""
+        """Let `acting` act from now on; its memory is rebuilt from the episodes in progress. Exploration keeps to what
+        is legal by the settings, or else by whoever acts."""
+        self.exploration.legal = self._legal(self._settings.agent.legal_actions or acting.legal_actions)
         if self.rollout is None:
             self._lake = self._open_lake()
             schema = Schema(self.env.spec.spaces)
@@ -185,6 +200,9 @@ class Collector:
             self._policies.add(acting.policy_id)
             source = None if acting.run is None else collectors.place(acting.run)
             collectors.add_policy(self._lake, self.name, acting.policy_id, source)
+
+    def _legal(self, column: str) -> LegalActions | None:
+        return LegalActions(column, self.env.spec.spaces) if column else None
 
     def _open_lake(self) -> Lake:
         if self._replaced:

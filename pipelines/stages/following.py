@@ -12,8 +12,7 @@ from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice
 from pipelines.learning.acting import AgentPolicy
-from pipelines.rollout.policy_client import RandomPolicy
-from pipelines.stages.policies import Acting, trained
+from pipelines.stages.policies import Acting, random_policy, trained
 from pipelines.training import checkpoint as checkpoints
 
 
@@ -21,12 +20,24 @@ class Following:
     """`first` is who acts now; `newer`, called between steps, who acts from then on whenever there is another
     checkpoint (one of a lower number too, after a fresh start).
 
-    Until the run has a checkpoint, uniformly random actions are taken: a trainer that waits for experience would
-    otherwise wait for ever. What is gone or half gone when it is read is looked for again at the next time.
+    Until the run has a checkpoint, uniformly random actions are taken (of those that are legal, by the column
+    `legal_actions`): a trainer that waits for experience would otherwise wait for ever. What is gone or half gone when
+    it is read is looked for again at the next time.
     """
 
-    def __init__(self, run: Path, env: Env, *, seed: int, greedy: bool, seconds: float, listener: Listener) -> None:
+    def __init__(
+        self,
+        run: Path,
+        env: Env,
+        *,
+        seed: int,
+        greedy: bool,
+        seconds: float,
+        listener: Listener,
+        legal_actions: str = "",
+    ) -> None:
         self._run, self._env, self._seed, self._greedy = RunDirectory(run), env, seed, greedy
+        self._legal_actions = legal_actions
         self._seconds, self._listener = seconds, listener
         self._loaded: tuple[int, int] | None = None
         self._refused: tuple[int, int] | None = None
@@ -39,7 +50,7 @@ class Following:
         if acting is not None:
             return acting
         self._listener(Notice(text=f"run '{self._run.path}' has no checkpoint yet: acting at random until it has one"))
-        return Acting(policy=RandomPolicy(self._env.spec.spaces.action, seed=self._seed), policy_id="random")
+        return random_policy(self._env.spec.spaces, seed=self._seed, legal_actions=self._legal_actions)
 
     def newer(self) -> Acting | None:
         """The newest checkpoint's policy if it is not the one given last; None too when it is not time to look."""

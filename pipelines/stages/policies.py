@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
+from pipelines.envs.legal import LegalActions
 from pipelines.errors import InputMissing
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import difference
@@ -19,22 +20,25 @@ from pipelines.training.learner import load_agent
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
-    """A policy, what it is called, the gradient updates behind it (-1: none, it is not trained), and its run."""
+    """A policy, what it is called, the gradient updates behind it (-1: none, it is not trained), its run, and the
+    column by which it knows what is legal."""
 
     policy: Policy
     policy_id: str
     version: int = -1
     run: Path | None = None
+    legal_actions: str = ""
 
 
-def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acting:
-    """The policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr.
+def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, legal_actions: str = "") -> Acting:
+    """The policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `legal_actions` is the column that
+    tells the random one what it may do.
 
     InputMissing where there is none, or where it was trained for other spaces.
     """
     spaces = env.spec.spaces
     if name in ("auto", "random"):
-        return Acting(policy=RandomPolicy(spaces.action, seed=seed), policy_id="random")
+        return random_policy(spaces, seed=seed, legal_actions=legal_actions)
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
     path = name.partition("@")[0]
@@ -48,6 +52,13 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False) -> Acti
         )
     policy = scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
     return Acting(policy=policy, policy_id=name)
+
+
+def random_policy(spaces: Spaces, *, seed: int, legal_actions: str = "") -> Acting:
+    """UsageError where `legal_actions` names no such column."""
+    legal = LegalActions(legal_actions, spaces) if legal_actions else None
+    policy = RandomPolicy(spaces.action, seed=seed, legal=legal)
+    return Acting(policy=policy, policy_id="random", legal_actions=legal_actions)
 
 
 def load_checkpoint(name: str) -> tuple[RunDirectory, Checkpoint]:
@@ -69,7 +80,12 @@ def trained(checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, gree
         seed=seed,
         precision=checkpoint.record.get("precision", "float32"),
     )
-    return Acting(policy=policy, policy_id=policy_id, version=checkpoint.update)
+    return Acting(
+        policy=policy,
+        policy_id=policy_id,
+        version=checkpoint.update,
+        legal_actions=agent.settings.legal_actions,
+    )
 
 
 def require_spaces(checkpoint: Checkpoint, env: Env) -> None:

@@ -71,7 +71,11 @@ class Workshop:
         if name != "auto":
             if (name, greedy) not in self._other_policies:
                 self._other_policies[name, greedy] = load_policy(
-                    name, collector.env, seed=collector.policy_seed, greedy=greedy
+                    name,
+                    collector.env,
+                    seed=collector.policy_seed,
+                    greedy=greedy,
+                    legal_actions=settings.agent.legal_actions,
                 )
             return self._other_policies[name, greedy]
         learner = self._training(listener).learner

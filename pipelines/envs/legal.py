@@ -1,0 +1,50 @@
+"""Which choices an observation allows, and random actions among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pipelines.errors import UsageError
+from pipelines.lake.spaces import Discrete, MultiBinary, MultiDiscrete, Spaces
+
+
+class LegalActions:
+    """Reads column `column` of the observation: a number for each choice (MultiDiscrete: for those of one place after
+    another) or bit; what is positive is legal.
+
+    Where no choice is legal, every one is: an action must be taken. A bit that is not legal stays 0. UsageError unless
+    the column can say it for the actions of `spaces`.
+    """
+
+    def __init__(self, column: str, spaces: Spaces) -> None:
+        self.column, self.space = column, spaces.action
+        if not isinstance(self.space, Discrete | MultiDiscrete | MultiBinary):
+            name = type(self.space).__name__
+            raise UsageError(f"agent.legal_actions is for choices and bits, not for {name} actions")
+        space, size = spaces.observation.get(column), self.space.flat_size
+        if space is None or space.shape != (size,):
+            raise UsageError(
+                f"agent.legal_actions '{column}' is no observation of shape ({size},)",
+                hint=f"one number or bit for each choice; the observation has: {', '.join(spaces.observation)}",
+            )
+
+    def draw(self, observation: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
+        """Actions (N, ...) in stored form, uniform over what the observation (N, ...) allows."""
+        legal = observation[self.column] > 0
+        if isinstance(self.space, MultiBinary):
+            return (legal & (rng.random(legal.shape) < 0.5)).astype(self.space.dtype)
+        if isinstance(self.space, Discrete):
+            return _choice(legal, rng).astype(self.space.dtype)
+        assert isinstance(self.space, MultiDiscrete)
+        places = np.split(legal, np.cumsum(self.space.nvec)[:-1], axis=1)
+        return np.stack([_choice(place, rng) for place in places], axis=1).astype(self.space.dtype)
+
+
+def _choice(legal: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One of the choices (N,) that are legal (N, n) bool."""
+    legal = legal | ~legal.any(axis=1, keepdims=True)
+    order = np.cumsum(legal, axis=1)
+    wanted = rng.integers(order[:, -1])  # the how-manieth of the legal ones
+    return (order > wanted[:, None]).argmax(axis=1)
