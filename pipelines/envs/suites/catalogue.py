@@ -90,6 +90,15 @@ SUITES: tuple[Suite, ...] = (
         about="Walk to a goal cell that is shown; ready for hindsight relabelling",
     ),
     Suite(
+        name="built-in",
+        pattern="alchemy",
+        module=f"{_SUITES}alchemy",
+        about="Find out what potions do to stones, trial after trial with one hidden chemistry",
+        spaces="39 numbers, 40 actions",
+        tasks="167,424 chemistries, a fifth of them held out for test",
+        horizon="10 trials of 20 steps",
+    ),
+    Suite(
         name="gymnasium",
         pattern="gym:*",
         module=f"{_SUITES}gymnasium_env",
