@@ -1,0 +1,184 @@
+"""Meta-World v3: a robot arm, and attempts at one task of one of fifty classes (Yu et al., CoRL 2020).
+
+`metaworld-ml1-TASK`, `-ml10`, `-ml25`, `-ml45`: the goal is hidden, and the episode has several attempts at it. Test
+is other goals of the class (ml1) or other classes; in the library's ml25 one of these is trained on, so there they have
+other goals too. `metaworld-mt10`, `-mt25`, `-mt50`: one attempt, goal and class shown; the library holds nothing out,
+so test is other goals. Each attempt lasts 500 steps whether it succeeded or not, and succeeds if any of its steps did;
+a new one begins in the same step that ends the one before. The last ends the episode, terminated and truncated both.
+Observation float32 (40,): 18 numbers now, 18 of the step before, the goal (zeros where hidden), and 1 at the start of
+an attempt after the first. Rewards are the library's, 0 to 10.
+
+Tasks are built from the classes: the library's gymnasium registrations give test goals under the train name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from metaworld import env_dict
+from metaworld.sawyer_xyz_env import SawyerXYZEnv
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.suites.metaworld_goals import NUM_GOALS
+from pipelines.envs.suites.metaworld_pool import ClassPool
+from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
+from pipelines.errors import UsageError
+
+PREFIX, ONE_CLASS, VERSION = "metaworld-", "metaworld-ml1-", "-v3"
+ATTEMPT_STEPS = 500
+_ML = {"ml10": env_dict.ML10_V3, "ml25": env_dict.ML25_V3, "ml45": env_dict.ML45_V3}
+_MT = {"mt10": env_dict.MT10_V3, "mt25": env_dict.MT25_V3, "mt50": env_dict.MT50_V3}
+ALL_CLASSES = tuple(env_dict.ALL_V3_ENVIRONMENTS)
+
+
+class MetaworldSettings(SettingsModel):
+    """Parameters of `metaworld-ml...`."""
+
+    attempts: int = Field(3, ge=1)
+    """Attempts at one task, in one episode."""
+    attempt_steps: int = Field(ATTEMPT_STEPS, ge=1, le=ATTEMPT_STEPS)
+    """Steps of an attempt; the benchmarks have 500."""
+    goal_seed: int = Field(0, ge=0, lt=2**31)
+    """Which goals there are, whatever the run's seed; train and test are apart for each value."""
+
+
+class MultiTaskSettings(MetaworldSettings):
+    """Parameters of `metaworld-mt...`."""
+
+    attempts: int = Field(1, ge=1)
+    """Attempts at one task, in one episode."""
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return MultiTaskSettings if name.removeprefix(PREFIX) in _MT else MetaworldSettings
+
+
+def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
+    if name.startswith(ONE_CLASS):
+        name = ONE_CLASS + class_name(name.removeprefix(ONE_CLASS))
+    classes, goal_seed = tasks_of(name, split, settings.goal_seed)
+    told = name.removeprefix(PREFIX) in _MT
+    pool = ClassPool(goal_seed=goal_seed, hide_goal=not told)
+    return GymnasiumEnv(
+        name,
+        lambda: Metaworld(settings, classes=classes, pool=pool, told=told, splits=_split(name)),
+        num_envs=num_envs,
+        seed=seed,
+        split=split,
+    )
+
+
+def class_name(given: str) -> str:
+    """The class that a user means by `reach` or `reach-v3`. UsageError where there is none."""
+    name = given if given.endswith(VERSION) else given + VERSION
+    if name not in ALL_CLASSES:
+        close = difflib.get_close_matches(name, ALL_CLASSES, n=1, cutoff=0.4)
+        hint = f"did you mean '{ONE_CLASS}{close[0]}'?" if close else f"classes: {', '.join(ALL_CLASSES)}"
+        raise UsageError(f"Meta-World has no class '{given}'", hint=hint)
+    return name
+
+
+def tasks_of(name: str, split: str, goal_seed: int) -> tuple[tuple[str, ...], int]:
+    """The classes of a side of benchmark `name`, and the seed of their goals."""
+    benchmark, other = name.removeprefix(PREFIX), goal_seed + (split == "test")
+    if benchmark in _ML:
+        train, test = _ML[benchmark]["train"], _ML[benchmark]["test"]
+        overlap = not test.keys().isdisjoint(train)  # ml25: basketball is on both sides
+        return tuple(test if split == "test" else train), other if overlap else goal_seed
+    if benchmark in _MT:
+        return tuple(_MT[benchmark]), other
+    return (name.removeprefix(ONE_CLASS),), other
+
+
+class Metaworld(TaskEnv):
+    """Attempts at one (class, goal), named `CLASS/NUMBER`. The simulation is made at the first reset."""
+
+    has_success = True
+    about: ClassVar[str] = "A robot arm and an object: attempts at one task that is not told"
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    def __init__(
+        self, settings: MetaworldSettings, *, classes: tuple[str, ...], pool: ClassPool, told: bool, splits: str
+    ) -> None:
+        self.num_attempts, self.splits = settings.attempts, splits
+        self.horizon = settings.attempts * settings.attempt_steps
+        self._steps, self._classes, self._pool, self._told = settings.attempt_steps, classes, pool, told
+        self._named: tuple[str, int] | None = None
+        self._env: SawyerXYZEnv | None = None
+        self._class = ""
+        seen: gymnasium.Space = gymnasium.spaces.Box(-np.inf, np.inf, (40,), np.float32)
+        if told:
+            seen = gymnasium.spaces.Dict({"state": seen, "class": gymnasium.spaces.Discrete(len(classes))})
+        self.observation_space = seen
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        name, goal = self._classes[self.np_random.integers(len(self._classes))], int(self.np_random.integers(NUM_GOALS))
+        if self._named is not None:
+            name, goal = self._named
+        self._release()
+        self._env, self._class = self._pool.take(name, goal), name
+        self.task, self.outcome = f"{name}/{goal}", NOTHING
+        self.goal_text = name.removesuffix(VERSION).replace("-", " ") if self._told else ""
+        self._attempt = 0
+        return self._begin(soft=False), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self._env is not None
+        state, reward, _, _, info = self._env.step(action)
+        self._time += 1
+        self._succeeded |= bool(info["success"])
+        if self._time < self._steps:
+            self.outcome = NOTHING
+            return self._shown(state, soft=False), float(reward), False, False, {}
+        self._attempt += 1
+        over = self._attempt == self.num_attempts
+        self.outcome = Outcome(reset=not over, attempt_end=True, success=self._succeeded)
+        shown = self._shown(state, soft=False) if over else self._begin(soft=True)
+        return shown, float(reward), over, over, {}
+
+    def play(self, task: str) -> None:
+        name, _, number = task.partition("/")
+        if name not in self._classes or number not in _NUMBERS:
+            raise ValueError(f"tasks are CLASS/NUMBER, of {', '.join(self._classes)} and 0 to {NUM_GOALS - 1}")
+        self._named = name, int(number)
+
+    def close(self) -> None:
+        self._release()
+        self._pool.close()
+
+    def _begin(self, *, soft: bool) -> Any:
+        """An attempt's first observation."""
+        assert self._env is not None
+        self._time, self._succeeded = 0, False
+        return self._shown(self._env.reset()[0], soft=soft)
+
+    def _shown(self, state: np.ndarray, *, soft: bool) -> Any:
+        shown = np.empty(40, dtype=np.float32)
+        shown[:39], shown[39] = state, soft
+        return {"state": shown, "class": self._classes.index(self._class)} if self._told else shown
+
+    def _release(self) -> None:
+        if self._env is not None:
+            self._pool.give(self._class, self._env)
+            self._env = None
+
+
+_NUMBERS = frozenset(map(str, range(NUM_GOALS)))
+_SPLITS = {
+    "ml1": "50 goals of the class for train, 50 others for test",
+    "ml10": "5 classes for test, none of which is trained on",
+    "ml25": "5 classes for test, with 50 other goals each; one of them, basketball, is trained on",
+    "ml45": "5 classes for test, none of which is trained on",
+    "mt": "50 goals of each class for train, 50 others for test",
+}
+
+
+def _split(name: str) -> str:
+    benchmark = name.removeprefix(PREFIX)
+    return _SPLITS["mt" if benchmark in _MT else benchmark if benchmark in _ML else "ml1"]

@@ -1,0 +1,86 @@
+"""Environment objects of Meta-World's classes: made when needed, without what only a picture needs, and few at a time.
+
+As the library makes them they take 20 MB each, mostly textures and meshes that nothing collides with. MuJoCo's compiler
+can leave those out, having taken their masses into account; the simulation is the same to the bit (a test plays both).
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections import OrderedDict
+
+import mujoco
+import numpy as np
+from metaworld import Task
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.sawyer_xyz_env import SawyerXYZEnv
+
+from pipelines.envs.suites.metaworld_goals import goal_vectors
+
+# A collision class that no geom belongs to: a geom that could collide with it is not left out, and never collides.
+_NOBODY = 1 << 20
+
+
+class ClassPool:
+    """The objects that no episode uses, at most `spare` of them, and the goals of the classes met so far."""
+
+    def __init__(self, *, goal_seed: int, hide_goal: bool, spare: int = 4) -> None:
+        self._goal_seed, self._hide_goal, self._spare = goal_seed, hide_goal, spare
+        self._idle: OrderedDict[int, tuple[str, SawyerXYZEnv]] = OrderedDict()
+        self._goals: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, goal: int) -> SawyerXYZEnv:
+        """An object of class `name`, set to its goal number `goal`. Give it back after use."""
+        idle = next((key for key, (owner, _) in self._idle.items() if owner == name), None)
+        env = self._idle.pop(idle)[1] if idle is not None else _pictureless(name)()
+        if name not in self._goals:
+            self._goals[name] = goal_vectors(name, self._goal_seed, lambda: _random_goal(env))
+        task = {
+            "rand_vec": self._goals[name][goal],
+            "env_cls": ALL_V3_ENVIRONMENTS[name],
+            "partially_observable": self._hide_goal,
+        }
+        env.set_task(Task(env_name=name, data=pickle.dumps(task)))
+        return env
+
+    def give(self, name: str, env: SawyerXYZEnv) -> None:
+        """Keep `env` for whoever needs its class next; the one that has been idle longest goes where there are too
+        many.
+        """
+        self._idle[id(env)] = name, env
+        while len(self._idle) > self._spare:
+            self._idle.popitem(last=False)[1][1].close()
+
+    def close(self) -> None:
+        for _, env in self._idle.values():
+            env.close()
+        self._idle.clear()
+
+
+def _random_goal(env: SawyerXYZEnv) -> np.ndarray:
+    """The goal of a reset with a new random vector, as the library's benchmarks draw theirs."""
+    env._freeze_rand_vec, env._set_task_called = False, True
+    env._set_task_inner()
+    env.reset()
+    assert env._last_rand_vec is not None
+    return np.array(env._last_rand_vec, dtype=np.float64)
+
+
+@functools.cache
+def _pictureless(name: str) -> type[SawyerXYZEnv]:
+    """The class `name` with a model from which all that is only seen is left out."""
+    return type(name, (_Pictureless, ALL_V3_ENVIRONMENTS[name]), {})
+
+
+class _Pictureless:
+    fullpath: str
+
+    def _initialize_simulation(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        spec = mujoco.MjSpec.from_file(self.fullpath)
+        spec.compiler.discardvisual = True
+        for geom in spec.geoms:
+            if geom.name and not geom.contype and not geom.conaffinity:  # the class may ask where it is
+                geom.conaffinity = _NOBODY
+        model = spec.compile()
+        return model, mujoco.MjData(model)
