@@ -12,7 +12,7 @@ from typing import Any
 
 from amago_cli.options import Common
 from amago_cli.output import Document
-from pipelines.config.load import TAGS, assign, merge, parse_assignment, resolve
+from pipelines.config.load import PROFILES, TAGS, assign, lay_profile, merge, parse_assignment, resolve
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
@@ -42,11 +42,13 @@ class Request:
         from pipelines.stages.environment import env_model
 
         document = merge(base or {}, self.file)
+        if PROFILES in self.file and "profile" not in self.file:  # what the base was made with is not asked of the file
+            document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
 
     def environment(self) -> str:
         """The environment's name as far as this call says it; "" when it does not."""
-        document = merge({}, self.file)
+        document = lay_profile(self.file, self.assignments, source=self.source)
         for path, value in self.assignments:
             assign(document, path, value)
         env = document.get("env")

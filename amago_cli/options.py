@@ -44,6 +44,9 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")]
+Profile = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="Profile of the recipe to lay over it, e.g. smoke.")
+]
 Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
 ]

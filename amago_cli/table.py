@@ -1,6 +1,7 @@
 """Tables as lines of text, fast enough for a query of any size.
 
-A pipe gets whole cells however wide; on a terminal the widest column of text is folded to fit.
+A pipe gets whole cells however wide; on a terminal columns of text are folded to fit, the widest ones most. Where they
+would become too narrow to be read, every row is shown as a block, a line for each cell that is not empty.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 _GAP = "  "
-_LEAST = 16
+_LEAST = 14
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -30,18 +32,35 @@ def render(
     texts = [[show(value).replace("\n", " ") for value in row] for row in rows]
     widths = [max(map(len, [name, *column])) for name, column in zip(columns, _turned(texts, columns), strict=True)]
     bold, plain = (_BOLD, _PLAIN) if width is not None else ("", "")
-    folded = _fold(widths, numeric, width)
     if title:
         yield f"{bold}{title}{plain}"
+    folded = _fold(columns, widths, numeric, width)
+    if width is not None and folded is None:
+        yield from _blocks(columns, texts, width)
+        return
     yield bold + _line(columns, widths, numeric) + plain
     yield "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
     for row in texts:
-        if folded is None or len(row[folded]) <= widths[folded]:
+        if not folded or all(len(row[place]) <= widths[place] for place in folded):
             yield _line(row, widths, numeric)
             continue
-        for number, part in enumerate(textwrap.wrap(row[folded], widths[folded])):
-            cells = [part if place == folded else "" if number else text for place, text in enumerate(row)]
+        parts = [textwrap.wrap(text, widths[place]) if place in folded else [text] for place, text in enumerate(row)]
+        for cells in zip_longest(*parts, fillvalue=""):
             yield _line(cells, widths, numeric)
+
+
+def _blocks(columns: Sequence[str], texts: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Each row as its first cell and, under it, the others with their columns' names."""
+    names = max(map(len, columns[1:]), default=0)
+    indent = " " * (len(_GAP) + names + len(_GAP))
+    for row in texts:
+        yield f"{_BOLD}{row[0]}{_PLAIN}"
+        for name, text in zip(columns[1:], row[1:], strict=True):
+            first = f"{_GAP}{name:<{names}}{_GAP}"
+            if text:
+                yield from textwrap.wrap(
+                    text, max(width, len(indent) + _LEAST), initial_indent=first, subsequent_indent=indent
+                )
 
 
 def cell(value: Any) -> str:
@@ -82,15 +101,27 @@ def _turned(texts: Sequence[Sequence[str]], columns: Sequence[str]) -> list[Sequ
     return list(zip(*texts, strict=True)) if texts else [() for _ in columns]
 
 
-def _fold(widths: list[int], numeric: Sequence[bool], width: int | None) -> int | None:
-    """Narrow the widest column of text in place until the table fits; its number, or None when it fits already."""
-    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width if width is not None else 0
+def _fold(
+    columns: Sequence[str], widths: list[int], numeric: Sequence[bool], width: int | None
+) -> frozenset[int] | None:
+    """Narrow the widest columns of text in place until the table fits, the first only if the others do not do.
+
+    The columns that were narrowed; None where the table cannot be made to fit.
+    """
     wordy = [place for place in range(len(widths)) if not numeric[place]]
-    if excess <= 0 or not wordy:
-        return None
-    widest = max(wordy, key=lambda place: widths[place])
-    widths[widest] = max(_LEAST, widths[widest] - excess)
-    return widest
+    room = (width or 0) - len(_GAP) * (len(widths) - 1)
+    if width is None or sum(widths) <= room or not wordy:
+        return frozenset()
+    for choice in (wordy[1:], wordy):
+        rest = room - sum(size for place, size in enumerate(widths) if place not in choice)
+        for level in range(rest, _LEAST - 1, -1):
+            narrowed = {place: min(widths[place], max(level, len(columns[place]))) for place in choice}
+            if sum(narrowed.values()) <= rest:
+                folded = frozenset(place for place in choice if narrowed[place] < widths[place])
+                for place in folded:
+                    widths[place] = narrowed[place]
+                return folded
+    return None
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:

@@ -6,31 +6,60 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, reader
+from amago_cli.options import Common, Profile, reader
 
 
 @reader
 def examples(
     common: Common,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A recipe to print as TOML.")] = None,
+    profile: Profile = None,
 ) -> Any:
-    """List the recipes that come with amago, or print one.
+    """List the recipes that come with amago, or print one: with its profiles, or with one of them laid over it.
 
     Example: amago examples quickstart > mine.toml
     """
     import tomli_w
 
     from amago_cli.output import Document
+    from pipelines.config.load import lay_profile
     from pipelines.config.recipes import find, shipped_path, shipped_recipes
+    from pipelines.errors import UsageError
     from pipelines.stages.result import Result, Table
 
     if name is not None:
         document = find(name)[1]
+        if profile is not None:
+            document = lay_profile(document, [(["profile"], profile)], source=name)
         return Document(text=tomli_w.dumps(document), fields={"recipe": document})
-    recipes = shipped_recipes()
-    rows = [(key, recipe.get("about", "")) for key, recipe in recipes.items()]
+    if profile is not None:
+        raise UsageError("a profile of which recipe?", hint=f"amago examples NAME --profile {profile}")
+    recipes = {key: _described(recipe) for key, recipe in shipped_recipes().items()}
+    rows = [(key, one["about"], one["expected"], _needs(one)) for key, one in recipes.items()]
     return Result(
         command="examples",
-        metrics={"recipes": {key: recipe.get("about", "") for key, recipe in recipes.items()}},
-        tables=(Table(title=f"recipes of {shipped_path()}", columns=("recipe", "about"), rows=rows),),
+        metrics={"recipes": recipes},
+        tables=(
+            Table(title=f"recipes of {shipped_path()}", columns=("recipe", "about", "expected", "needs"), rows=rows),
+        ),
     )
+
+
+def _described(recipe: dict[str, Any]) -> dict[str, Any]:
+    from pipelines.envs.make import requirement
+
+    extra, installed = requirement(recipe["env"]["name"])
+    return {
+        "about": recipe["about"],
+        "expected": recipe.get("expected", ""),
+        "env": recipe["env"]["name"],
+        "extra": extra,
+        "installed": installed,
+        "profiles": list(recipe.get("profiles", {})),
+    }
+
+
+def _needs(one: dict[str, Any]) -> str:
+    if one["extra"] is None:
+        return ""
+    return f"[{one['extra']}]" if one["installed"] else f"[{one['extra']}], not installed"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, Fresh, RunOption, Seed, stage
+from amago_cli.options import Common, Fresh, Profile, RunOption, Seed, stage
 
 
 @stage
@@ -18,12 +18,16 @@ def run(
         typer.Argument(metavar="RECIPE", help="A name `amago examples` lists, FILE.toml, or FILE.toml:NAME."),
     ],
     run: RunOption = None,
+    profile: Profile = None,
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
     """Chain the stages of a recipe, epoch by epoch; what is done is skipped.
 
     The run's directory is runs/RECIPE unless --run names another.
+
+    --profile lays some of the recipe's settings over the others: every recipe that comes with amago has `smoke`, which
+    runs the whole chain, in a minute or so and without learning much.
 
     Example: amago run quickstart
     """
@@ -33,7 +37,7 @@ def run(
     name, document = find(recipe)
     run = run or Path("runs") / file_safe(name)
     common.concerns(run=run, lake=run / "lake")
-    settings = Request(common, {"seed": seed}, recipe=document, source=recipe).settings()
+    settings = Request(common, {"seed": seed, "profile": profile}, recipe=document, source=recipe).settings()
     if common.dry_run:
         return preview(common, settings, writes={"run": run})
     with common.listening() as listener:

@@ -1,17 +1,18 @@
 """From TOML files, recipes and `key=value` assignments to one validated `Settings` document.
 
-Precedence: defaults < recipe or file < `--set` and named options. All faults are reported at once.
+Precedence: defaults < recipe or file < its profile < `--set` and named options. All faults are reported at once.
 """
 
 from __future__ import annotations
 
 import copy
+import difflib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import STAGE_OVERRIDES, Settings
@@ -20,6 +21,9 @@ from pipelines.errors import InputMissing, UsageError
 # Tables of which one key decides what the others may be: with another value there, the old others go.
 # Each with its default: a document that does not name it means that one.
 TAGS = {("env",): ("name", ""), ("agent", "sequence"): ("kind", "transformer")}
+
+# Where a recipe's profiles are: tables of settings, one of which may be chosen to be laid over the rest.
+PROFILES = "profiles"
 
 # Gives the model that validates an environment's own parameters, or raises UsageError for an unknown name.
 EnvModel = Callable[[str], type[BaseModel]]
@@ -97,24 +101,90 @@ def resolve(
     env_model: EnvModel,
     source: str = "defaults",
 ) -> Settings:
-    """Validate `document` with `assignments` applied, the environment's and the stages' own keys included.
+    """Validate `document` with its chosen profile and `assignments` applied, the environment's and the stages' own
+    keys included, and its other profiles too.
 
     Raises UsageError whose `problems` list every fault.
     """
-    wanted: dict[str, Any] = copy.deepcopy(dict(document))
+    wanted = lay_profile(document, assignments, source=source)
     for path, value in assignments:
         assign(wanted, path, value)
-    problems: list[str] = []
-    settings: Settings | None = None
-    try:
-        settings = Settings.model_validate(wanted)
-    except ValidationError as error:
-        problems += describe(error, Settings)
-    problems += _environment_problems(wanted.get("env"), env_model)
-    problems += _stage_problems(wanted)
+    settings, problems = _judged(wanted, env_model)
+    problems += _profile_problems(document, wanted.get("profile"), env_model)
     refuse(problems, source)
     assert settings is not None
     return _with_environment_defaults(settings, env_model)
+
+
+def lay_profile(
+    document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = (), *, source: str = "defaults"
+) -> dict[str, Any]:
+    """`document` with the profile that it or an assignment to `profile` names laid over it, and without the others.
+
+    A document that names one and has none is what a run has recorded: it is there as it was. UsageError where there is
+    no such profile.
+    """
+    wanted = copy.deepcopy(dict(document))
+    profiles, recorded = wanted.pop(PROFILES, None), wanted.get("profile", "")
+    name = next((value for path, value in reversed(assignments) if list(path) == ["profile"]), recorded)
+    profiles = profiles if isinstance(profiles, Mapping) else {}
+    if not isinstance(name, str) or not name or (name == recorded and not profiles):
+        return wanted
+    if not isinstance(profiles.get(name), Mapping):
+        close = difflib.get_close_matches(name, profiles, n=1)
+        hint = f"it has: {', '.join(profiles)}" if profiles else "it has none"
+        raise UsageError(
+            f"no profile '{name}' in the configuration ({source})",
+            hint=f"did you mean '{close[0]}'?" if close else hint,
+        )
+    return merge(wanted, profiles[name]) | {"profile": name}
+
+
+def where_installed(env_model: EnvModel) -> EnvModel:
+    """`env_model`, but of an environment whose packages are missing any parameter will do."""
+
+    def model(name: str) -> type[BaseModel]:
+        try:
+            return env_model(name)
+        except InputMissing:
+            return _Anything
+
+    return model
+
+
+class _Anything(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+def _judged(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings | None, list[str]]:
+    """The settings, unless they have faults, and all faults."""
+    problems: list[str] = []
+    settings: Settings | None = None
+    try:
+        settings = Settings.model_validate(document)
+    except ValidationError as error:
+        problems += describe(error, Settings)
+    problems += _environment_problems(document.get("env"), env_model)
+    return settings, problems + _stage_problems(document)
+
+
+def _profile_problems(document: Mapping[str, Any], chosen: Any, env_model: EnvModel) -> list[str]:
+    """Faults of the profiles that are not chosen: what the recipe with one of them has and without it has not."""
+    if PROFILES not in document:
+        return []
+    profiles = document[PROFILES]
+    if not isinstance(profiles, Mapping):
+        return [f"{PROFILES}: input should be a table of profiles"]
+    plain = {key: value for key, value in document.items() if key not in (PROFILES, "profile")}
+    known = set(_judged(plain, env_model)[1])
+    problems = []
+    for name, profile in profiles.items():
+        if not isinstance(profile, Mapping):
+            problems.append(f"{PROFILES}.{name}: input should be a table")
+        elif name != chosen:
+            faults = _judged(merge(plain, profile), where_installed(env_model))[1]
+            problems += [f"{PROFILES}.{name}.{fault}" for fault in faults if fault not in known]
+    return problems
 
 
 def _with_environment_defaults(settings: Settings, env_model: EnvModel) -> Settings:

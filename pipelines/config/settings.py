@@ -21,7 +21,7 @@ StageName = Literal["collect", "relabel", "train", "evaluate", "export"]
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake"),
     "train": ("agent", "train"),
-    "run": ("env", "exploration", "agent", "collect", "lake", "relabel", "train", "stages"),
+    "run": ("profile", "env", "exploration", "agent", "collect", "lake", "relabel", "train", "stages"),
 }
 # In a chain, environments and model live through all epochs: only these keys may differ from entry to entry.
 STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
@@ -244,6 +244,11 @@ class Settings(SettingsModel):
     """A whole run."""
 
     about: str = ""
+    """What the recipe shows, in a line."""
+    expected: str = ""
+    """The score to expect, and whose it is; empty: not known."""
+    profile: str = ""
+    """Which of the recipe's `profiles` is laid over it; empty: none. In a run's configuration: which one was."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seeds networks, tasks, exploration and sampling, each through a stream of its own."""
     epochs: int = Field(1, ge=1)

@@ -27,6 +27,32 @@ def test_a_pipe_gets_whole_cells_and_a_terminal_folded_ones() -> None:
     assert " ".join(" ".join(line[3:].split()) for line in folded[2:]) == text
 
 
+def test_several_columns_share_what_room_there_is_and_the_first_stays_whole() -> None:
+    name, long, longer = "a-name-of-24-letters-here", "some words " * 5, "other words " * 9
+    lines = list(render(("name", "a", "b", "n"), [(name, long, longer, 3)], show=raw, width=70))
+    assert max(len(line) for line in lines[2:]) <= 70
+    assert lines[2].startswith(f"{name}  some words")
+    starts = [lines[0].index(title) - len("\x1b[1m") for title in ("a  ", "b  ")] + [69]
+    assert " ".join(line[starts[0] : starts[1]].strip() for line in lines[2:]).split() == long.split()
+    assert " ".join(line[starts[1] : starts[2]].strip() for line in lines[2:]).split() == longer.split()
+
+
+def test_where_columns_would_be_too_narrow_every_row_is_a_block() -> None:
+    rows = [("one", "a b c d e f g h i j k", "", 7), ("two", "x", "y z" * 9, None)]
+    lines = list(render(("name", "first", "second", "n"), rows, show=raw, width=24))
+    assert lines == [
+        "\x1b[1mone\x1b[0m",
+        "  first   a b c d e f g",
+        "          h i j k",
+        "  n       7",
+        "\x1b[1mtwo\x1b[0m",
+        "  first   x",
+        "  second  y zy zy zy zy",
+        "          zy zy zy zy z",
+        "  n       -",
+    ]
+
+
 def test_line_breaks_do_not_break_the_table() -> None:
     assert len(list(render(("a",), [("x\ny",)], show=raw))) == 3
 

@@ -172,3 +172,81 @@ def test_a_stage_entry_cannot_change_what_holds_for_the_whole_run() -> None:
         "stages.0.learning_rate: one value holds for the whole run; set train.learning_rate",
         "stages.1.actors: one value holds for the whole run; set collect.actors",
     )
+
+
+RECIPE: dict[str, Any] = {
+    "epochs": 9,
+    "env": {"name": "maze", "corridor": 4},
+    "stages": [{"stage": "collect"}, {"stage": "train"}],
+    "profiles": {
+        "smoke": {"epochs": 2, "env": {"corridor": 1}, "stages": [{"stage": "collect", "steps": 5}]},
+        "long": {"epochs": 90},
+    },
+}
+
+
+def test_a_profile_lies_over_its_recipe_and_under_assignments() -> None:
+    plain = resolve(RECIPE, env_model=env_model)
+    assert (plain.epochs, plain.profile, len(plain.stages)) == (9, "", 2)
+    chosen = [(["profile"], "smoke")]
+    smoke = resolve(RECIPE, chosen, env_model=env_model)
+    assert (smoke.epochs, smoke.env.params, smoke.profile) == (2, {"corridor": 1}, "smoke")
+    assert [(entry.stage, entry.overrides) for entry in smoke.stages] == [("collect", {"steps": 5})]
+    assert resolve(RECIPE, [(["epochs"], 3), *chosen], env_model=env_model).epochs == 3
+    assert resolve(RECIPE | {"profile": "long"}, env_model=env_model).epochs == 90
+
+
+def test_what_a_profile_resolved_to_resolves_to_itself() -> None:
+    smoke = resolve(RECIPE, [(["profile"], "smoke")], env_model=env_model)
+    document = smoke.model_dump(mode="json", exclude_none=True)
+    assert resolve(document, env_model=env_model) == smoke
+    assert resolve(document, [(["profile"], "smoke")], env_model=env_model) == smoke
+    with pytest.raises(UsageError, match=r"no profile 'long'.*it has none"):
+        resolve(document, [(["profile"], "long")], env_model=env_model)
+
+
+@pytest.mark.parametrize(("name", "words"), [("smok", "did you mean 'smoke'"), ("x", "it has: smoke, long")])
+def test_an_unknown_profile_is_refused_with_what_there_is(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        resolve(RECIPE, [(["profile"], name)], env_model=env_model, source="mine.toml")
+
+
+def test_faults_of_a_recipe_and_of_its_profiles_are_listed_together_each_once() -> None:
+    faulty = {
+        "train": {"windw": 3},
+        "profiles": {
+            "smoke": {"env": {"coridor": 1}, "train": {"batch_size": 0}, "stages": [{"stage": "collect", "x": 1}]},
+            "bad": 3,
+        },
+    }
+    found = problems(RECIPE | faulty)
+    assert [line.partition(":")[0] for line in found] == [
+        "train.windw",
+        "profiles.smoke.train.batch_size",
+        "profiles.smoke.env.coridor",
+        "profiles.smoke.stages.0.x",
+        "profiles.bad",
+    ]
+    assert found[2].endswith("did you mean 'env.corridor'?")
+    assert sorted(line.partition(":")[0] for line in problems(RECIPE | faulty, "profile=smoke")) == [
+        "env.coridor",
+        "profiles.bad",
+        "stages.0.x",
+        "train.batch_size",
+        "train.windw",
+    ]
+    assert problems(RECIPE | {"profiles": 3}) == ["profiles: input should be a table of profiles"]
+
+
+def test_of_a_profile_whose_environment_is_not_installed_the_rest_is_checked() -> None:
+    def partly(name: str) -> type[BaseModel]:
+        if name == "far":
+            raise InputMissing("environment 'far' needs the extra 'far'")
+        return env_model(name)
+
+    document = RECIPE | {"profiles": {"far": {"env": {"name": "far", "anything": 1}, "epoch": 2}}}
+    with pytest.raises(UsageError) as caught:
+        resolve(document, env_model=partly)
+    assert [line.partition(":")[0] for line in caught.value.problems] == ["profiles.far.epoch"]
+    with pytest.raises(InputMissing, match="needs the extra"):
+        resolve(document, [(["profile"], "far")], env_model=partly)

@@ -82,6 +82,38 @@ def test_a_dry_run_prints_toml_that_runs_and_touches_nothing(amago: Amago, recip
     assert amago("run", "resolved.toml").code == 0
 
 
+SMOKE = """
+[profiles.smoke]
+epochs = 1
+agent.actor.hidden = [4]
+"""
+
+
+def test_a_profile_is_recorded_and_its_run_is_not_taken_for_another(amago: Amago, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("[[stages]]", SMOKE + "[[stages]]", 1))
+    assert amago("run", recipe, "--profile", "smoke").code == 0
+    stored = read_toml(Path("runs/short/config.toml"))
+    assert (stored["profile"], stored["epochs"], stored["agent"]["actor"]["hidden"]) == ("smoke", 1, [4])
+    assert amago("run", recipe, "--profile", "smoke", "--output", "json").json["status"] == "skipped"
+    refused = amago("run", recipe)
+    assert refused.code == 2
+    assert "profile: 'smoke' -> ''" in refused.err
+    assert "agent.actor.hidden.0: 4 -> 8" in refused.err
+    again = amago("run", "runs/short/config.toml", "--run", "again", "--output", "json")
+    assert again.json["status"] == "done"
+    assert read_toml(Path("again/config.toml")) == stored
+    assert amago("run", recipe, "--fresh").code == 0
+    assert read_toml(Path("runs/short/config.toml"))["profile"] == ""
+
+
+def test_a_profile_that_only_asks_for_more_epochs_is_another_one_all_the_same(amago: Amago, recipe: Path) -> None:
+    recipe.write_text("profiles.long.epochs = 3\n" + RECIPE)
+    assert amago("run", recipe).code == 0
+    refused = amago("run", recipe, "--profile", "long")
+    assert refused.code == 2
+    assert "profile: '' -> 'long'" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -90,6 +122,8 @@ def test_a_dry_run_prints_toml_that_runs_and_touches_nothing(amago: Amago, recip
         (["short.toml", "--set", "stages.0.step=3"], 2, "stages.0.step"),
         (["short.toml", "--set", "stages.9.steps=3"], 2, "stages.9.steps"),
         (["short.toml:env.x"], 2, "no recipe"),
+        (["short.toml", "--profile", "smoke"], 2, "no profile 'smoke' in the configuration (short.toml); it has none"),
+        (["quickstart", "--profile", "smok"], 2, "did you mean 'smoke'"),
     ],
 )
 def test_mistakes_are_named_without_a_traceback(
