@@ -62,6 +62,18 @@ def settings_model(name: str) -> type[SettingsModel]:
     return suite.load(name).settings_model(target)
 
 
+def requirement(name: str) -> tuple[str | None, bool]:
+    """The extra that environment `name` needs (None: none), and whether it is there. UsageError: no such environment.
+
+    >>> requirement("tmaze")
+    (None, True)
+    """
+    target, suite = _resolve(name)
+    if suite.extra is None and target.startswith("gym:"):
+        return suite.load(target).requirement(target)
+    return suite.extra, suite.installed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One line of the list of environments; `name` may be a pattern (`gym:ID`, `module:attr`)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -20,6 +21,8 @@ from pipelines.envs.spec import MAX_LENGTH
 from pipelines.errors import InputMissing, UsageError
 
 PREFIX = "gym:"
+# gymnasium's own environments that need more than gymnasium: package of the class, our extra, module it brings.
+_EXTRAS = (("gymnasium.envs.box2d.", "box2d", "Box2D"), ("gymnasium.envs.mujoco.", "mujoco", "mujoco"))
 
 
 class GymnasiumSettings(SettingsModel):
@@ -47,6 +50,9 @@ def settings_model(name: str) -> type[SettingsModel]:
 def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, split: str) -> Env:
     """`gym:ID`, or `module:attr`; an attr that is a subclass of our own `Env` is made as a batch."""
     if name.startswith(PREFIX):
+        extra, installed = requirement(name)
+        if not installed:
+            raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
         limit = settings.max_episode_steps
         kwargs: dict[str, Any] = {"disable_env_checker": True} | settings.kwargs  # the codecs check every step
         if limit is not None:
@@ -69,6 +75,16 @@ def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, sp
         return env
 
     return _batch(name, own, settings, num_envs=num_envs, seed=seed, split=split)
+
+
+def requirement(name: str) -> tuple[str | None, bool]:
+    """The extra that `gym:ID` needs (None: none known), and whether it is there."""
+    registered = gymnasium.registry.get(name.removeprefix(PREFIX))
+    made_by = registered.entry_point if registered is not None else None
+    for package, extra, module in _EXTRAS:
+        if isinstance(made_by, str) and made_by.startswith(package):
+            return extra, find_spec(module) is not None
+    return None, True
 
 
 def load_attribute(name: str) -> Any:
