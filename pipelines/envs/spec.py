@@ -170,13 +170,16 @@ def _convert(space: gymnasium.Space, where: str, *, action: bool = False) -> tup
     if isinstance(space, gymnasium.spaces.Discrete):
         return Discrete(n=int(space.n), start=int(space.start)), int(space.start)
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        return MultiDiscrete(nvec=tuple(int(n) for n in space.nvec.ravel())), space.start
+        start = tuple(int(first) for first in space.start.ravel())
+        ours = MultiDiscrete(nvec=tuple(int(n) for n in space.nvec.ravel()), start=start if any(start) else None)
+        return ours, space.start
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return MultiBinary(n=int(np.prod(space.shape))), 0
     if isinstance(space, gymnasium.spaces.Box):
         if action:
             low, high = (tuple(bound.ravel().tolist()) for bound in _bounds(space))
-            return Box(shape=tuple(space.shape), low=low, high=high), None
+            native = None if np.can_cast(np.float32, space.dtype) else str(space.dtype)
+            return Box(shape=tuple(space.shape), low=low, high=high, native=native), None
         return Box(shape=tuple(space.shape), dtype=_stored_dtype(space.dtype)), None
     raise UsageError(
         f"{where} space {type(space).__name__} is not supported",

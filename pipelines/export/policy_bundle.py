@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from pipelines.config.atomic import write_together
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, Ragged, Space, Spaces, zeros
+from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 
@@ -124,9 +124,13 @@ def executed(action: np.ndarray, space: Space) -> Any:
     """The environment's own form of an action in the system's form."""
     if isinstance(space, Discrete):
         return int(action) + space.start
+    if isinstance(space, MultiDiscrete):
+        return action if space.start is None else action + np.asarray(space.start, dtype=action.dtype)
     if isinstance(space, Box) and space.low is not None and space.high is not None:
         low, high = (np.asarray(bound, dtype=np.float64).reshape(space.shape) for bound in (space.low, space.high))
-        return (low + (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) * (high - low) / 2).astype(space.dtype)
+        scaled = low + (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) * (high - low) / 2
+        dtype = np.dtype(space.native or space.dtype)
+        return (np.rint(scaled) if dtype.kind in "iu" else scaled).astype(dtype)
     return action
 
 
@@ -146,6 +150,7 @@ def _flatten(value: Any, name: str, columns: dict[str, np.ndarray], spaces: Mapp
 
 
 def _stored(value: np.ndarray, space: Space) -> np.ndarray:
-    if isinstance(space, Discrete):
-        value = value - space.start
-    return value.reshape(space.shape).astype(space.dtype)
+    value = value.reshape(space.shape)
+    if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
+        value = value - np.asarray(space.start)
+    return value.astype(space.dtype)

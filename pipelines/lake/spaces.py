@@ -21,12 +21,15 @@ LENGTH = "length"  # the column "NAME.length" belongs to the ragged column NAME
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """Array of `shape` and numpy `dtype`. `low`/`high`: flat bounds (actions only), None where unbounded."""
+    """Array of `shape` and numpy `dtype`. Of actions only: `low`/`high`, flat bounds, None where unbounded; `native`,
+    the environment's own dtype where float32 is no such number (None: it takes floats).
+    """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
+    native: str | None = None
 
     @property
     def is_image(self) -> bool:
@@ -60,9 +63,12 @@ class Discrete:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiDiscrete:
-    """A vector of discrete values, `nvec[i]` choices at place i."""
+    """A vector of discrete values, `nvec[i]` choices at place i, 0-based inside the system; `start` are the
+    environment's first values (None: 0 at every place).
+    """
 
     nvec: tuple[int, ...]
+    start: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ def test_observations_of_every_kind_become_flat_columns():
         "obs.image": Box(shape=(5, 4, 3), dtype="uint8"),
         "obs.inner.place": Box(shape=(2,)),
         "obs.kind": Discrete(n=3, start=10),
-        "obs.pair.0": MultiDiscrete(nvec=(2, 5)),
+        "obs.pair.0": MultiDiscrete(nvec=(2, 5), start=(1, 2)),
         "obs.pair.1": MultiBinary(n=3),
     }
     assert env.spec.spaces.observation["obs.image"].is_image
@@ -93,7 +93,7 @@ def test_two_parts_of_one_name_are_refused():
             [1, 0],
         ),
         (spaces.Box(-np.inf, np.inf, (1,)), Box(shape=(1,), low=(-1,), high=(1,)), [0.25], [0.25]),
-        (spaces.MultiDiscrete([3, 4], start=[1, 0]), MultiDiscrete(nvec=(3, 4)), [2, 3], [3, 3]),
+        (spaces.MultiDiscrete([3, 4], start=[1, 0]), MultiDiscrete(nvec=(3, 4), start=(1, 0)), [2, 3], [3, 3]),
         (spaces.MultiBinary(2), MultiBinary(n=2), [1, 0], [1, 0]),
     ],
     ids=["discrete", "box", "unbounded", "multi-discrete", "multi-binary"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import gymnasium
@@ -10,13 +11,16 @@ import numpy as np
 import pytest
 
 from pipelines.envs.make import make
+from pipelines.envs.spec import ActionCodec, ObservationCodec, convert_spaces
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.export.policy_bundle import executed, load_policy, write_bundle
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, zeros
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.agent import Agent
 from pipelines.stages import collect, export, train
 from pipelines.stages.policies import load_policy as run_policy
-from tests.learning.factories import agent
+from tests.envs.own import Everything
+from tests.learning.factories import agent, settings, values
 from tests.stages.recipes import tiny
 
 
@@ -80,6 +84,47 @@ def test_actions_cross_into_the_environments_own_units() -> None:
     assert executed(np.int32(2), Discrete(n=4, start=10)) == 12
     space = Box(shape=(2,), low=(-2.0, 0.0), high=(2.0, 10.0))
     np.testing.assert_allclose(executed(np.array([1.0, -0.5], np.float32), space), [2.0, 2.5])
+
+
+TAKEN = {
+    "choice": gymnasium.spaces.Discrete(3, start=-1),
+    "choices": gymnasium.spaces.MultiDiscrete([3, 2], start=[5, -1]),
+    "bits": gymnasium.spaces.MultiBinary(3),
+    "whole": gymnasium.spaces.Box(np.array([-2, 0]), np.array([2, 9]), dtype=np.int64),
+    "half": gymnasium.spaces.Box(-2, 2, (2,), np.float16),
+    "double": gymnasium.spaces.Box(0, 3, (1,), np.float64),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_a_bundle_and_an_environment_exchange_the_values_of_their_own_spaces(tmp_path: Path, case: str) -> None:
+    env = Everything(TAKEN[case], length=12)
+    seen, taken = ObservationCodec(env.observation_space, name="x"), ActionCodec(env.action_space, name="x")
+    spaces = convert_spaces(env.observation_space, env.action_space, name="x")
+    assert Spaces.from_json(json.loads(json.dumps(spaces.to_json()))) == spaces
+    owner = Agent(spaces, settings()).eval()
+    record = {"spaces": spaces.to_json(), "agent": owner.settings.model_dump(mode="json"), "window": 8}
+    write_bundle(owner.state_dict(), record | {"update": 0, "env": {}}, tmp_path)
+    deployed = load_policy(tmp_path)
+    trained = AgentPolicy(owner, num_actors=1, capacity=8, greedy=True)
+    (observation, _), previous, reward = env.reset(seed=0), zeros(spaces.action, (1,)), 0.0
+    for time in range(12):
+        columns = seen.empty(1)
+        seen.write(observation, columns, 0)
+        previous = trained.act(columns, previous, np.array([reward], np.float32), np.array([time]))
+        chosen = deployed.act(observation, reward)
+        assert env.action_space.contains(chosen)
+        np.testing.assert_allclose(chosen, taken.decode(previous)[0], rtol=1e-6)  # of a double box: in float32
+        observation, reward, *_ = env.step(chosen)
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_every_action_leaves_as_the_environment_takes_it(case: str) -> None:
+    codec, rng = ActionCodec(TAKEN[case], name="x"), np.random.default_rng(0)
+    given = np.concatenate([values(codec.space, (500,), rng), zeros(codec.space, (1,))])
+    for action, expected in zip(given, codec.decode(given), strict=True):
+        np.testing.assert_allclose(executed(action, codec.space), expected, rtol=1e-6)
+        assert TAKEN[case].contains(executed(action, codec.space))
 
 
 def test_damage_and_absence_are_named(tmp_path: Path) -> None:
