@@ -1,0 +1,201 @@
+"""`procgen-GAME` and `procgen-multi` (Cobbe et al., ICML 2020): arcade games whose levels are drawn from numbers.
+
+An episode is one level of one game, attempted `attempts` times; a black square of 4 by 4 pixels at the top left says
+that it is not the first attempt. The step that ends an attempt which is followed by another is followed by one step
+whose action is ignored, and which shows the next attempt's start. Procgen draws no picture of an attempt's last state
+(it begins the next one within the step), so the last picture before it is shown again. With one attempt, running out of
+time truncates the episode; with more, the last attempt's end terminates it in any case.
+
+A game that is asked for a mode that it does not have kills the process, so pairs are looked up before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from types import ModuleType
+from typing import Any, ClassVar, Literal, get_args
+
+import gymnasium
+import numpy as np
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.env import Env
+from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, Outcome, TaskEnv
+from pipelines.errors import UsageError
+
+PREFIX, MULTI = "procgen-", "procgen-multi"
+Mode = Literal["easy", "hard", "extreme", "memory", "exploration"]
+_NAMED = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper leaper maze miner ninja"
+GAMES = (*_NAMED.split(), "plunder", "starpilot")
+_ONLY = {  # modes that only these games have
+    "extreme": "chaser dodgeball leaper starpilot",
+    "memory": "caveflyer dodgeball heist jumper maze miner",
+    "exploration": "coinrun caveflyer leaper jumper maze heist climber ninja",
+}
+LAST_LEVEL = 2**31 - 1
+TIME_LIMIT, MAZE_TIME_LIMIT = 1000, 500
+ACTIONS, PIXELS, MARK = 15, 64, 4
+
+
+def games_of(mode: str) -> tuple[str, ...]:
+    """Games that have `mode`."""
+    return tuple(_ONLY[mode].split()) if mode in _ONLY else GAMES
+
+
+def time_limit(game: str) -> int:
+    """Steps after which the game ends an attempt."""
+    return MAZE_TIME_LIMIT if game == "maze" else TIME_LIMIT
+
+
+class ProcgenSettings(SettingsModel):
+    """Parameters of `procgen-GAME`."""
+
+    mode: Mode = "easy"
+    """Difficulty; only some games have extreme, memory and exploration (one fixed level)."""
+    levels: int = Field(200, ge=1, lt=LAST_LEVEL)
+    """Levels to train on: 0 to levels - 1. Test levels are the later ones."""
+    attempts: int = Field(1, ge=1)
+    """Attempts at a level in each episode."""
+    backgrounds: bool = True
+    """Draw pictures behind the game; false: black."""
+
+
+class ProcgenMultiSettings(ProcgenSettings):
+    """Parameters of `procgen-multi`."""
+
+    attempts: int = Field(2, ge=1)
+    """Attempts at a level in each episode."""
+    games: tuple[str, ...] = ()
+    """Games, each as likely; empty: all that have the mode."""
+
+
+class Procgen(TaskEnv):
+    """Levels of `games`. A task is named `GAME/LEVEL`."""
+
+    has_success = True
+    about: ClassVar[str] = "Arcade games whose levels are drawn from numbers"
+    observation_space = gymnasium.spaces.Box(0, 255, (PIXELS, PIXELS, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(ACTIONS)
+
+    def __init__(self, settings: ProcgenSettings, games: tuple[str, ...]) -> None:
+        s = self.settings = settings
+        self.games, self.num_attempts = games, s.attempts
+        self.horizon = s.attempts * max(map(time_limit, games)) + s.attempts - 1
+        self.splits = f"levels 0 to {s.levels - 1} to train on, later ones to test"
+        if s.mode == "exploration":
+            self.splits = "each game has one level in this mode, on both sides"
+        self._package = import_procgen()
+        self._named: tuple[str, int] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        s, rng = self.settings, self.np_random
+        low, high = (s.levels, LAST_LEVEL) if self.split == "test" else (0, s.levels)
+        self.game, self.level = self.games[rng.integers(len(self.games))], int(rng.integers(low, high))
+        if self._named is not None:
+            self.game, self.level = self._named
+        if s.mode == "exploration":
+            self.level = int(self._package.env.EXPLORATION_LEVEL_SEEDS[self.game])
+        self.task, self.outcome = f"{self.game}/{self.level}", NOTHING
+        self._attempt = self._time = 0
+        self._is_over = False
+        self._play = self._begun()
+        self._picture = self._play.observe()[1]["rgb"][0]
+        return self._picture, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._is_over:  # the action is ignored: the game already stands at the start
+            self._is_over, self._time = False, 0
+            self._attempt += 1
+            self.outcome = Outcome(reset=True)
+            self._picture = self._play.observe()[1]["rgb"][0]
+            return self._shown(), 0.0, False, False, {}
+        self._play.act(np.array([action]))
+        reward, observation, first = self._play.observe()
+        self._time += 1
+        if not first[0]:
+            self.outcome, self._picture = NOTHING, observation["rgb"][0]
+            return self._shown(), float(reward[0]), False, False, {}
+        solved = bool(self._play.get_info()[0]["prev_level_complete"])
+        is_last = self._attempt + 1 == self.settings.attempts
+        truncated = self.settings.attempts == 1 and not solved and self._time >= time_limit(self.game)
+        self.outcome, self._is_over = SOLVED if solved else FAILED, True
+        return self._shown(), float(reward[0]), is_last and not truncated, truncated, {}
+
+    def play(self, task: str) -> None:
+        game, _, level = task.partition("/")
+        if game not in self.games:
+            raise ValueError(f"its games are {', '.join(self.games)}")
+        if not level.isdecimal() or int(level) >= LAST_LEVEL:
+            raise ValueError(f"tasks are named GAME/LEVEL, and levels go from 0 to {LAST_LEVEL - 1}")
+        self._named = game, int(level)
+
+    def _begun(self) -> Any:
+        """The game at the start of its level; it returns there by itself after each attempt."""
+        s = self.settings
+        levels = {} if s.mode == "exploration" else {"start_level": self.level, "num_levels": 1}
+        return self._package.ProcgenGym3Env(
+            num=1,
+            env_name=self.game,
+            distribution_mode=s.mode,
+            use_backgrounds=s.backgrounds,
+            rand_seed=0,  # of the choice among levels; there is one
+            num_threads=0,
+            **levels,
+        )
+
+    def _shown(self) -> np.ndarray:
+        if not self._attempt:
+            return self._picture
+        picture = self._picture.copy()
+        picture[:MARK, :MARK] = 0
+        return picture
+
+
+def import_procgen() -> ModuleType:
+    """The package, without the `gym` at which it registers its games: that one does not work with numpy 2, prints a
+    notice, and is not needed. So Procgen also runs where it was installed without its dependencies.
+    """
+    if "procgen" in sys.modules or "gym" in sys.modules:
+        return importlib.import_module("procgen")
+    absent = {name: ModuleType(name) for name in ("gym", "gym.envs", "gym.envs.registration")}
+    absent["gym.envs.registration"].register = lambda **_: None  # type: ignore[attr-defined]
+    sys.modules.update(absent)
+    try:
+        return importlib.import_module("procgen")
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
+
+
+def settings_model(name: str) -> type[ProcgenSettings]:
+    return ProcgenMultiSettings if name == MULTI else ProcgenSettings
+
+
+def make(name: str, settings: ProcgenSettings, *, num_envs: int, seed: int, split: str) -> Env:
+    games = _games(name, settings)
+    return GymnasiumEnv(name, lambda: Procgen(settings, games), num_envs=num_envs, seed=seed, split=split)
+
+
+def _games(name: str, settings: ProcgenSettings) -> tuple[str, ...]:
+    able = games_of(settings.mode)
+    if isinstance(settings, ProcgenMultiSettings):
+        wanted = settings.games or able
+    else:
+        wanted = (name.removeprefix(PREFIX),)
+    for game in wanted:
+        if game not in GAMES:
+            close = difflib.get_close_matches(game, GAMES, n=1, cutoff=0.5)
+            hint = f"did you mean '{close[0]}'?" if close else f"games: {', '.join(GAMES)}"
+            raise UsageError(f"there is no Procgen game '{game}'", hint=hint)
+        if game not in able:
+            modes = [mode for mode in get_args(Mode) if game in games_of(mode)]
+            raise UsageError(
+                f"the Procgen game '{game}' has no mode '{settings.mode}'",
+                hint=f"its modes: {', '.join(modes)}; games with this one: {', '.join(able)}",
+            )
+    return wanted
