@@ -17,9 +17,9 @@ from pipelines.errors import InputMissing
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """`pattern` is a name, or a prefix followed by `*`, which stands for what `placeholder` says. `extra`: the optional
-    dependency that brings the modules `requires`. `spaces`, `tasks` and `horizon` say in a few words, without importing
-    anything, what is seen and done, what differs between episodes (and how test differs from train), and how long they
-    are.
+    dependency that brings the modules `requires`; `conflict`: which extras it does not go with, and why. `spaces`,
+    `tasks` and `horizon` say in a few words, without importing anything, what is seen and done, what differs between
+    episodes (and how test differs from train), and how long they are.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Suite:
     placeholder: str = "ID"
     extra: str | None = None
     requires: tuple[str, ...] = ()
+    conflict: str = ""
     spaces: str = ""
     tasks: str = ""
     horizon: str = ""
@@ -52,7 +53,7 @@ class Suite:
         if not self.installed:
             raise InputMissing(
                 f"environment '{name}' needs the extra '{self.extra}'",
-                hint=f'pip install "amago[{self.extra}]"',
+                hint=f'pip install "amago[{self.extra}]"' + (f" ({self.conflict})" if self.conflict else ""),
             )
         return importlib.import_module(self.module)
 
@@ -63,6 +64,10 @@ OWN_CLASS = Suite(
     pattern="module:attr",
     module=f"{_SUITES}gymnasium_env",
     about="Your own gymnasium.Env: a class or factory, importable from Python's path",
+)
+_PROCGEN_ALONE = (
+    "in a virtual environment of its own, since it needs numpy below 2, and imageio-ffmpeg and glfw older than those "
+    "of jax and envpool; or beside numpy 2 without its dependencies, see docs/environments.md"
 )
 SUITES: tuple[Suite, ...] = (
     Suite(
@@ -181,6 +186,42 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers and the class, 4 continuous actions",
         tasks="50 classes, 50 goals each; test: 50 others each",
         horizon="500 steps",
+    ),
+    Suite(
+        name="crafter",
+        pattern="crafter",
+        module=f"{_SUITES}crafter",
+        about="Survive in an unseen world, or follow instructions there",
+        extra="crafter",
+        requires=("crafter", "numba"),
+        spaces="64x64 picture, with env.goals also goals of three words; 17 choices",
+        tasks="worlds and instructions; test: other seeds",
+        horizon="10,000 steps",
+    ),
+    Suite(
+        name="procgen",
+        pattern="procgen-multi",
+        module=f"{_SUITES}procgen",
+        about="Two attempts at a level of one of 16 games",
+        extra="procgen",
+        requires=("procgen", "gym3"),
+        conflict=_PROCGEN_ALONE,
+        spaces="64x64 picture; 15 choices",
+        tasks="games and levels; test: levels from env.levels on",
+        horizon="2,001 steps",
+    ),
+    Suite(
+        name="procgen",
+        pattern="procgen-*",
+        module=f"{_SUITES}procgen",
+        about="A game whose levels are drawn from numbers",
+        placeholder="GAME",
+        extra="procgen",
+        requires=("procgen", "gym3"),
+        conflict=_PROCGEN_ALONE,
+        spaces="64x64 picture; 15 choices",
+        tasks="levels; test: levels from env.levels on",
+        horizon="1,000 steps",
     ),
     OWN_CLASS,
 )
