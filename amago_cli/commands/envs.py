@@ -16,31 +16,35 @@ def envs(
         str | None, typer.Argument(metavar="ENV", help="An environment to describe, with its parameters.")
     ] = None,
 ) -> Any:
-    """List the environments, or describe one: spaces, horizon, attempts, parameters.
+    """List the environments, or describe one: spaces, horizon, how an episode ends, held-out tasks, parameters.
 
     Example: amago envs meta-frozen-lake
     """
+    from dataclasses import asdict
+
     from pipelines.envs.make import catalogue
     from pipelines.stages.result import Result, Table
 
     if name is not None:
         return _describe(name)
     entries = catalogue()
-    rows = [(entry.name, entry.suite, entry.about, _availability(entry)) for entry in entries]
-    fields = [
-        {"name": e.name, "suite": e.suite, "about": e.about, "extra": e.extra, "installed": e.installed}
-        for e in entries
-    ]
-    table = Table(title="environments", columns=("name", "suite", "about", "available"), rows=rows)
-    return Result(command="envs", metrics={"environments": fields}, tables=(table,))
+    columns = ("name", "suite", "extra", "spaces", "tasks", "horizon", "about")
+    rows = [(e.name, e.suite, _extra(e), e.spaces, e.tasks, e.horizon, e.about) for e in entries]
+    return Result(
+        command="envs",
+        metrics={"environments": [asdict(entry) for entry in entries]},
+        tables=(Table(title="environments", columns=columns, rows=rows),),
+    )
 
 
-def _availability(entry: Any) -> str:
-    return "yes" if entry.installed else f'pip install "amago[{entry.extra}]"'
+def _extra(entry: Any) -> str:
+    if entry.extra is None:
+        return ""
+    return entry.extra if entry.installed else f"{entry.extra} (missing)"
 
 
 def _describe(name: str) -> Any:
-    from pipelines.envs.make import make, settings_model
+    from pipelines.envs.make import entry_of, make, requirement, settings_model
     from pipelines.lake.spaces import space_to_json
     from pipelines.stages.result import Result, Table
 
@@ -50,6 +54,8 @@ def _describe(name: str) -> Any:
         spec = env.spec
     finally:
         env.close()
+    entry = entry_of(name)
+    extra, _ = requirement(name)
     spaces = {**spec.spaces.observation, "action": spec.spaces.action}
     described = {column: space_to_json(space) for column, space in spaces.items()}
     parameters = [
@@ -58,7 +64,12 @@ def _describe(name: str) -> Any:
     ]
     metrics = {
         "name": spec.name,
-        "about": spec.about,
+        "suite": entry.suite,
+        "extra": extra,
+        "about": spec.about or entry.about,
+        "tasks": entry.tasks,
+        "split": spec.split,
+        "ends": entry.ends,
         "horizon": spec.horizon,
         "num_attempts": spec.num_attempts,
         "has_success": spec.has_success,

@@ -86,6 +86,7 @@ class Entry:
     spaces: str = ""
     tasks: str = ""
     horizon: str = ""
+    ends: str = ""
 
     @property
     def is_pattern(self) -> bool:
@@ -94,24 +95,31 @@ class Entry:
 
 def catalogue() -> list[Entry]:
     """Every environment that can be named, without importing any."""
-    entries = [
-        Entry(
-            name=suite.pattern.replace("*", suite.placeholder),
-            suite=suite.name,
-            about=suite.about,
-            extra=suite.extra,
-            installed=suite.installed,
-            spaces=suite.spaces,
-            tasks=suite.tasks,
-            horizon=suite.horizon,
-        )
-        for suite in SUITES
-    ]
+    entries = [_entry(suite) for suite in SUITES]
     plugged = [
         Entry(name=point.name, suite="installed", about=point.value, extra=None, installed=True)
         for point in metadata.entry_points(group=_GROUP)
     ]
     return entries + sorted(plugged, key=lambda entry: entry.name)
+
+
+def entry_of(name: str) -> Entry:
+    """What the catalogue says of environment `name`. UsageError: no such environment."""
+    return _entry(_resolve(name)[1])
+
+
+def _entry(suite: Suite) -> Entry:
+    return Entry(
+        name=suite.pattern.replace("*", suite.placeholder),
+        suite=suite.name,
+        about=suite.about,
+        extra=suite.extra,
+        installed=suite.installed,
+        spaces=suite.spaces,
+        tasks=suite.tasks,
+        horizon=suite.horizon,
+        ends=suite.ends,
+    )
 
 
 def _resolve(name: str) -> tuple[str, Suite]:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.cli.conftest import Amago
 
 
@@ -20,3 +24,43 @@ def test_an_unknown_one_is_a_usage_error(amago: Amago) -> None:
     failed = amago("envs", "tmazee")
     assert failed.code == 2
     assert "did you mean 'tmaze'" in failed.err
+
+
+def test_the_list_says_what_is_seen_and_done_and_what_is_missing(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.envs.suites.catalogue.find_spec", lambda module: None)
+    entries = {entry["name"]: entry for entry in amago("envs", "--output", "json").json["metrics"]["environments"]}
+    assert all(entry[field] for entry in entries.values() for field in ("spaces", "tasks", "horizon", "ends", "about"))
+    assert (entries["tmaze"]["extra"], entries["tmaze"]["installed"]) == (None, True)
+    assert (entries["metaworld-ml45"]["extra"], entries["metaworld-ml45"]["installed"]) == ("metaworld", False)
+    lines = {line.split()[0]: line for line in amago("envs").out.splitlines() if line}
+    assert "metaworld (missing)" in lines["metaworld-ml45"]
+    assert entries["metaworld-ml45"]["tasks"] in lines["metaworld-ml45"]
+
+
+def test_one_is_described_with_its_end_and_its_split(amago: Amago) -> None:
+    metrics = amago("envs", "meta-frozen-lake", "--output", "json").json["metrics"]
+    assert "terminated after the last attempt" in metrics["ends"]
+    assert metrics["split"] == "20% of the maps are held out"
+    shown = amago("envs", "meta-frozen-lake").out
+    assert metrics["ends"] in shown
+    assert metrics["split"] in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "where"),
+    [
+        ("metaworld-ml45", "metaworld", "catalogue"),
+        ("gym:LunarLander-v3", "box2d", "gymnasium_env"),
+        ("gym:HalfCheetah-v5", "mujoco", "gymnasium_env"),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_install(
+    amago: Amago, monkeypatch: pytest.MonkeyPatch, name: str, extra: str, where: str
+) -> None:
+    monkeypatch.setattr(f"pipelines.envs.suites.{where}.find_spec", lambda module: None)
+    for command in (("envs", name), ("collect", "--env", name, "--steps", "10")):
+        failed = amago(*command)
+        assert failed.code == 3
+        assert f'pip install "amago[{extra}]"' in failed.err
+        assert len(failed.err.strip().splitlines()) == 1
+    assert not Path("runs").exists()
