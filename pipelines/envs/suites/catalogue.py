@@ -18,8 +18,8 @@ from pipelines.errors import InputMissing
 class Suite:
     """`pattern` is a name, or a prefix followed by `*`, which stands for what `placeholder` says. `extra`: the optional
     dependency that brings the modules `requires`; `conflict`: which extras it does not go with, and why. `spaces`,
-    `tasks` and `horizon` say in a few words, without importing anything, what is seen and done, what differs between
-    episodes (and how test differs from train), and how long they are.
+    `tasks`, `horizon` and `ends` say in a few words, without importing anything, what is seen and done, what differs
+    between episodes (and how test differs from train), how long they are, and how one ends.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Suite:
     spaces: str = ""
     tasks: str = ""
     horizon: str = ""
+    ends: str = ""
 
     def matches(self, name: str) -> bool:
         if self.pattern.endswith("*"):
@@ -64,6 +65,10 @@ OWN_CLASS = Suite(
     pattern="module:attr",
     module=f"{_SUITES}gymnasium_env",
     about="Your own gymnasium.Env: a class or factory, importable from Python's path",
+    spaces="the environment's own",
+    tasks="one, or a TaskEnv's; test: other seeds, or its own split",
+    horizon="the environment's own, or env.max_episode_steps",
+    ends="as the environment says; truncated at env.max_episode_steps",
 )
 _PROCGEN_ALONE = (
     "in a virtual environment of its own, since it needs numpy below 2, and imageio-ffmpeg and glfw older than those "
@@ -75,24 +80,40 @@ SUITES: tuple[Suite, ...] = (
         pattern="meta-frozen-lake",
         module=f"{_SUITES}frozen_lake",
         about="Find the way over an unseen lake, then walk it again",
+        spaces="4 numbers, 5 choices",
+        tasks="hidden maps; test: a fifth of them, held out (from size 4 on)",
+        horizon="10 attempts of size x size steps",
+        ends="terminated after the last attempt, which ends at the goal, in a hole or at its time limit",
     ),
     Suite(
         name="built-in",
         pattern="dark-key-door",
         module=f"{_SUITES}dark_key_door",
         about="Find a hidden key, then a hidden door, again and again",
+        spaces="4 numbers, light: 8; 5 choices",
+        tasks="hidden start, key and door; test: other draws of them",
+        horizon="500 steps, attempts of 50",
+        ends="terminated and truncated at the horizon; an attempt ends at the door or at its time limit",
     ),
     Suite(
         name="built-in",
         pattern="tmaze",
         module=f"{_SUITES}tmaze",
         about="Remember a sign until the corridor's end",
+        spaces="2 numbers, 4 choices",
+        tasks="goal left or right; test: the same two",
+        horizon="corridor + 1 steps, active: + 3",
+        ends="terminated and truncated with its last step, whatever was done",
     ),
     Suite(
         name="built-in",
         pattern="goal-frozen-lake",
         module=f"{_SUITES}goal_frozen_lake",
         about="Walk to a goal cell that is shown; ready for hindsight relabelling",
+        spaces="6 numbers, goal and achieved goal of 2; 5 choices",
+        tasks="maps and shown goals; test: a fifth of the maps, held out",
+        horizon="size x size steps",
+        ends="terminated at the goal or in a hole; truncated at the time limit",
     ),
     Suite(
         name="built-in",
@@ -102,12 +123,17 @@ SUITES: tuple[Suite, ...] = (
         spaces="39 numbers, 40 actions",
         tasks="167,424 chemistries, a fifth of them held out for test",
         horizon="10 trials of 20 steps",
+        ends="terminated and truncated after the last trial",
     ),
     Suite(
         name="gymnasium",
         pattern="gym:*",
         module=f"{_SUITES}gymnasium_env",
         about="Any environment registered with gymnasium",
+        spaces="the environment's own",
+        tasks="one; test: other seeds",
+        horizon="as registered, or env.max_episode_steps",
+        ends="terminated as the environment says; truncated at the time limit",
     ),
     Suite(
         name="metaworld",
@@ -120,6 +146,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers, 4 continuous actions",
         tasks="50 hidden goals of one class; test: 50 others",
         horizon="3 attempts of 500 steps",
+        ends="terminated and truncated with the last attempt; an attempt lasts its 500 steps, also after success",
     ),
     Suite(
         name="metaworld",
@@ -131,6 +158,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers, 4 continuous actions",
         tasks="10 classes, 50 hidden goals each; test: 5 other classes",
         horizon="3 attempts of 500 steps",
+        ends="terminated and truncated with the last attempt; an attempt lasts its 500 steps, also after success",
     ),
     Suite(
         name="metaworld",
@@ -142,6 +170,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers, 4 continuous actions",
         tasks="25 classes, 50 hidden goals each; test: 50 others of 5 classes, 4 of them new",
         horizon="3 attempts of 500 steps",
+        ends="terminated and truncated with the last attempt; an attempt lasts its 500 steps, also after success",
     ),
     Suite(
         name="metaworld",
@@ -153,6 +182,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers, 4 continuous actions",
         tasks="45 classes, 50 hidden goals each; test: 5 other classes",
         horizon="3 attempts of 500 steps",
+        ends="terminated and truncated with the last attempt; an attempt lasts its 500 steps, also after success",
     ),
     Suite(
         name="metaworld",
@@ -164,6 +194,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers and the class, 4 continuous actions",
         tasks="10 classes, 50 goals each; test: 50 others each",
         horizon="500 steps",
+        ends="terminated and truncated after 500 steps, also after success",
     ),
     Suite(
         name="metaworld",
@@ -175,6 +206,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers and the class, 4 continuous actions",
         tasks="25 classes, 50 goals each; test: 50 others each",
         horizon="500 steps",
+        ends="terminated and truncated after 500 steps, also after success",
     ),
     Suite(
         name="metaworld",
@@ -186,6 +218,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="40 numbers and the class, 4 continuous actions",
         tasks="50 classes, 50 goals each; test: 50 others each",
         horizon="500 steps",
+        ends="terminated and truncated after 500 steps, also after success",
     ),
     Suite(
         name="crafter",
@@ -197,6 +230,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="64x64 picture, with env.goals also goals of three words; 17 choices",
         tasks="worlds and instructions; test: other seeds",
         horizon="10,000 steps",
+        ends="terminated by death or after the last instruction; truncated at env.max_steps",
     ),
     Suite(
         name="procgen",
@@ -209,6 +243,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="64x64 picture; 15 choices",
         tasks="games and levels; test: levels from env.levels on",
         horizon="2,001 steps",
+        ends="terminated with the last attempt; with one attempt, truncated when time is up",
     ),
     Suite(
         name="procgen",
@@ -222,6 +257,7 @@ SUITES: tuple[Suite, ...] = (
         spaces="64x64 picture; 15 choices",
         tasks="levels; test: levels from env.levels on",
         horizon="1,000 steps",
+        ends="terminated with the game; truncated when time is up; with more attempts, terminated with the last",
     ),
     OWN_CLASS,
 )
