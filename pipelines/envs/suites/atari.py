@@ -1,0 +1,307 @@
+"""`atari-GAME` and `atari-multi`: games of the Atari 2600, in the Arcade Learning Environment's vector environment.
+
+The emulator repeats an action for `frame_skip` frames and shows the pixelwise maximum of the last two. Rewards are the
+game's own, unclipped. An episode ends with the game (terminated) or after `max_frames` frames (truncated), whichever
+lives were lost before. The vector environment resets by itself in the step after an end (NEXT_STEP); here every end is
+followed by a reset with the next episode's own seed before that step, so no step is lost, and what an end returns is
+its true final observation. ale-py is under GPL-2.0.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from ale_py import Action, roms
+from ale_py.vector_env import AtariVectorEnv
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.draws import Draws
+from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.errors import InputMissing, UsageError
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, Space, Spaces
+
+PREFIX, MULTI = "atari-", "atari-multi"
+SEED, GAME = range(2)  # purposes of random draws
+UP, RIGHT, LEFT, DOWN, FIRE = range(5)  # bits of a multi-binary action
+# The 57 games of Mnih et al. (2015) and Bellemare et al. (2013) on which agents are usually compared.
+_USUAL = """
+    alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling boxing
+    breakout centipede chopper_command crazy_climber defender demon_attack double_dunk enduro fishing_derby
+    freeway frostbite gopher gravitar hero ice_hockey jamesbond kangaroo krull kung_fu_master montezuma_revenge
+    ms_pacman name_this_game phoenix pitfall pong private_eye qbert riverraid road_runner robotank seaquest skiing
+    solaris space_invaders star_gunner surround tennis time_pilot tutankham up_n_down venture video_pinball
+    wizard_of_wor yars_revenge zaxxon
+"""
+ATARI57 = tuple(_USUAL.split())
+
+
+class AtariSettings(SettingsModel):
+    """Parameters of `atari-GAME`."""
+
+    actions: Literal["discrete", "multi-binary", "continuous"] = "discrete"
+    """discrete: one of the joystick's 18 positions; multi-binary: up, right, left, down, fire (opposite ones cancel);
+    continuous: radius, angle and fire.
+    """
+    color: bool = True
+    """Three channels; false: one, grey."""
+    size: int = Field(84, ge=16, le=210)
+    """Height and width of the picture."""
+    stack: int = Field(1, ge=1, le=16)
+    """Pictures shown at once, the oldest first, along the channels."""
+    frame_skip: int = Field(4, ge=1)
+    """Frames for which an action is repeated."""
+    sticky: float = Field(0.25, ge=0, lt=1)
+    """Chance, in each frame, that the previous action is repeated instead (Machado et al. 2018)."""
+    noop_max: int = Field(0, ge=0)
+    """Most frames of doing nothing at an episode's beginning; their number is random."""
+    max_frames: int = Field(108_000, ge=1)
+    """Frames after which an episode is truncated (108,000: half an hour)."""
+    life_ends_episode: bool = False
+    """A lost life ends the episode; the next is a new game."""
+    clip_rewards: bool = False
+    """Rewards become their sign."""
+    threads: int = Field(0, ge=0)
+    """Threads that run the emulators of one process; 0: as many as cores."""
+
+    @property
+    def horizon(self) -> int:
+        return -(-self.max_frames // self.frame_skip)
+
+
+class AtariMultiSettings(AtariSettings):
+    """Parameters of `atari-multi`."""
+
+    games: tuple[str, ...] = Field(ATARI57, min_length=1)
+    """Games to train on, each as likely; default: the usual 57."""
+    test_games: tuple[str, ...] = ()
+    """Games of `split = "test"`; empty: those of training, with other seeds."""
+
+
+@dataclass
+class _Slot:
+    """A vector environment of one game, and the actors that play in it."""
+
+    game: str
+    env: AtariVectorEnv
+    actors: np.ndarray
+    fresh: bool = True
+
+
+class Atari(Env):
+    """N actors. One game: one vector environment for all; several games: one for each actor, replaced when its game
+    changes.
+    """
+
+    def __init__(self, name: str, settings: AtariSettings, *, num_envs: int, seed: int, split: str) -> None:
+        super().__init__(num_envs=num_envs)
+        s = self.settings = settings
+        self._draws, self._test = Draws(seed, split, name), split == "test"
+        self.games, about = _games(name, s, split)
+        self._playing, self._named = self.games, False
+        self._is_multi = isinstance(s, AtariMultiSettings)
+        self.spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation={"obs": _image(s)}, action=_action(s)),
+            horizon=s.horizon,
+            about=about,
+            split=_split(s),
+        )
+        self._codes = _joystick() if s.actions == "multi-binary" else None
+        self._nobody = np.zeros(num_envs, dtype=bool)
+        self._nobody.setflags(write=False)
+        self._slots: list[_Slot | None] = [None] * (num_envs if self._is_multi else 1)
+        self._lives = np.zeros(num_envs, dtype=np.int64)
+        self._columns: np.ndarray | None = None
+
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        episodes = self.episodes.advance(indices)
+        seeds = 2 * self._draws.integers(episodes, SEED, 2**30) + self._test
+        shown = np.empty((self.num_envs, *self.spec.spaces.observation["obs"].shape), dtype=np.uint8)
+        if self._columns is not None:
+            shown[:] = self._columns
+        if not self._is_multi:
+            only = self._slots[0] = self._slots[0] or self._slot(self.games[0], np.arange(self.num_envs))
+            self._reset_slot(only, indices, seeds, shown)
+        else:
+            for actor, game, own in zip(indices, self._games_of(episodes), seeds, strict=True):
+                slot = self._slots[actor]
+                if slot is None or slot.game != game:
+                    slot = self._slots[actor] = self._slot(game, np.array([actor]))
+                self._reset_slot(slot, np.array([0]), np.array([own]), shown)
+        self._columns = shown
+        return {"obs": shown}
+
+    def _reset_slot(self, slot: _Slot, rows: np.ndarray, seeds: np.ndarray, shown: np.ndarray) -> None:
+        """Begin games in `rows` of the slot."""
+        mask = np.zeros(len(slot.actors), dtype=bool)
+        mask[rows] = True
+        if slot.fresh:  # the emulators insist on a first reset of all
+            every = np.zeros(len(slot.actors), dtype=np.int64)
+            every[rows] = seeds
+            observation, info = slot.env.reset(seed=every)
+            slot.fresh = False
+        else:
+            observation, info = slot.env.reset(seed=seeds, options={"reset_mask": mask})
+        shown[slot.actors[mask]] = self._picture(observation[mask])
+        self._lives[slot.actors[mask]] = info["lives"][mask]
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        n = self.num_envs
+        shown = np.empty((n, *self.spec.spaces.observation["obs"].shape), dtype=np.uint8)
+        reward = np.empty(n, dtype=np.float32)
+        terminated, truncated = np.zeros((2, n), dtype=bool)
+        lives = np.empty(n, dtype=np.int64)
+        decoded = self._decode(actions)
+        slots = [slot for slot in self._slots if slot is not None]
+        for slot in slots:
+            slot.env.send(decoded[slot.actors])
+        for slot in slots:
+            observation, paid, over, cut, info = slot.env.recv()
+            where = slot.actors
+            shown[where], reward[where] = self._picture(observation), paid
+            terminated[where], truncated[where], lives[where] = over, cut, info["lives"]
+        if self.settings.life_ends_episode:
+            terminated |= lives < self._lives
+        truncated &= ~terminated
+        self._lives, self._columns = lives, shown
+        return StepResult(
+            observation={"obs": shown},
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            reset=self._nobody,
+            attempt_end=terminated | truncated,
+            success=self._nobody,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """The game."""
+        return [slot.game for slot in (self._slots[i if self._is_multi else 0] for i in indices) if slot is not None]
+
+    def play_only(self, tasks: Sequence[str]) -> None:
+        for name in tasks:
+            if name not in self.games:
+                raise InputMissing(
+                    f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
+                    hint=f"its tasks are games: {', '.join(self.games[:8])}{', ...' if len(self.games) > 8 else ''}",
+                )
+        self._playing, self._named = tuple(tasks), True
+
+    def close(self) -> None:
+        self._slots = [None] * len(self._slots)
+
+    def _games_of(self, episodes: np.ndarray) -> list[str]:
+        count = len(self._playing)
+        chosen = episodes % count if self._named else self._draws.integers(episodes, GAME, count)
+        return [self._playing[i] for i in chosen.tolist()]
+
+    def _slot(self, game: str, actors: np.ndarray) -> _Slot:
+        s = self.settings
+        env = AtariVectorEnv(
+            game,
+            len(actors),
+            num_threads=1 if self._is_multi else s.threads,
+            max_num_frames_per_episode=s.max_frames,
+            repeat_action_probability=s.sticky,
+            full_action_space=True,
+            continuous=s.actions == "continuous",
+            autoreset_mode="NextStep",
+            img_height=s.size,
+            img_width=s.size,
+            grayscale=not s.color,
+            stack_num=s.stack,
+            frameskip=s.frame_skip,
+            maxpool=s.frame_skip > 1,
+            noop_max=s.noop_max,
+            episodic_life=False,
+            life_loss_info=False,
+            reward_clipping=s.clip_rewards,
+            use_fire_reset=False,
+        )
+        return _Slot(game, env, actors)
+
+    def _picture(self, frames: np.ndarray) -> np.ndarray:
+        """(m, stack, height, width[, 3]) -> (m, height, width, channels)."""
+        if not self.settings.color:
+            return np.moveaxis(frames, 1, -1)
+        if self.settings.stack == 1:
+            return frames[:, 0]
+        return np.moveaxis(frames, 1, -2).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
+
+    def _decode(self, actions: np.ndarray) -> np.ndarray:
+        """The system's actions -> the emulator's: numbers of joystick positions, or (N, 3) radius, angle, fire."""
+        if self._codes is not None:
+            return self._codes[tuple(np.asarray(actions).T.astype(np.int64))]
+        if self.settings.actions == "continuous":
+            radius, angle, fire = np.asarray(actions, dtype=np.float32).T
+            return np.stack([(radius + 1) / 2, angle * np.float32(np.pi), (fire + 1) / 2], axis=1)
+        return np.asarray(actions, dtype=np.int32)
+
+
+def settings_model(name: str) -> type[AtariSettings]:
+    return AtariMultiSettings if name == MULTI else AtariSettings
+
+
+def make(name: str, settings: AtariSettings, *, num_envs: int, seed: int, split: str) -> Atari:
+    return Atari(name, settings, num_envs=num_envs, seed=seed, split=split)
+
+
+def _games(name: str, settings: AtariSettings, split: str) -> tuple[tuple[str, ...], str]:
+    """The games that may be played, and a few words about them."""
+    if not isinstance(settings, AtariMultiSettings):
+        game = _known(name.removeprefix(PREFIX))
+        return (game,), f"{game.replace('_', ' ').title()} of the Atari 2600, its own score (ALE is under GPL-2.0)"
+    train, test = tuple(map(_known, settings.games)), tuple(map(_known, settings.test_games))
+    both = sorted({*train} & {*test})
+    if both:
+        raise UsageError(
+            f"environment '{name}': games both of training and of test: {', '.join(both)}",
+            hint="leave env.test_games empty to test the games of training with other seeds",
+        )
+    games = test if test and split == "test" else train
+    return games, f"{len(games)} games of the Atari 2600, one in each episode (ALE is under GPL-2.0)"
+
+
+def _known(game: str) -> str:
+    known = roms.get_all_rom_ids()
+    game = game.replace("-", "_")
+    if game not in known:
+        close = difflib.get_close_matches(game, known, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"{len(known)} are known, such as {', '.join(ATARI57[:6])}"
+        raise UsageError(f"there is no Atari game '{game}'", hint=hint)
+    return game
+
+
+def _image(s: AtariSettings) -> Box:
+    return Box(shape=(s.size, s.size, s.stack * (3 if s.color else 1)), dtype="uint8")
+
+
+def _action(s: AtariSettings) -> Space:
+    if s.actions == "multi-binary":
+        return MultiBinary(n=5)
+    if s.actions == "continuous":
+        return Box(shape=(3,), low=(0.0, -np.pi, 0.0), high=(1.0, np.pi, 1.0))
+    return Discrete(n=len(Action.__members__))
+
+
+def _split(s: AtariSettings) -> str:
+    if isinstance(s, AtariMultiSettings) and s.test_games:
+        return f"{len(s.games)} games to train on, {len(s.test_games)} others to test"
+    return "the same games, separate seeds"
+
+
+def _joystick() -> np.ndarray:
+    """(2, 2, 2, 2, 2) int32: the joystick's position by up, right, left, down, fire."""
+    codes = np.zeros((2,) * 5, dtype=np.int32)
+    for bits in np.ndindex(codes.shape):
+        vertical = ("DOWN", "", "UP")[1 + bits[UP] - bits[DOWN]]
+        horizontal = ("LEFT", "", "RIGHT")[1 + bits[RIGHT] - bits[LEFT]]
+        position = vertical + horizontal + ("FIRE" if bits[FIRE] else "")
+        codes[bits] = Action.__members__[position or "NOOP"].value
+    return codes

@@ -1,0 +1,137 @@
+"""One console emulator in a process of its own: `python -m pipelines.envs.suites.retro_emulator FILE_DESCRIPTOR`.
+
+stable-retro runs one emulator a process, and a crash of one takes its process along. The process receives pickled
+requests over the socket whose number it is given and answers each; it ends with whoever holds the other end.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BUTTONS, FRAME = 12, 2
+# Names that stable-retro gives to consoles; each has its own colour, evenly apart on the wheel of hues.
+_NAMED = (
+    "32x Atari2600 FBNeo GameBoy GameGear GbAdvance GbColor Genesis N64 Nes NintendoDs PCEngine SCD Saturn Sms Snes"
+)
+CONSOLES = tuple(_NAMED.split())
+_UNKNOWN = (128, 128, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cartridge:
+    """What a process is to play. `rom`: the file to play, None: that of the package's own folder."""
+
+    game: str
+    rom: str | None
+    size: int
+    frame_skip: int
+    max_frames: int
+
+
+def color(console: str) -> tuple[int, int, int]:
+    """Of the frame around the pictures of `console`."""
+    if console not in CONSOLES:
+        return _UNKNOWN
+    red, green, blue = colorsys.hsv_to_rgb(CONSOLES.index(console) / len(CONSOLES), 1.0, 1.0)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+@lru_cache(maxsize=8)
+def _areas(size: int, length: int) -> np.ndarray:
+    """(size, length) float32: which share of each of `length` pixels falls into each of `size` equal parts."""
+    edges = np.linspace(0, length, size + 1)
+    pixels = np.arange(length)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return (np.clip(overlap, 0, None) * size / length).astype(np.float32)
+
+
+def picture(screen: np.ndarray, size: int, frame: Sequence[int]) -> np.ndarray:
+    """(height, width, 3) -> (size, size, 3) uint8: the screen, averaged over areas, inside a frame of 2 pixels."""
+    inner = size - 2 * FRAME
+    rows, columns = _areas(inner, screen.shape[0]), _areas(inner, screen.shape[1])
+    shrunk = np.einsum("yh,hwc,xw->yxc", rows, screen.astype(np.float32), columns, optimize=True)
+    out = np.empty((size, size, 3), dtype=np.uint8)
+    out[:] = frame
+    out[FRAME:-FRAME, FRAME:-FRAME] = np.rint(shrunk)
+    return out
+
+
+class Emulator:
+    """A game, stepped `frame_skip` frames at a time. Answers are (picture, reward, terminated, truncated)."""
+
+    def __init__(self, cartridge: Cartridge) -> None:
+        import stable_retro
+
+        self.cartridge = cartridge
+        data = stable_retro.data
+        self._source = data.Integrations.STABLE
+        if cartridge.rom is not None:  # the package looks for `rom.EXTENSION` in folders named after games
+            self._folder = tempfile.TemporaryDirectory(prefix="amago-rom-")
+            link = Path(self._folder.name) / cartridge.game / f"rom{Path(cartridge.rom).suffix.lower()}"
+            link.parent.mkdir()
+            link.symlink_to(cartridge.rom)
+            data.Integrations.add_custom_path(self._folder.name)
+            self._source = data.Integrations.CUSTOM
+        self._env = stable_retro.RetroEnv(cartridge.game, inttype=self._source, render_mode="rgb_array")
+        self._frame = color(self._env.system)
+        self._idle = np.zeros(self._env.num_buttons, dtype=np.int8)
+
+    def reset(self, state: str, idle_frames: int) -> tuple[np.ndarray, float, bool, bool]:
+        """The game from a saved state on, after some frames in which nothing is pressed."""
+        if state:
+            self._env.load_state(state, self._source)
+        screen, _ = self._env.reset()
+        self._frames = 0
+        for _ in range(idle_frames):
+            screen, _, over, _, _ = self._env.step(self._idle)
+            if over:
+                screen, _ = self._env.reset()
+                break
+        return picture(screen, self.cartridge.size, self._frame), 0.0, False, False
+
+    def step(self, buttons: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        """`buttons` (12,) are those of the console, in its order; those beyond its own mean nothing."""
+        pressed, total, over = self._idle.copy(), 0.0, False
+        count = min(len(pressed), BUTTONS)
+        pressed[:count] = buttons[:count]
+        for _ in range(self.cartridge.frame_skip):
+            screen, reward, over, _, _ = self._env.step(pressed)
+            total += float(reward)
+            self._frames += 1
+            if over or self._frames >= self.cartridge.max_frames:
+                break
+        late = self._frames >= self.cartridge.max_frames and not over
+        return picture(screen, self.cartridge.size, self._frame), total, bool(over), late
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests (method, arguments) until the other end is closed; the first brings the cartridge."""
+    emulator: Any = None
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            if method == "begin":
+                emulator, answer = Emulator(*arguments), None
+            else:
+                answer = getattr(emulator, method)(*arguments)
+        except Exception as error:  # the other end reports it
+            connection.send((f"{type(error).__name__}: {error}", None))
+            return
+        connection.send((None, answer))
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))
