@@ -1,0 +1,208 @@
+"""`minigrid:ID` and `babyai-multi`: small grid worlds with instructions (Chevalier-Boisvert et al., 2018 and 2023).
+
+A task is (level, seed): the seed fixes layout and instruction. Training seeds are even, test seeds odd. Observation:
+`image` (7, 7, 3) uint8, kind, colour and state of the cells in view; `direction`; `mission`. The library's codes are
+at most 10, 5 and 3; here they are spread over 0 to 255, since networks divide bytes by 255.
+
+`minigrid:ID`: one attempt, the mission as text; terminated by success (or failure), truncated at the level's limit.
+`babyai-multi`: a level in each episode, attempts at one and the same (level, seed), the mission as the numbers of its
+words (at most 9 of 29: 0 nothing, 1 a word unknown), and `attempt`, the share of attempts finished. Between attempts
+there is one more step, whose action counts for nothing and which shows the new start. The last attempt terminates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+from typing import Any, ClassVar
+
+import gymnasium
+import minigrid  # noqa: F401 (registers its levels)
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+from pydantic import Field, field_validator
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
+from pipelines.errors import InputMissing, UsageError
+
+PREFIX, MULTI = "minigrid:", "babyai-multi"
+_WORDS = """go to the a open pick up red green blue purple yellow grey ball box key door object in front of you on your
+    left right behind"""
+WORDS = tuple(_WORDS.split())
+UNKNOWN, FIRST_WORD, VOCABULARY, MISSION_WORDS = 1, 2, 29, 9
+MISSION_LETTERS = 256
+SPREAD = np.array([25, 51, 85], dtype=np.uint8)  # 10 kinds, 5 colours and 3 states become at most 255
+# Levels with one instruction that is neither a sequence nor about two objects; no debug levels.
+_LEVELS = """GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToObjS4 GoToObjS6 GoToLocal GoToLocalS5N2
+    GoToLocalS6N2 GoToLocalS6N3 GoToLocalS6N4 GoToLocalS7N4 GoToLocalS7N5 GoToLocalS8N2 GoToLocalS8N3 GoToLocalS8N4
+    GoToLocalS8N5 GoToLocalS8N6 GoToLocalS8N7 GoTo GoToOpen GoToObjMaze GoToObjMazeOpen GoToObjMazeS4R2
+    GoToObjMazeS4 GoToObjMazeS5 GoToObjMazeS6 GoToObjMazeS7 GoToImpUnlock GoToRedBlueBall GoToDoor GoToObjDoor Open
+    OpenRedDoor OpenDoor OpenDoorColor OpenDoorLoc Pickup UnblockPickup PickupLoc PickupDist PickupAbove Unlock
+    UnlockLocal UnlockLocalDist KeyInBox UnlockPickup UnlockPickupDist BlockedUnlockPickup UnlockToUnlock
+    ActionObjDoor FindObjS5 FindObjS6 FindObjS7 KeyCorridor KeyCorridorS3R1 KeyCorridorS3R2 KeyCorridorS3R3
+    KeyCorridorS4R3 KeyCorridorS5R3 KeyCorridorS6R3 OneRoomS8 OneRoomS12 OneRoomS16 OneRoomS20"""
+LEVELS = tuple(_LEVELS.split())
+_VERSION_ONE = ("GoToObjS6",)
+_NUMBERS = {word: FIRST_WORD + number for number, word in enumerate(WORDS)}
+
+
+class MinigridSettings(SettingsModel):
+    """`minigrid:ID` has no parameters."""
+
+
+class BabyAISettings(SettingsModel):
+    """Parameters of `babyai-multi`."""
+
+    levels: tuple[str, ...] = Field(LEVELS, min_length=1)
+    """Levels of which each episode plays one, all equally often."""
+    attempts: int = Field(2, ge=1)
+    """Attempts at one task, in one episode."""
+
+    @field_validator("levels")
+    @classmethod
+    def _known(cls, levels: tuple[str, ...]) -> tuple[str, ...]:
+        for name in levels:
+            if name not in LEVELS:
+                close = difflib.get_close_matches(name, LEVELS, n=1, cutoff=0.0)
+                raise ValueError(f"'{name}' is no level of {MULTI}; the closest is '{close[0]}'")
+        return levels
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return BabyAISettings if name == MULTI else MinigridSettings
+
+
+def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
+    if isinstance(settings, BabyAISettings):
+        levels, attempts = {level: registered(level) for level in settings.levels}, settings.attempts
+    else:
+        levels, attempts = {checked_id(name.removeprefix(PREFIX)): checked_id(name.removeprefix(PREFIX))}, 1
+    limits = [step_limit(level) for level in levels.values()]
+    longest = None if None in limits else max(filter(None, limits))
+    return GymnasiumEnv(
+        name,
+        lambda: GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI),
+        num_envs=num_envs,
+        seed=seed,
+        split=split,
+        max_length=MISSION_WORDS,
+    )
+
+
+def registered(level: str) -> str:
+    """The library's ID of a level of `LEVELS`."""
+    return f"BabyAI-{level}-v{int(level in _VERSION_ONE)}"
+
+
+def checked_id(name: str) -> str:
+    """`name`, where the library can make it. UsageError for no ID, InputMissing for one whose files it lacks."""
+    known = [level for level in gymnasium.registry if level.startswith(("MiniGrid-", "BabyAI-"))]
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"IDs are such as '{PREFIX}{known[0]}'"
+        raise UsageError(f"minigrid has no environment '{name}'", hint=hint)
+    if name.startswith("MiniGrid-WFC-"):
+        raise InputMissing(
+            f"environment '{name}' needs pattern pictures that minigrid's package lacks",
+            hint="choose one without WFC in its name",
+        )
+    return name
+
+
+def made(level: str) -> Any:
+    """The level with this ID, without gymnasium's wrappers, whose warnings would be shown at each episode."""
+    spec = gymnasium.registry[level]
+    assert isinstance(spec.entry_point, str)
+    return load_env_creator(spec.entry_point)(**spec.kwargs)
+
+
+def step_limit(level: str) -> int | None:
+    """Most steps of an attempt. None where it depends on the instruction."""
+    env = made(level)
+    if not isinstance(env, RoomGridLevel) or env.fixed_max_steps:
+        return int(env.max_steps)
+    if level not in _ONE_INSTRUCTION:
+        return None
+    return int(env.room_size**2 * env.num_rows * env.num_cols)
+
+
+_ONE_INSTRUCTION = frozenset(map(registered, LEVELS))
+
+
+class GridLevels(TaskEnv):
+    """Attempts at one (level, seed), named `LEVEL/SEED`. `levels`: the library's ID of each name."""
+
+    has_success = True
+    about: ClassVar[str] = "A grid world seen in part, with an instruction"
+    splits = "even seeds for train, odd seeds for test"
+
+    def __init__(self, levels: dict[str, str], *, attempts: int, longest: int | None, in_words: bool) -> None:
+        self.num_attempts = self._attempts = attempts
+        self.horizon = None if longest is None else attempts * (longest + 1) - 1
+        self._levels, self._in_words = levels, in_words
+        self._id = next(iter(levels.values()))
+        self._env = made(self._id)
+        self.action_space = self._env.action_space
+        spaces: dict[str, gymnasium.Space] = {
+            "image": self._env.observation_space["image"],
+            "direction": gymnasium.spaces.Discrete(4),
+        }
+        if in_words:
+            spaces["mission"] = gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(VOCABULARY))
+            spaces["attempt"] = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+        else:
+            letters = "".join(map(chr, range(32, 127)))
+            spaces["mission"] = gymnasium.spaces.Text(MISSION_LETTERS, min_length=0, charset=letters)
+        self.observation_space = gymnasium.spaces.Dict(spaces)
+        self._named: tuple[str, int] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        level = list(self._levels)[self.np_random.integers(len(self._levels))]
+        self._seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        if self._named is not None:
+            level, self._seed = self._named
+        if self._levels[level] != self._id:
+            self._id = self._levels[level]
+            self._env = made(self._id)
+        self.task, self.outcome = f"{level}/{self._seed}", NOTHING
+        self._attempt, self._between = 0, False
+        observation = self._begin()
+        self.goal_text = self._env.mission
+        return observation, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._between:
+            self._between, self.outcome = False, Outcome(reset=True)
+            return self._begin(), 0.0, False, False, {}
+        seen, reward, terminated, truncated, _ = self._env.step(action)
+        over = bool(terminated or truncated)
+        self._attempt += over
+        last = self._attempt == self._attempts
+        self.outcome = Outcome(attempt_end=True, success=bool(terminated and reward > 0)) if over else NOTHING
+        self._between = over and not last
+        if self._attempts != 1:
+            terminated = last
+        return self._shown(seen), float(reward), bool(last and terminated), bool(last and truncated), {}
+
+    def play(self, task: str) -> None:
+        level, _, seed = task.partition("/")
+        if level not in self._levels or not seed.isdecimal():
+            raise ValueError(f"tasks are LEVEL/SEED, e.g. {next(iter(self._levels))}/1")
+        self._named = level, int(seed)
+
+    def _begin(self) -> dict[str, Any]:
+        """An attempt's first observation."""
+        with contextlib.redirect_stdout(io.StringIO()):  # levels print each layout that they reject
+            return self._shown(self._env.reset(seed=self._seed)[0])
+
+    def _shown(self, seen: dict[str, Any]) -> dict[str, Any]:
+        shown = {"image": seen["image"] * SPREAD, "direction": int(seen["direction"]), "mission": seen["mission"]}
+        if self._in_words:
+            shown["mission"] = [_NUMBERS.get(word, UNKNOWN) for word in seen["mission"].split()]
+            shown["attempt"] = np.array([self._attempt / self._attempts], dtype=np.float32)
+        return shown

@@ -1,0 +1,137 @@
+"""`popgym-GAME`: games that take memory, sixteen of them at three levels (Morad et al., ICLR 2023).
+
+Observation: what the game shows as float32 numbers, choices one-hot, and at the end t / 1000, t being the steps taken.
+An end by the step limit counts as an end of the game: terminated too, unless `time_limit_ends` is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from popgym.envs import ALL
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv
+from pipelines.errors import UsageError
+
+PREFIX = "popgym-"
+TIME_SCALE = 1000.0
+# RepeatPreviousEasy and so on; VelocityOnlyCartpole is spelled so.
+GAMES = {registered["id"].removeprefix(PREFIX).removesuffix("-v0"): game for game, registered in ALL.items()}
+
+
+class PopgymSettings(SettingsModel):
+    """Parameters of `popgym-GAME`."""
+
+    time_limit_ends: bool = True
+    """The game's step limit is an end of the game (terminated and truncated), not a pause in it (truncated alone)."""
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return PopgymSettings
+
+
+def make(name: str, settings: PopgymSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
+    game = name.removeprefix(PREFIX)
+    if game not in GAMES:
+        close = difflib.get_close_matches(game, GAMES, n=1, cutoff=0.4)
+        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"games: {', '.join(GAMES)}"
+        raise UsageError(f"POPGym has no game '{game}'", hint=hint)
+    return GymnasiumEnv(name, lambda: Popgym(game, settings), num_envs=num_envs, seed=seed, split=split)
+
+
+class Popgym(TaskEnv):
+    """One game as numbers; the seed is its instance."""
+
+    about: ClassVar[str] = "A game that takes memory"
+    splits = "even seeds for train, odd seeds for test"
+
+    def __init__(self, game: str, settings: PopgymSettings) -> None:
+        self._game, self._time_limit_ends = new_game(game), settings.time_limit_ends
+        self.task, self.horizon = game, step_limit(self._game)
+        size = flat_size(self._game.observation_space) + 1
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.action_space = self._game.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time, self.outcome = 0, NOTHING
+        return self._shown(begin(self._game, int(self.np_random.integers(2**31)) if seed is None else seed)), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        seen, reward, terminated, truncated, _ = self._game.step(action)
+        self._time += 1
+        self.outcome = FAILED if terminated or truncated else NOTHING
+        ended = terminated or (truncated and self._time_limit_ends)
+        return self._shown(seen), float(reward), bool(ended), bool(truncated), {}
+
+    def play(self, task: str) -> None:
+        if task != self.task:
+            raise ValueError(f"its only task is '{self.task}'")
+
+    def _shown(self, seen: Any) -> np.ndarray:
+        return np.append(numbers(self._game.observation_space, seen), np.float32(self._time / TIME_SCALE))
+
+
+def new_game(game: str) -> gymnasium.Env:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the mazes say that they need no memory
+        return GAMES[game]()
+
+
+def begin(game: gymnasium.Env, seed: int) -> Any:
+    """A game's first observation. The mazes draw from global generators, which are left as they were."""
+    with global_randomness_kept():
+        return game.reset(seed=seed)[0]
+
+
+@contextlib.contextmanager
+def global_randomness_kept() -> Iterator[None]:
+    ours, theirs = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(theirs)
+
+
+def step_limit(game: gymnasium.Env) -> int:
+    """Most steps of a game: cards dealt, or what the game says."""
+    for name in ("max_episode_length", "episode_length"):
+        if hasattr(game, name):
+            return int(getattr(game, name))
+    return int(game.deck.num_cards) - 1  # type: ignore[attr-defined]
+
+
+def flat_size(space: gymnasium.Space) -> int:
+    """How many numbers `numbers` makes of an observation."""
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return sum(flat_size(part) for part in space.spaces)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(space.n)
+    assert space.shape is not None
+    return int(np.prod(space.shape))
+
+
+def numbers(space: gymnasium.Space, seen: Any) -> np.ndarray:
+    """float32 (n,): numbers as they are, each choice one-hot, one after another."""
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return np.concatenate([numbers(part, value) for part, value in zip(space.spaces, seen, strict=True)])
+    if not isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+        return np.asarray(seen, dtype=np.float32).ravel()
+    if not space.contains(seen):
+        raise ValueError(f"the game shows {seen}, which is not in {space}")
+    sizes = np.atleast_1d(space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec)
+    hot = np.zeros(sizes.sum(), dtype=np.float32)
+    hot[np.cumsum(sizes) - sizes + seen] = 1.0
+    return hot
