@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,25 @@ from pipelines.config.encoders import MambaSettings
 from pipelines.nets import init
 from pipelines.nets.packing import Packing
 from pipelines.nets.rnn import State
-from pipelines.nets.scan import selective_scan
+from pipelines.nets.selective import selective_scan
 from pipelines.nets.sequence import SequenceEncoder
 
 FASTEST, SLOWEST = 1e-3, 1e-1  # time steps at the start, Mamba's
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def has_kernels() -> bool:
     """Whether mamba-ssm is installed, whose fused scan runs on CUDA."""
-    return find_spec("mamba_ssm") is not None
+    return _has_kernels()
+
+
+@functools.cache
+def _has_kernels() -> bool:
+    try:
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # noqa: F401
+    except ImportError:  # not there, built without CUDA, or for another torch
+        return False
+    return True
 
 
 class Block(nn.Module):
@@ -70,12 +78,13 @@ class Block(nn.Module):
         """Causal convolution of each channel, within documents: sum_k taps_k x_{t-k}."""
         reach = self.taps_IK.shape[1] - 1
         length = seen_BTI.shape[1] - reach
-        out_BTI = self.tap_bias_I + self.taps_IK[:, 0] * seen_BTI[:, reach:]
-        for k in range(1, reach + 1):
+        now_I, *earlier = self.taps_IK.unbind(1)
+        out_BTI = torch.addcmul(self.tap_bias_I, now_I, seen_BTI[:, reach:])
+        for k, tap_I in enumerate(earlier, 1):
             back_BTI = seen_BTI[:, reach - k : reach - k + length]
             if packing is not None:
                 back_BTI = back_BTI * (packing.age_RW >= k)[..., None]
-            out_BTI = out_BTI + self.taps_IK[:, k] * back_BTI
+            out_BTI = torch.addcmul(out_BTI, tap_I, back_BTI)
         return out_BTI
 
     def _scan(

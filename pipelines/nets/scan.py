@@ -1,52 +1,80 @@
-"""Linear recurrences over time, h_t = a_t h_{t-1} + b_t, and what stands on them. B batch, T time, D channels,
-S states of a channel."""
+"""Linear recurrences over time, h_t = a_t h_{t-1} + b_t: step by step on a CPU, where a step is as fast as memory, in
+log T passes on devices where a step is a launch. B batch, T time.
+
+Operators of torch's library, forward and backward alike: a compiled encoder holds one node for each, not T of them.
+"""
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-
-CHUNK = 32  # tokens whose states exist at a time in a selective scan
 
 
 def linear_scan(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
     """h (B, T, ...) for h_t = a_t h_{t-1} + b_t, where h_{-1} = `first_B` (B, ...). Only h is kept for the backward."""
-    return cast(Tensor, _Scan.apply(a_BT, b_BT, first_B))
+    return cast(Tensor, _forward(a_BT, b_BT, first_B))
 
 
-class _Scan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
-        h_BT = _run(a_BT, b_BT, first_B)
-        ctx.save_for_backward(a_BT, h_BT, first_B)
-        return h_BT
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        a_BT, h_BT, first_B = ctx.saved_tensors
-        (grad_BT,) = grads
-        # g_t = grad_t + a_{t+1} g_{t+1}: the same recurrence, backwards
-        later_BT = torch.cat((a_BT[:, 1:], torch.zeros_like(a_BT[:, :1])), 1)
-        g_BT = _run(later_BT, grad_BT, torch.zeros_like(first_B), backwards=True)
-        before_BT = torch.cat((first_B[:, None], h_BT[:, :-1]), 1)
-        return g_BT * before_BT, g_BT, a_BT[:, 0] * g_BT[:, 0]
+@torch.library.custom_op("amago::linear_scan", mutates_args=())
+def _forward(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
+    h_BT = b_BT.clone()
+    recur(a_BT, h_BT, first_B)
+    return h_BT
 
 
-def _run(a_BT: Tensor, b_BT: Tensor, first_B: Tensor, *, backwards: bool = False) -> Tensor:
-    """The recurrence, from the last place to the first if `backwards`: step by step on a CPU, in log T passes on
-    devices where a step is a launch."""
-    if a_BT.device.type == "cpu":
-        h_BT, last = torch.empty_like(b_BT), first_B
-        for t in range(a_BT.shape[1] - 1, -1, -1) if backwards else range(a_BT.shape[1]):
-            last = torch.addcmul(b_BT[:, t], a_BT[:, t], last, out=h_BT[:, t])
-        return h_BT
-    a_BT, b_BT = (a_BT.flip(1), b_BT.flip(1)) if backwards else (a_BT, b_BT)
-    h_BT = doubling(a_BT, b_BT, first_B)
-    return h_BT.flip(1) if backwards else h_BT
+@torch.library.custom_op("amago::linear_scan_backward", mutates_args=())
+def _backward(grad_BT: Tensor, a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    g_BT, grad_a_BT = grad_BT.clone(), torch.empty_like(h_BT)
+    recur_back(a_BT, g_BT)
+    torch.mul(g_BT[:, 1:], h_BT[:, :-1], out=grad_a_BT[:, 1:])
+    torch.mul(g_BT[:, 0], first_B, out=grad_a_BT[:, 0])
+    return grad_a_BT, g_BT, a_BT[:, 0] * g_BT[:, 0]
+
+
+@_forward.register_fake
+def _(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
+    return b_BT.clone()
+
+
+@_backward.register_fake
+def _(grad_BT: Tensor, a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(h_BT), grad_BT.clone(), torch.empty_like(a_BT[:, 0])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    a_BT, _, first_B = inputs
+    ctx.save_for_backward(a_BT, output, first_B)
+
+
+_forward.register_autograd(lambda ctx, grad_BT: _backward(grad_BT, *ctx.saved_tensors), setup_context=_keep)
+
+
+def in_steps(device: torch.device) -> bool:
+    """Whether recurrences run step by step there."""
+    return device.type == "cpu"
+
+
+def recur(a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> None:
+    """The recurrence in place: `h_BT` holds b before, h after."""
+    if not in_steps(h_BT.device):
+        h_BT.copy_(doubling(a_BT, h_BT, first_B))
+        return
+    last = first_B
+    for a, h in zip(a_BT.unbind(1), h_BT.unbind(1), strict=True):
+        last = torch.addcmul(h, a, last, out=h)
+
+
+def recur_back(a_BT: Tensor, g_BT: Tensor) -> None:
+    """The same backwards, g_t = grad_t + a_{t+1} g_{t+1}, in place: `g_BT` holds grad before, g after."""
+    if not in_steps(g_BT.device):
+        later_BT = torch.cat((torch.zeros_like(a_BT[:, :1]), a_BT[:, 1:].flip(1)), 1)
+        g_BT.copy_(doubling(later_BT, g_BT.flip(1), torch.zeros_like(g_BT[:, 0])).flip(1))
+        return
+    gs = g_BT.unbind(1)[::-1]
+    for a, g, later in zip(a_BT.unbind(1)[:0:-1], gs[1:], gs[:-1], strict=True):
+        g.addcmul_(a, later)
 
 
 def doubling(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
@@ -57,46 +85,3 @@ def doubling(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
         a_BT = torch.cat((a_BT[:, :step], a_BT[:, step:] * a_BT[:, :-step]), 1)
         step *= 2
     return torch.addcmul(b_BT, a_BT, first_B[:, None])
-
-
-def selective_scan(
-    x_BTD: Tensor,
-    delta_BTD: Tensor,
-    rate_DS: Tensor,
-    into_BTS: Tensor,
-    out_BTS: Tensor,
-    state_BDS: Tensor,
-    begins_BT: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Selective state spaces (Gu & Dao 2023, arXiv 2312.00752): y_t = <out_t, h_t>,
-    h_t = exp(delta_t rate) h_{t-1} + delta_t into_t x_t -> (y (B, T, D), last h). States are forgotten where
-    `begins_BT`. Chunk by chunk, each computed again in the backward: states of all tokens never exist together.
-    """
-    outputs = []
-    parts = (t.split(CHUNK, 1) for t in (x_BTD, delta_BTD, into_BTS, out_BTS))
-    begun = repeat(None) if begins_BT is None else begins_BT.split(CHUNK, 1)
-    for x, delta, into, out, begins in zip(*parts, begun, strict=False):
-        inputs = (x, delta, rate_DS, into, out, state_BDS, begins)
-        if torch.is_grad_enabled():
-            y_BTD, state_BDS = checkpoint(_chunk, *inputs, use_reentrant=False, preserve_rng_state=False)
-        else:
-            y_BTD, state_BDS = _chunk(*inputs)
-        outputs.append(y_BTD)
-    return torch.cat(outputs, 1), state_BDS
-
-
-def _chunk(
-    x_BTD: Tensor,
-    delta_BTD: Tensor,
-    rate_DS: Tensor,
-    into_BTS: Tensor,
-    out_BTS: Tensor,
-    state_BDS: Tensor,
-    begins_BT: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    decay_BTDS = torch.exp(delta_BTD[..., None] * rate_DS)
-    if begins_BT is not None:
-        decay_BTDS = decay_BTDS.masked_fill(begins_BT[..., None, None], 0.0)
-    drive_BTDS = (delta_BTD * x_BTD)[..., None] * into_BTS[:, :, None]
-    h_BTDS = linear_scan(decay_BTDS, drive_BTDS, state_BDS)
-    return (h_BTDS @ out_BTS[..., None])[..., 0], h_BTDS[:, -1].clone()  # a view would keep all of h
