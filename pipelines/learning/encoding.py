@@ -24,7 +24,10 @@ def encode(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBa
 
 
 def inspect(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBatch) -> dict[str, Tensor]:
-    """Figures of both encoders on a small part of `batch`, as 0-d tensors; nothing is learned or moved."""
+    """Figures of both encoders on a small part of `batch`, as 0-d tensors; nothing is learned or moved.
+
+    Compiled encoders are called as they are written: hooks in compiled code are not seen.
+    """
     training = timestep.training, sequence.training
     timestep.eval()
     sequence.eval()
@@ -33,7 +36,7 @@ def inspect(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorB
         at = (windows, rows)
         observation = {name: column[at] for name, column in batch.observation.items()}
         time = batch.time[at]
-        return timestep(observation, batch.action[at], batch.reward[at], time), time, batch.real_rows[at]
+        return timestep.forward(observation, batch.action[at], batch.reward[at], time), time, batch.real_rows[at]
 
     try:
         return probe(timestep, sequence, tokens)

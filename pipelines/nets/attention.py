@@ -142,7 +142,7 @@ def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing:
     if packing is None:
         out = flash_attn_func(*(x.transpose(1, 2) for x in (q_BHTD, k_BHTD, v_BHTD)), **options)
         return out.transpose(1, 2)
-    longest, ends = max(packing.lengths), packing.cumulative
+    longest, ends = packing.width, packing.cumulative
     parts = (_tokens(x, packing) for x in (q_BHTD, k_BHTD, v_BHTD))
     return _rows(flash_attn_varlen_func(*parts, ends, ends, longest, longest, **options), packing)
 
@@ -153,22 +153,22 @@ def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing
 
     assert packing is not None
     left = -1 if sight.window is None else sight.window - 1
-    longest, ends = max(packing.lengths), packing.cumulative
-    q_NHD, k_NHD, v_NHD = (_tokens(x, packing) for x in (q_BHTD, k_BHTD, v_BHTD))
-    out_NHD = varlen_attn(q_NHD, k_NHD, v_NHD, ends, ends, longest, longest, window_size=(left, 0))
+    longest, ends, size = packing.width, packing.cumulative, q_BHTD.shape[-1]
+    q_NHD, k_NHD, v_NHD = (F.pad(_tokens(x, packing), (0, -size % 8)) for x in (q_BHTD, k_BHTD, v_BHTD))  # it takes 8s
+    out_NHD = varlen_attn(q_NHD, k_NHD, v_NHD, ends, ends, longest, longest, scale=size**-0.5, window_size=(left, 0))
     assert isinstance(out_NHD, Tensor)
-    return _rows(out_NHD, packing)
+    return _rows(out_NHD[..., :size], packing)
 
 
 def _tokens(x_BHTD: Tensor, packing: Packing) -> Tensor:
     """(R, H, W, Dh) -> (N, H, Dh): document after document, without empty places."""
-    return x_BHTD.transpose(1, 2)[packing.real_RW]
+    return x_BHTD.transpose(1, 2).flatten(0, 1).index_select(0, packing.tokens_N)
 
 
 def _rows(x_NHD: Tensor, packing: Packing) -> Tensor:
-    out = x_NHD.new_zeros(*packing.document_RW.shape, *x_NHD.shape[1:])
-    out[packing.real_RW] = x_NHD
-    return out.transpose(1, 2)
+    rows, width = packing.document_RW.shape
+    out = x_NHD.new_zeros(rows * width, *x_NHD.shape[1:]).index_copy(0, packing.tokens_N, x_NHD)
+    return out.unflatten(0, (rows, width)).transpose(1, 2)
 
 
 def flexible(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
@@ -190,12 +190,10 @@ BACKENDS: dict[str, Backend] = {
 def obstacle(name: str, device: torch.device, dtype: torch.dtype, sight: Sight, *, packed: bool = False) -> str | None:
     """Why backend `name` cannot be used for this, or None if it can."""
     half = dtype in HALF
-    if name in ("flash", "varlen") and device.type != "cuda":
-        return "needs CUDA"
-    if name == "flash" and find_spec("flash_attn") is None:
-        return 'flash-attn is not installed (pip install "amago[flash]")'
-    if name == "varlen" and not _has_varlen():
-        return "this torch has no torch.nn.attention.varlen with windows"
+    if name in ("flash", "varlen", "flex") and device.type != "cuda":
+        return "needs CUDA to be fast" if name == "flex" else "needs CUDA"
+    if name in ("flash", "varlen", "flex") and (missing := lacks(name)):
+        return missing
     if name in ("flash", "varlen") and not half:
         return "needs bf16"
     if name in ("flash", "varlen") and sight.sink:
@@ -208,8 +206,6 @@ def obstacle(name: str, device: torch.device, dtype: torch.dtype, sight: Sight, 
         return "is not for packed rows"
     if name == "banded" and sight.window is None:
         return "is for windows"
-    if name == "flex" and not flex.runs_on(device):
-        return "needs CUDA and triton to be fast"
     return None
 
 
@@ -222,7 +218,29 @@ def here(device: torch.device) -> dict[str, str | None]:
     }
 
 
+@torch.compiler.assume_constant_result
+def lacks(name: str) -> str | None:
+    """What CUDA backend `name` needs and this installation has not; None: nothing. A compiler takes it as given."""
+    return _lacks(name)
+
+
 @functools.cache
+def _lacks(name: str) -> str | None:
+    if name == "flex":
+        return None if find_spec("triton") is not None else "triton is not installed"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+        return "needs a GPU of the Ampere generation, or later"
+    if name == "varlen":
+        return None if _has_varlen() else "this torch has no torch.nn.attention.varlen with windows"
+    if find_spec("flash_attn") is None:
+        return 'flash-attn is not installed (pip install "amago[flash]")'
+    try:
+        import flash_attn  # noqa: F401
+    except ImportError as error:  # built without CUDA, or for another torch
+        return f"flash-attn cannot be imported ({error})"
+    return None
+
+
 def _has_varlen() -> bool:
     if find_spec("torch.nn.attention.varlen") is None:
         return False
@@ -230,7 +248,7 @@ def _has_varlen() -> bool:
 
     from torch.nn.attention.varlen import varlen_attn
 
-    return "window_size" in inspect.signature(varlen_attn).parameters
+    return {"window_size", "scale"} <= inspect.signature(varlen_attn).parameters.keys()
 
 
 def choose(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from pipelines.nets.packing import Packing
 
 
-def runs_on(device: torch.device) -> bool:
-    """Whether it is compiled there; elsewhere it is as dense attention, only slower."""
-    return device.type == "cuda" and find_spec("triton") is not None
+LEAST = 16  # numbers of a head that its kernels take
 
 
 def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Any:
@@ -28,13 +26,15 @@ def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, pack
         mask = _single(length, sight.window, sight.sink, device)
     else:
         mask = packing.keep(("flex", sight.window, sight.sink), lambda: _documents(sight, packing))
-    run = _compiled() if runs_on(device) else flex_attention
-    return run(q_BHTD, k_BHTD, v_BHTD, score_mod=_capping(sight.cap), block_mask=mask)
+    run = _compiled() if device.type == "cuda" else flex_attention
+    size = q_BHTD.shape[-1]
+    q, k, v = (F.pad(x, (0, max(0, LEAST - size))) for x in (q_BHTD, k_BHTD, v_BHTD))
+    return run(q, k, v, score_mod=_capping(sight.cap), block_mask=mask, scale=size**-0.5)[..., :size]
 
 
 @functools.cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention)  # lengths become variables once they vary: no kernel for each of them
 
 
 @functools.cache

@@ -33,14 +33,16 @@ class SigmaLinear(nn.Module):
     @torch.no_grad()
     def iterate(self) -> None:
         """One power iteration on the singular vectors."""
-        right = torch.mv(self.weight.t(), self.left)
-        self.right.copy_(right / right.norm().clamp_min(1e-12))
-        left = torch.mv(self.weight, self.right)
-        self.left.copy_(left / left.norm().clamp_min(1e-12))
+        with torch.autocast(self.weight.device.type, enabled=False):
+            right = torch.mv(self.weight.t(), self.left)
+            self.right.copy_(right / right.norm().clamp_min(1e-12))
+            left = torch.mv(self.weight, self.right)
+            self.left.copy_(left / left.norm().clamp_min(1e-12))
 
     def scale(self) -> Tensor:
-        """gain / sigma, 0-d, differentiable in the weight and the gain."""
-        return self.gain / torch.dot(self.left, torch.mv(self.weight, self.right))
+        """gain / sigma, 0-d, differentiable in the weight and the gain; as precise as they are also under autocast."""
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return self.gain / torch.dot(self.left, torch.mv(self.weight, self.right))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() < self.weight.numel():  # fewer rows than outputs: scaling the product is cheaper

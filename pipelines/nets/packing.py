@@ -18,25 +18,38 @@ class Packing:
     """Where each token of windows of `lengths` (B,), padded to `time`, lies in rows as long as the longest window.
 
     `document_RW`: number of the window a place belongs to, -1 where it is empty; empty places end a row.
-    `age_RW`: index of a place's token within its window.
+    `age_RW`: index of a place's token within its window. `real_RW`: whether a place holds a token (bool). `begins_RW`:
+    whether a document begins there; empty places count as one each. `tokens_N`: the places that hold a token, in
+    order, among the R W. `cumulative`: where each document begins among those, and where the last ends; int32, as
+    kernels take it.
+
+    All is worked out on the CPU before it goes to `device`: nothing waits for a device, or has a shape that a compiler
+    cannot tell.
     """
 
     def __init__(self, lengths: Sequence[int], *, time: int, device: torch.device | str = "cpu") -> None:
         self.shape, self.width = (len(lengths), time), max(lengths)
         rows = _rows(lengths, self.width)
-        document = torch.full((len(rows), self.width), -1)
+        document = torch.full((len(rows), self.width), -1, device="cpu")
         age = torch.zeros_like(document)
-        place = torch.zeros(self.shape, dtype=torch.int64)
+        place = torch.zeros(self.shape, dtype=torch.int64, device="cpu")
         for row, windows in enumerate(rows):
             first = 0
             for window in windows:
                 length = lengths[window]
+                index = torch.arange(length, device="cpu")
                 document[row, first : first + length] = window
-                age[row, first : first + length] = torch.arange(length)
-                place[window, :length] = torch.arange(length) + (row * self.width + first)
+                age[row, first : first + length] = index
+                place[window, :length] = index + (row * self.width + first)
                 first += length
-        self.lengths = [lengths[window] for windows in rows for window in windows]  # as documents follow each other
+        follow = [lengths[window] for windows in rows for window in windows]  # as documents follow each other
+        ends = torch.tensor([0, *follow], device="cpu").cumsum(0)
+        self._document, self._age = document, age
         self.document_RW, self.age_RW = document.to(device), age.to(device)
+        self.real_RW = (document >= 0).to(device)
+        self.begins_RW = ((age == 0) | (document < 0)).to(device)
+        self.tokens_N = (document >= 0).flatten().nonzero()[:, 0].to(device)
+        self.cumulative = ends.to(device, torch.int32)
         self._place = place.flatten().to(device)
         self._kept: dict[Hashable, Any] = {}
         source = document.clamp_min(0) * time + age
@@ -58,32 +71,16 @@ class Packing:
         return x_RW.flatten(0, 1).index_select(0, self._place).unflatten(0, self.shape)
 
     @cached_property
-    def begins_RW(self) -> Tensor:
-        """Whether a document begins (bool); empty places count as one each."""
-        return (self.age_RW == 0) | (self.document_RW < 0)
-
-    @cached_property
-    def real_RW(self) -> Tensor:
-        """Whether a place holds a token (bool)."""
-        return self.document_RW >= 0
-
-    @cached_property
-    def cumulative(self) -> Tensor:
-        """Where each document begins among all tokens in order, and where the last ends; int32, as kernels take it."""
-        ends = torch.tensor([0, *self.lengths]).cumsum(0)
-        return ends.to(self.document_RW.device, torch.int32)
-
-    @cached_property
     def by_age(self) -> tuple[Tensor, Tensor]:
         """As recurrent networks take documents, side by side from the longest: where their first tokens lie, then their
         second ones, ...; and how many there are of each (on the CPU)."""
-        document_N, age_N = self.document_RW[self.real_RW], self.age_RW[self.real_RW]
-        rank = torch.empty(self.shape[0], dtype=torch.int64, device=document_N.device)
+        real_RW = self._document >= 0
+        document_N, age_N = self._document[real_RW], self._age[real_RW]
+        rank = torch.empty(self.shape[0], dtype=torch.int64, device="cpu")
         size = torch.bincount(document_N, minlength=self.shape[0])
-        rank[size.argsort(descending=True, stable=True)] = torch.arange(self.shape[0], device=rank.device)
-        order_N = (age_N * self.shape[0] + rank[document_N]).argsort()
-        places_N = self.real_RW.flatten().nonzero()[:, 0]
-        return places_N[order_N], torch.bincount(age_N).cpu()
+        rank[size.argsort(descending=True, stable=True)] = torch.arange(self.shape[0], device="cpu")
+        order_N = (age_N * self.shape[0] + rank[document_N]).argsort().to(self.tokens_N.device)
+        return self.tokens_N[order_N], torch.bincount(age_N)
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What was kept under `key`, else `make()`, kept from now on: masks are the same for all layers."""

@@ -48,7 +48,7 @@ class SequenceEncoder(nn.Module, ABC):
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
         """Figures for the log, from a forward of a few windows: 0-d tensors by name."""
-        self(x_BTD, time_BT)
+        self.forward(x_BTD, time_BT)
         return {}
 
     def run(self, block: nn.Module, *inputs: Any) -> Any:

@@ -1,10 +1,13 @@
 """Every backend against attention as written on paper."""
 
+import inspect
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
+from pipelines.nets import attention, flex
 from pipelines.nets.attention import BACKENDS, Sight, attend, attend_cached, choose, dense, obstacle
 from pipelines.nets.packing import Packing
 
@@ -80,9 +83,9 @@ def on_cuda():
     return list(usable(CUDA, torch.bfloat16)) if torch.cuda.is_available() else []
 
 
-def compare(backend, sight, packing, real, *, device=CPU, dtype=torch.float32, **tolerance):
+def compare(backend, sight, packing, real, *, size=4, device=CPU, dtype=torch.float32, **tolerance):
     batch = 3 if packing is None else len(packing.document_RW)
-    ours, theirs = (qkv(batch, size=4 if device == CPU else 32, device=device, dtype=dtype) for _ in range(2))
+    ours, theirs = (qkv(batch, size=size, device=device, dtype=dtype) for _ in range(2))
     sight = sight.within(7)
     if backend == "flex" and device == CPU:  # knows no backward there
         ours = ours.detach()
@@ -105,11 +108,16 @@ def test_backend_equals_dense_in_value_and_gradient(backend, sight, packed):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("size", [32, 6])
 @pytest.mark.parametrize(("backend", "sight", "packed"), on_cuda())
-def test_backend_equals_dense_on_cuda(backend, sight, packed):
+def test_backend_equals_dense_on_cuda(backend, sight, packed, size):
+    if size == 6 and sight not in SIGHTS[:3]:
+        pytest.skip("heads of another size: with a few masks")
+    torch.compiler.reset()  # a kernel for every mask, however many there have been
+    flex._compiled.cache_clear()
     packing = Packing(LENGTHS, time=7, device="cuda") if packed else None
     real = packing.real_RW if packed else torch.ones(3, 7, dtype=torch.bool, device="cuda")
-    compare(backend, sight, packing, real, device=CUDA, dtype=torch.bfloat16, atol=3e-2, rtol=3e-2)
+    compare(backend, sight, packing, real, size=size, device=CUDA, dtype=torch.bfloat16, atol=3e-2, rtol=3e-2)
 
 
 @pytest.mark.parametrize("sight", SIGHTS, ids=str)
@@ -134,17 +142,53 @@ def test_the_choice_follows_what_can_be_used():
     assert "CUDA" in obstacle("flash", CPU, torch.bfloat16, Sight())
 
 
-def test_flash_is_chosen_where_it_is_installed(monkeypatch):
-    monkeypatch.setattr("pipelines.nets.attention.find_spec", lambda name: object())
+def test_backends_of_cuda_are_chosen_where_they_are_installed(monkeypatch):
+    monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: None)
     assert choose("auto", CUDA, torch.bfloat16, Sight(window=9), length=64, packed=True) == "flash"
     assert choose("auto", CUDA, torch.float32, Sight(), length=64) == "sdpa"
-    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9, sink=1), length=64) == "flex" or not _triton()
+    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9, sink=1), length=64) == "flex"
+    monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: "away" if name == "flash" else None)
+    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9), length=64, packed=True) == "varlen"
+    assert choose("auto", CUDA, torch.bfloat16, Sight(), length=64) == "sdpa"
+    assert choose("auto", CUDA, torch.float32, Sight(window=9), length=64) == "flex"
+    monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: "away")
+    assert choose("auto", CUDA, torch.float32, Sight(window=9), length=64) == "banded"
 
 
-def _triton():
-    from pipelines.nets import flex
+def test_a_broken_flash_attn_is_as_none(monkeypatch, tmp_path):
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.syspath_prepend(tmp_path)
+    attention._lacks.cache_clear()
+    try:
+        assert obstacle("flash", CUDA, torch.bfloat16, Sight()) == "flash-attn cannot be imported (undefined symbol)"
+        assert choose("auto", CUDA, torch.bfloat16, Sight(), length=64) == "sdpa"
+    finally:
+        attention._lacks.cache_clear()
 
-    return flex.runs_on(CUDA)
+
+def test_kernels_of_varlen_get_documents_and_heads_of_eights(monkeypatch):
+    """Its arguments, as the dense reference stands in for a GPU."""
+    torch_varlen = pytest.importorskip("torch.nn.attention.varlen")
+    seen = []
+
+    def stand_in(q, k, v, ends_q, ends_k, longest_q, longest_k, *, scale, window_size):
+        seen.append((q.shape[-1] % 8, ends_q.dtype, longest_q, window_size))
+        out = torch.empty_like(q)
+        for first, last in pairwise(ends_q.tolist()):
+            part = slice(first, last)
+            heads = [x[part].transpose(0, 1)[None] for x in (q * (scale * math.sqrt(q.shape[-1])), k, v)]
+            out[part] = dense(*heads, Sight(window=window_size[0] + 1))[0].transpose(0, 1)
+        return out
+
+    inspect.signature(torch_varlen.varlen_attn).bind(*range(7), scale=1.0, window_size=(2, 0))
+    monkeypatch.setattr(torch_varlen, "varlen_attn", stand_in)
+    packing = Packing(LENGTHS, time=7)
+    q, k, v = qkv(len(packing.document_RW), size=6).detach()
+    out = BACKENDS["varlen"](q, k, v, Sight(window=3), packing)
+    expected = dense(q, k, v, Sight(window=3), packing)
+    real = packing.real_RW
+    torch.testing.assert_close(out.transpose(1, 2)[real], expected.transpose(1, 2)[real])
+    assert seen == [(0, torch.int32, 7, (2, 0))]
 
 
 @pytest.mark.parametrize("cap", [None, 0.7])
