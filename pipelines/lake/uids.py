@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 
@@ -25,26 +27,66 @@ def place_of(ordered: np.ndarray, uid: str) -> int | None:
     return place if len(uid) == 32 and place < len(ordered) and ordered[place] == raw[0] else None
 
 
+class Halves(NamedTuple):
+    """Uids as pairs of uint64, (n,) each: numbers are searched 20 times faster than texts."""
+
+    first: np.ndarray
+    second: np.ndarray
+
+    def at(self, rows: np.ndarray | slice) -> Halves:
+        """Some of them."""
+        return Halves(self.first[rows], self.second[rows])
+
+    def differ(self, other: Halves) -> np.ndarray:
+        """(n,) bool."""
+        return (self.first != other.first) | (self.second != other.second)
+
+    def place(self, wanted: Halves) -> np.ndarray:
+        """(n,) place of the first uid here, in this order, that is not before each of `wanted`."""
+        low = np.searchsorted(self.first, wanted.first)
+        alike = np.flatnonzero(self.first[np.minimum(low, len(self.first) - 1)] == wanted.first)
+        if len(alike):  # first halves are random: rare but for uids that are here
+            begin, second = low[alike], wanted.second[alike]
+            end = np.searchsorted(self.first, wanted.first[alike], side="right")
+            while (open := begin < end).any():
+                middle = (begin + end) // 2
+                before = open & (self.second[np.minimum(middle, len(self.second) - 1)] < second)
+                begin, end = np.where(before, middle + 1, begin), np.where(open & ~before, middle, end)
+            low[alike] = begin
+        return low
+
+
+def halves(uids: np.ndarray) -> Halves:
+    """The halves of uids ("S16"); they sort as uids do."""
+    pairs = np.ascontiguousarray(uids).view(">u8").reshape(-1, 2).astype(np.uint64)
+    return Halves(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
+
+
 class UidSet:
     """A growing set of uids in 16 bytes each: sorted runs, merged like a binary counter."""
 
     def __init__(self) -> None:
-        self._runs: list[np.ndarray] = []
+        self._runs: list[Halves] = []
 
     def add(self, uids: np.ndarray) -> np.ndarray:
         """(n,) bool: which of `uids` ("S16") were new, the first of equal ones only; all of them are in it
         now.
         """
-        values, first = np.unique(uids, return_index=True)
-        fresh = np.ones(len(values), dtype=bool)
-        for run in self._runs:
-            place = np.minimum(np.searchsorted(run, values), len(run) - 1)
-            fresh &= run[place] != values
         new = np.zeros(len(uids), dtype=bool)
-        new[first[fresh]] = True
-        run = values[fresh]
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")
-        if len(run):
+        given = halves(uids)
+        order = np.lexsort((given.second, given.first))  # equal ones stay in the order given
+        run = given.at(order)
+        fresh = np.ones(len(order), dtype=bool)
+        fresh[1:] = run.at(slice(1, None)).differ(run.at(slice(-1)))
+        for known in self._runs:
+            place = np.minimum(known.place(run), len(known.first) - 1)
+            fresh &= known.at(place).differ(run)
+        new[order[fresh]] = True
+        run = run.at(fresh)
+        while self._runs and len(self._runs[-1].first) <= 2 * len(run.first):
+            known = self._runs.pop()
+            place = known.place(run)
+            run = Halves(np.insert(known.first, place, run.first), np.insert(known.second, place, run.second))
+        if len(run.first):
             self._runs.append(run)
         return new

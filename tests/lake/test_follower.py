@@ -16,7 +16,6 @@ from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
-from pipelines.lake.uids import UidSet
 from tests.lake.factories import SCHEMA, fill, segment_files
 
 
@@ -115,18 +114,6 @@ def test_restore_repeats_an_order(lake: Lake) -> None:
     fill(lake, [5])
     assert again.refresh().added == 1
     assert [s.file for s in again.segments[:2]] == ids
-
-
-def test_uid_set_equals_a_python_set() -> None:
-    rng, ours, theirs = np.random.default_rng(0), UidSet(), set()
-    for size in [1, 0, 50, 3, 700, 2, 2, 90]:
-        values = rng.integers(0, 300, size).astype("S16")
-        expected = []
-        for value in values.tolist():
-            expected.append(value not in theirs)
-            theirs.add(value)
-        assert ours.add(values).tolist() == expected
-    assert len(ours._runs) <= 4
 
 
 def derive(lake: Lake, base: str) -> str:

@@ -7,7 +7,7 @@ from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
-from pipelines.lake.uids import place_of
+from pipelines.lake.uids import UidSet, halves, place_of
 from tests.lake.factories import fill
 
 
@@ -42,3 +42,46 @@ def test_a_reader_finds_what_lives_whatever_dies_and_comes(lake: Lake, lost: int
         segment, place = reader.locate(uid)
         assert hex_uids(segment.uids)[place] == uid
         assert segment.length[place] == len(written[uid]["reward"]) - 1
+
+
+def drawn(rng: np.random.Generator, kind: str, size: int) -> np.ndarray:
+    """Uids of which many are equal, or equal in one half."""
+    if kind == "texts":
+        return rng.integers(0, 300, size).astype("S16")
+    first, second = rng.integers(0, 1 << 63, (2, 40), dtype=np.uint64)
+    if kind == "first":
+        first[:] = first[0]
+    elif kind == "second":
+        second[:] = second[0]
+    elif kind == "extremes":
+        first, second = (np.repeat(np.array([0, 1, (1 << 63), (1 << 64) - 1], np.uint64), 10) for _ in "ab")
+    pairs = np.stack([rng.choice(first, size), rng.choice(second, size)], axis=1)
+    return pairs.astype(">u8").view("S16")[:, 0]
+
+
+@pytest.mark.parametrize("kind", ["texts", "first", "second", "both", "extremes"])
+def test_uid_set_equals_a_python_set(kind: str) -> None:
+    rng, ours, theirs = np.random.default_rng(0), UidSet(), set()
+    for size in [1, 0, 50, 3, 700, 2, 2, 90, 5, 1, 1, 400]:
+        values = drawn(rng, kind, size)
+        expected = []
+        for value in values.tolist():
+            expected.append(value not in theirs)
+            theirs.add(value)
+        assert ours.add(values).tolist() == expected
+    assert len(ours._runs) <= 4
+
+
+@pytest.mark.parametrize("kind", ["texts", "first", "second", "both", "extremes"])
+def test_halves_sort_and_are_found_as_uids_are(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    ordered, wanted = np.sort(drawn(rng, kind, 500)), drawn(rng, kind, 300)
+    assert halves(ordered).place(halves(wanted)).tolist() == np.searchsorted(ordered, wanted).tolist()
+
+
+def test_uids_with_the_same_first_half_are_told_apart() -> None:
+    """By hand: a run of three, looked up between, before and after them."""
+    run = UidSet()
+    assert run.add(np.array([b"sameHALF" + bytes([0, 0, 0, 0, 0, 0, 0, i]) for i in (2, 4, 6)], "S16")).all()
+    asked = np.array([b"sameHALF" + bytes([0, 0, 0, 0, 0, 0, 0, i]) for i in (1, 2, 3, 6, 7, 0, 3)], "S16")
+    assert run.add(asked).tolist() == [True, False, True, False, True, True, False]
