@@ -8,7 +8,8 @@ actions, 7 discounts, 4 critics, 24 windows; drawing windows is left out. Each r
 measures the rate of float32 products of the critics' shape between the updates. Seconds are CPU seconds, medians. The
 floor is the time that the products alone would take at that rate; the goals, stated for 150 GFLOP/s, are scaled to it.
 Memory: peak resident set of the process (VmHWM, Linux) above what it had after import and one small product.
-`--malloc` lets glibc keep freed memory instead of giving it back to the system each time.
+`--malloc` lets glibc keep freed memory instead of giving it back to the system each time. `--device cuda` measures
+another table, on a GPU: see train_cuda.py.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,32 +49,6 @@ def memory(key: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024 / 1e9
 
 
-class Clock:
-    """CPU seconds by part; parts inside others are taken out of them."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._inner = [0.0]
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        self._inner.append(0.0)
-        begun = time.process_time()
-        yield
-        spent = time.process_time() - begun
-        self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inner.pop()
-        self._inner[-1] += spent
-
-    def wrap(self, owner: Any, method: str, name: str) -> None:
-        original = getattr(owner, method)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.part(name):
-                return original(*args, **kwargs)
-
-        object.__setattr__(owner, method, timed)
-
-
 def windows(spaces: Any, batch: int, length: int) -> Any:
     """Full windows of random numbers."""
     import numpy as np
@@ -96,6 +69,7 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
     from pipelines.config.settings import TrainSettings
     from pipelines.lake.spaces import Box, Spaces, space_from_json
     from pipelines.training.learner import Learner
+    from tests.benchmarks.clock import Clock
     from tests.benchmarks.flops import floor
 
     x, w = torch.randn(1792, 256), torch.randn(256, 256)
@@ -112,33 +86,18 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
     spaces = Spaces(observation={"obs": Box(shape=(20,))}, action=space_from_json(row["action"]))
     settings = AgentSettings.model_validate(P | row.get("agent", {}))
     batch = int(row.get("batch", 24))
-    learner = Learner(spaces, settings, TrainSettings(batch_size=batch, threads=threads, device="cpu"), seed=0)
+    precision = {"float32": "float32", "bfloat16": "bf16"}[dtype]
+    train = TrainSettings(batch_size=batch, threads=threads, device="cpu", precision=precision)
+    learner = Learner(spaces, settings, train, seed=0)
     agent, clock = learner.agent, Clock()
-    for owner, method, name in (
-        (agent, "encode", "encoder forward"),
-        (agent, "targets", "targets"),
-        (agent.heads, "judge", "critic loss, with its backward"),
-        (agent.heads, "own_values", "policy's values, with their backward"),
-        (agent.heads.actor, "forward", "actor forward"),
-        (agent, "_actor_loss", "actor loss"),
-        (agent, "_metrics", "metrics"),
-        (agent, "_value_metrics", "metrics"),
-        (learner, "_backward", "encoder and actor backward, rest"),
-        (agent, "_update_statistics", "statistics"),
-        (learner, "_clip", "optimiser"),
-        (learner.optimizer, "step", "optimiser"),
-        (agent, "update_targets", "optimiser"),
-    ):
-        if hasattr(owner, method):
-            clock.wrap(owner, method, name)
+    clock.watch(learner)
     seconds, rates, parts = [], [], []
     for _ in range(updates + 1):
         data = windows(spaces, batch, int(row["length"]))
         clock.seconds = {}
         rates.append(rate())
         begun = time.process_time()
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            learner.step(lambda _, data=data: data)
+        learner.step(lambda _, data=data: data)
         seconds.append(time.process_time() - begun)
         parts.append(dict(clock.seconds))
     products, speed, cost = floor(agent, batch, int(row["length"])), median(rates[1:]), median(seconds[1:])
@@ -164,6 +123,10 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", help="rows whose name contains TEXT")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a row of your own")
     parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--batch", type=int, default=64, help="windows, on CUDA")
+    parser.add_argument("--length", type=int, default=1024, help="steps of a window, on CUDA")
+    parser.add_argument("--peak", type=float, help="TFLOP/s of which MFU is a share, on CUDA (default: measured)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--malloc", action="store_true", help="glibc keeps freed memory")
@@ -173,6 +136,9 @@ def main() -> None:
     if options.row:
         figures = measure(json.loads(options.row), options.updates, options.threads, options.dtype)
         print(json.dumps(figures))
+        return
+    if options.device != "cpu":
+        cuda(options)
         return
     rows = {name: row for name, row in ROWS.items() if options.only is None or options.only in name}
     if options.set:
@@ -190,6 +156,17 @@ def main() -> None:
             show(name, results[name])
     if options.json:
         print(json.dumps(results))
+
+
+def cuda(options: argparse.Namespace) -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit(f"--device {options.device}: torch finds no CUDA device here; see amago doctor")
+    from tests.benchmarks import train_cuda
+
+    train_cuda.run(options)
 
 
 def own_row(settings: list[str]) -> dict[str, Any]:
