@@ -52,7 +52,7 @@ class TensorBatch:
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
         columns = {name: _tensor(windows.columns[name][:, :rows], device) for name in _columns(spaces)}
-        index = torch.arange(rows)
+        index = torch.arange(rows, device="cpu")
         real = index < torch.from_numpy(lengths)[:, None]
         time = torch.from_numpy(np.asarray(windows.start, dtype=np.int64))[:, None] + index
         return cls(

@@ -28,7 +28,7 @@ SEQUENCES = {
 def settings(sequence="transformer", **changes):
     small = {
         "timestep": {"hidden": [16], "output": 12},
-        "sequence": SEQUENCES[sequence],
+        "sequence": SEQUENCES[sequence] if isinstance(sequence, str) else sequence,
         "actor": {"hidden": [16]},
         "critic": {"hidden": [16, 16]},
         "gammas": [0.5, 0.9],
