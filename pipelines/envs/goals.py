@@ -42,6 +42,42 @@ class GoalRule:
         return reward, success
 
 
+@dataclass(frozen=True, kw_only=True)
+class GoalSequenceRule:
+    """Goals that must be reached in order. Each pays `reward` when it is reached and is shown as `done` from then on;
+    the last ends the episode in success.
+
+    `reached(achieved, goal)` (..., d), (..., d) -> (...) bool; at most one goal a step. `achieved` names the column
+    (T + 1, 1, d) of what each step reached, `goals` that (T + 1, k, d) of what was asked.
+    """
+
+    reached: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    reward: float = 1.0
+    done: float = -1.0
+    achieved: str = "obs.achieved"
+    goals: str = "obs.goals"
+
+    def replay(self, achieved: np.ndarray, goals: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What a path `achieved` (T + 1, 1, d) brings to one who is asked for `goals` (k, d), of which those that are
+        `done` throughout are not waited for: the goals as shown (T + 1, k, d), rewards (T + 1,) float32 and successes
+        (T + 1,) bool.
+
+        Row 0 is where the path begins: nothing was done to get there, so it reaches nothing. Rows after the success are
+        not part of the episode any more.
+        """
+        shown = np.repeat(goals[None], len(achieved), axis=0)
+        reward, success = np.zeros(len(achieved), dtype=np.float32), np.zeros(len(achieved), dtype=bool)
+        row = 0
+        for number in np.flatnonzero((goals != self.done).any(axis=1)).tolist():
+            arrivals = np.flatnonzero(self.reached(achieved[row + 1 :, 0], goals[number]))
+            if not len(arrivals):
+                break
+            row += 1 + int(arrivals[0])
+            shown[row:, number], reward[row] = self.done, self.reward
+        success[row] = row > 0 and bool((shown[row] == self.done).all())
+        return shown, reward, success
+
+
 GOAL_RULES = Registry("goal rule", {"goal-frozen-lake": "pipelines.envs.suites.goal_frozen_lake:GOAL_RULE"})
 
 
@@ -56,3 +92,19 @@ def goal_rule(env: str) -> GoalRule:
             hint=f"environments with one: {', '.join(GOAL_RULES.names())}",
         )
     return GOAL_RULES.get(env)
+
+
+GOAL_SEQUENCES = Registry("goal sequence", {"mazerunner": "pipelines.envs.suites.mazerunner:GOAL_RULE"})
+
+
+def goal_sequence(env: str) -> GoalSequenceRule:
+    """The rule of environment `env`, whose goals come in order. InputMissing where it has none.
+
+    A package adds one by an entry point `amago.goal_sequence` with the environment's name.
+    """
+    if env not in GOAL_SEQUENCES.names():
+        raise InputMissing(
+            f"environment '{env}' has no goals in order: its trajectories cannot be given other instructions",
+            hint=f"environments with them: {', '.join(GOAL_SEQUENCES.names())}",
+        )
+    return GOAL_SEQUENCES.get(env)

@@ -19,6 +19,9 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("dark-key-door", {"size": 4, "horizon": 40, "shuffle_actions": True}),
     ("tmaze", {"corridor": 4}),
     ("tmaze", {"corridor": 4, "variant": "active"}),
+    ("mazerunner", {"size": 9}),
+    ("mazerunner", {"size": 9, "goals": 1, "shuffle_actions": True}),
+    ("alchemy", {"trials": 2}),
 ]
 KIND = pytest.mark.parametrize(("name", "params"), KINDS)
 
@@ -75,6 +78,10 @@ def test_a_task_that_was_named_is_the_one_that_was_drawn(name: str, params: dict
         ("dark-key-door", {"size": 3, "shuffle_actions": True}, "start=0,0 key=1,1 door=2,2 moves=00000"),
         ("tmaze", {}, "goal=2"),
         ("tmaze", {}, ""),
+        ("mazerunner", {"size": 9}, "#########/#########"),
+        ("mazerunner", {"size": 9}, ""),
+        ("alchemy", {}, "graph=../../.. stones=+++ turn=4 potions=012+++"),
+        ("alchemy", {}, "graph=++/++/++ stones=+++ turn=0 potions=012+++"),
     ],
 )
 def test_what_is_no_task_is_refused(name: str, params: dict[str, Any], task: str) -> None:
