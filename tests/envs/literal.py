@@ -93,8 +93,8 @@ class LiteralFrozenLake:
 
 
 class LiteralTMaze:
-    def __init__(self, side, *, variant, corridor, goal_reward, penalty):
-        self.side, self.goal_reward, self.penalty = side, goal_reward, penalty
+    def __init__(self, side, *, variant, corridor, goal_reward, penalty, penalty_rule):
+        self.side, self.goal_reward, self.penalty, self.penalty_rule = side, goal_reward, penalty, penalty_rule
         self.oracle_length = {"passive": 0, "active": 1}[variant]
         self.end = self.oracle_length + corridor
         self.length = {"passive": corridor + 1, "active": corridor + 3}[variant]
@@ -122,7 +122,9 @@ class LiteralTMaze:
         reward = 0.0
         if last:
             reward = self.goal_reward if success else 0.0
-        elif action != 0 and self.time > self.oracle_length:
+        elif self.penalty_rule == "action":
+            reward = self.penalty if action != 0 and self.time > self.oracle_length else 0.0
+        elif self.x < self.time - self.oracle_length:
             reward = self.penalty
         return Outcome(self.observe(), reward, last, last, False, last, success)
 

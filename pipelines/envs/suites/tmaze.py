@@ -4,8 +4,9 @@ Cells x = 0..J and two arms at (J, -1) and (J, +1), one of which is the goal. Ac
 1, 3 y - 1; a move into a wall stays. passive: the agent starts at x = 0, J = corridor, the sign is in its
 first observation, and an episode has corridor + 1 steps. active: it starts at x = 1, J = corridor + 1, must
 go back to x = 0 to see the sign, and has corridor + 3 steps. The last step pays `goal_reward` in the goal's
-arm; each earlier step costs `penalty` if its action is not 0 (active: the first step is free). Ends are
-terminated and truncated alike. Observation, float32 (2,): at x = 0 (0, sign on the first visit, else 0); in
+arm; each earlier step costs `penalty` if its action is not 0 (active: the first step is free), or, with
+`penalty_rule = "behind"`, the paper's, if after it x is less than the time (active: less 1). Ends are terminated
+and truncated alike. Observation, float32 (2,): at x = 0 (0, sign on the first visit, else 0); in
 the corridor (0, 0); at x = J (1, y).
 """
 
@@ -36,6 +37,8 @@ class TMazeSettings(SettingsModel):
     """Paid in the last step for standing in the goal's arm."""
     penalty: Annotated[float, Field(le=0)] | Literal["auto"] = 0.0
     """Reward (<= 0) of a step before the last that does not go right; "auto": -1 / corridor."""
+    penalty_rule: Literal["action", "behind"] = "action"
+    """What is penalised: an action that does not go right; or being behind where going right would have led."""
 
     @property
     def oracle(self) -> int:
@@ -100,7 +103,10 @@ class TMaze(NativeEnv):
         self.seen |= first_visit
         last = self.time >= s.episode_steps
         success = last & (self.y == self.side)
-        costly = (actions != 0) & (self.time > s.oracle) & ~last
+        if s.penalty_rule == "action":
+            costly = (actions != 0) & (self.time > s.oracle) & ~last
+        else:
+            costly = (self.x < self.time - s.oracle) & ~last
         reward = (s.goal_reward * success + s.step_penalty * costly).astype(np.float32)
         return StepResult(
             observation=self._observe(),
