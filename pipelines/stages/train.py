@@ -110,17 +110,19 @@ class Trainer:
     ) -> None:
         self.settings, self.directory, self.log = settings, directory, MetricsLog(directory.metrics_path)
         self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
-        for text in self.learner.notices:
-            listener(Notice(text=text))
         self._mixture: Mixture | None = None
         self._batches: Prefetch | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._learnt: dict[str, torch.Tensor] = {}
         self._saved, self._looked, self._salvaged = -1, 0.0, 0.0
-        if not resume:
-            return
-        if checkpoints.numbers(directory.checkpoints):
-            checkpoint = checkpoints.load(directory.checkpoints)
+        if resume:
+            self._continue(listener)
+        for text in self.learner.notices:
+            listener(Notice(text=text))
+
+    def _continue(self, listener: Listener) -> None:
+        if checkpoints.numbers(self.directory.checkpoints):
+            checkpoint = checkpoints.load(self.directory.checkpoints)
             self._require_spaces(checkpoint.record["spaces"])
             self._learnt = self.learner.restore(checkpoint)
             self._resumed, self._saved = checkpoint.record.get("data"), checkpoint.update

@@ -52,6 +52,7 @@ class Learner:
         self.agent.packed = train.packing
         encoders: list[torch.nn.Module] = [self.agent.timestep, self.agent.sequence]
         self.notices = speed.prepare(encoders, train, self.device)
+        self.compiled = train.compile and not self.notices
         self.parameters = list(self.agent.trainable_parameters())
         self.parts = _parts(self.agent)
         self.optimizer = make_optimizer(self.parameters, train)
@@ -129,8 +130,7 @@ class Learner:
 
     def described(self) -> dict[str, Any]:
         """What it computes with: device, precision, attention backend."""
-        compiled = self.settings.compile and not self.notices
-        return speed.described(self.agent.sequence, self.settings, self.device, compiled=compiled)
+        return speed.described(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
 
     def save(self, directory: Path, record: Mapping[str, Any], data: Mapping[str, torch.Tensor] | None = None) -> Path:
         """Write a checkpoint under `directory`; `record` joins what checkpoint.json says, `data` the tensors."""
@@ -152,23 +152,30 @@ class Learner:
                 "optimizer": self.optimizer.state_dict(),
                 "generator": self.generator.get_state(),
                 "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+                "cuda": [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [],
                 "data": dict(data or {}),
             },
             keep=self.settings.keep_checkpoints,
         )
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-        """Continue from `checkpoint`; returns the `data` it was saved with."""
+        """Continue from `checkpoint`; returns the `data` it was saved with.
+
+        Random numbers go on too, but from one kind of device to another: then they start anew, and a notice says so.
+        """
         state = checkpoint.training_state()
         self.agent.load_state_dict(dict(checkpoint.weights))
         for name, mean in self._named_average().items():
             mean.copy_(checkpoint.acting[name])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
         torch.set_rng_state(state["torch"])
-        if self.device.type == "cuda" and state["cuda"]:
-            torch.cuda.set_rng_state_all(state["cuda"])
+        if len(state["generator"]) == len(self.generator.get_state()):
+            self.generator.set_state(state["generator"])
+            if self.device.type == "cuda" and state["cuda"]:
+                torch.cuda.set_rng_state(state["cuda"][0], self.device)
+        else:  # of another kind of device
+            self.generator.manual_seed(self.seed + 1 + checkpoint.update)
+            self.notices.append(f"the run was on another kind of device; random numbers start anew on {self.device}")
         self.update = checkpoint.update
         self.steps_seen = int(checkpoint.record["steps_seen"])
         return dict(state.get("data", {}))
@@ -204,6 +211,12 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"train.device '{name}' is no device", hint="use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputMissing("train.device 'cuda': no CUDA device is available", hint="use auto or cpu; see amago doctor")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"train.device '{name}' is not supported", hint="use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise InputMissing(
+            f"train.device '{name}' is not here: {found} CUDA device{'s' * (found != 1)} found",
+            hint="use auto or cpu; see amago doctor",
+        )
     return device

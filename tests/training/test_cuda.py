@@ -1,4 +1,7 @@
-"""The same mathematics on a CUDA device: updates, checkpoints, acting."""
+"""The same mathematics on a CUDA device: updates, compiled and packed and in bf16, long windows, checkpoints, acting.
+
+pytest -m gpu -n 0 tests
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,157 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.config.model import AgentSettings
+from pipelines.config.settings import TrainSettings
 from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.tensors import TensorBatch
+from pipelines.nets.precision import autocast
+from pipelines.nets.scan import linear_scan
+from pipelines.nets.selective import selective_scan
 from pipelines.training import checkpoint as checkpoints
+from pipelines.training.learner import Learner
+from tests.learning import factories
+from tests.learning.test_devices import SEQUENCES
 from tests.training.test_learner import ENCODERS, batch, encoding, learner, uneven
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+CUDA = torch.device("cuda")
+
+
+def alike(there: Learner, here: Learner) -> None:
+    """Let `there`, on CUDA, draw what `here` draws."""
+    there.generator = torch.Generator("cpu").manual_seed(0)
+    here.generator = torch.Generator("cpu").manual_seed(0)
+
+
+WAYS: list[dict[str, object]] = [
+    {},
+    {"tf32": True},
+    {"packing": True},
+    {"recompute": True},
+    {"compile": True},
+    {"precision": "bf16"},
+    {"precision": "bf16", "packing": True},
+    {"precision": "bf16", "packing": True, "compile": True},
 ]
 
 
-def test_an_update_gives_the_loss_of_the_cpu() -> None:
-    data = batch(np.random.default_rng(0))
-    cpu, cuda = learner(device="cpu"), learner(device="cuda")
-    for (name, a), b in zip(cpu.agent.state_dict().items(), cuda.agent.state_dict().values(), strict=True):
-        assert torch.equal(a, b.cpu()), name
-    ours, theirs = cpu.step(lambda size: data), cuda.step(lambda size: data)
-    # Ensemble members are drawn by each device's own generator: only what does not depend on them is compared.
-    torch.testing.assert_close(ours["q"], theirs["q"].cpu(), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(ours["entropy"], theirs["entropy"].cpu(), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("case", ENCODERS)
-@pytest.mark.parametrize("switches", [{}, {"compile": True, "packing": True, "tf32": True}], ids=["eager", "compiled"])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_every_encoder_learns_there(case: str, switches: dict[str, object], precision: str) -> None:
-    data = uneven(np.random.default_rng(0))
-    there = encoding(case, device="cuda", precision=precision, **switches)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(way) or "plain")
+def test_updates_are_those_of_the_cpu(case: str, way: dict[str, object]) -> None:
+    rng = np.random.default_rng(0)
+    there = encoding(case, device="cuda", **way)
     here = encoding(case, device="cpu")
-    for _ in range(2):
-        ours, theirs = there.step(lambda size: data), here.step(lambda size: data)
-        torch.testing.assert_close(ours["critic_loss"].cpu(), theirs["critic_loss"], rtol=0.1, atol=0.1)
-        assert torch.isfinite(ours["grad_norm"])
+    alike(there, here)
     assert there.notices == []
+    exact = not {"precision", "tf32"} & way.keys()
+    for _ in range(3):
+        data = uneven(rng)
+        ours, theirs = there.step(lambda size, data=data: data), here.step(lambda size, data=data: data)
+        for name in ("loss", "critic_loss", "q", "grad_norm"):
+            close = {"rtol": 1e-3, "atol": 1e-4} if exact else {"rtol": 0.15, "atol": 0.1}
+            torch.testing.assert_close(ours[name].cpu(), theirs[name], **close, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("kind", ["actor-critic", "multi-task", "behaviour-cloning"])
+@pytest.mark.parametrize("action", factories.ACTIONS)
+def test_every_agent_and_action_space_gives_the_loss_of_the_cpu(kind: str, action: str) -> None:
+    here = factories.agent(action, kind=kind)
+    there = factories.agent(action, kind=kind).to(CUDA)
+    source = factories.windows(here.spaces)
+    losses = []
+    for agent, device in ((here, "cpu"), (there, "cuda")):
+        data = TensorBatch.from_numpy(source, agent.spaces, device)
+        loss, _ = agent.loss(data, torch.Generator("cpu").manual_seed(0))
+        loss.backward()
+        agent.update_targets()
+        losses.append(
+            (loss.detach().cpu(), *(p.grad.cpu() for p in agent.trainable_parameters() if p.grad is not None))
+        )
+    for a, b in zip(*losses, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["transformer", "gru", "mamba"])
+def test_bf16_learns_what_is_in_a_batch(case: str) -> None:
+    data = batch(np.random.default_rng(0), size=8)
+    found = []
+    for precision in ("float32", "bf16"):
+        trained = encoding(case, device="cuda", precision=precision, learning_rate=3e-3, batch_size=8)
+        first, *_, last = [trained.step(lambda size: data)["td_error"].item() for _ in range(150)]
+        found.append(last)
+        assert last < 0.8 * first
+        assert all(parameter.dtype == torch.float32 for parameter in trained.parameters)
+    assert found[1] < 1.5 * found[0] + 0.05
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_scans_are_those_of_the_cpu_in_float64(documents: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, delta = torch.rand(2, 3, 200, 8, generator=generator)
+    rate = -3 * torch.rand(8, 4, generator=generator)
+    into, out = torch.randn(2, 3, 200, 4, generator=generator)
+    first = torch.randn(3, 8, 4, generator=generator)
+    begins = torch.rand(3, 200, generator=generator) < 0.05 if documents else None
+    results = []
+    for device, dtype in ((CUDA, torch.float32), (torch.device("cpu"), torch.float64)):
+        given = [t.to(device, dtype).requires_grad_() for t in (x, delta, rate, into, out, first)]
+        y, last = selective_scan(*given, None if begins is None else begins.to(device))
+        h = linear_scan((-given[1]).exp(), given[0], given[0][:, 0])
+        (y.square().sum() + last.sum() + h.square().sum()).backward()
+        results.append([tensor.double().cpu() for tensor in (y, last, h, *(t.grad for t in given))])
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_cached_steps_are_the_whole_forward(name: str, precision: str) -> None:
+    agent = factories.agent(sequence=SEQUENCES[name]).to(CUDA).eval()
+    source = factories.windows(agent.spaces, lengths=(9,) * 4, rows=9)
+    source.start[:] = 0
+    with torch.no_grad(), autocast(CUDA, precision):
+        data = TensorBatch.from_numpy(source, agent.spaces, CUDA)
+        whole = agent.heads.actor.acting(agent.encode(data)).float()
+    found: list[torch.Tensor] = []
+    acting = agent.heads.actor.acting
+
+    def watched(h: torch.Tensor) -> torch.Tensor:
+        found.append(acting(h))
+        return found[-1]
+
+    agent.heads.actor.acting = watched  # type: ignore[method-assign]
+    policy = AgentPolicy(agent, num_actors=4, capacity=9, device=CUDA, precision=precision)
+    columns = source.columns
+    for t in range(9):
+        policy.act({"obs": columns["obs"][:, t]}, columns["action"][:, t], columns["reward"][:, t], np.full(4, t))
+    scale = whole.abs().max()
+    stepped = torch.stack(found, 1).float()
+    assert (stepped - whole).abs().max() < (1e-4 if precision == "float32" else 0.05) * scale
+    policy.rebuild([{name: column[i, :8] for name, column in columns.items()} for i in range(4)])
+    policy.act({"obs": columns["obs"][:, 8]}, columns["action"][:, 8], columns["reward"][:, 8], np.full(4, 8))
+    assert (found[-1].float() - stepped[:, -1]).abs().max() < (1e-4 if precision == "float32" else 0.05) * scale
+
+
+@pytest.mark.parametrize("sequence", [{"window": 512, "sink": 1}, {"window": 512}, {}, {"kind": "mamba"}], ids=str)
+def test_a_window_of_ten_thousand_steps_fits(sequence: dict[str, object]) -> None:
+    spaces = factories.agent().spaces
+    data = factories.windows(spaces, lengths=(10_001,), rows=10_001, terminated=0.0)
+    peaks = []
+    for recompute in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        train = TrainSettings(batch_size=1, window=10_000, device="cuda", precision="bf16", recompute=recompute)
+        trained = Learner(spaces, AgentSettings.model_validate({"sequence": sequence}), train, seed=0)
+        assert torch.isfinite(trained.step(lambda size: data)["loss"])
+        peaks.append(torch.cuda.max_memory_allocated())
+        del trained
+    assert max(peaks) < 8 * 1024**3
+    assert peaks[1] <= 1.02 * peaks[0]
 
 
 def test_a_checkpoint_of_cuda_continues_there_and_acts_on_the_cpu(tmp_path: Path) -> None:
@@ -53,6 +174,7 @@ def test_a_checkpoint_of_cuda_continues_there_and_acts_on_the_cpu(tmp_path: Path
     parts.save(tmp_path, {"env": {}})
     again = learner(device="cuda", average=0.9)
     again.restore(checkpoints.load(tmp_path))
+    assert again.notices == []
     for _ in range(2):
         again.step(lambda size: data)
     for a, b in zip(whole.parameters, again.parameters, strict=True):
@@ -64,3 +186,38 @@ def test_a_checkpoint_of_cuda_continues_there_and_acts_on_the_cpu(tmp_path: Path
         policy = AgentPolicy(agent, num_actors=3, capacity=5, greedy=True, device=device)
         actions.append(policy.act(observation, np.zeros(3, np.int32), none, np.zeros(3, np.int64)))
     np.testing.assert_array_equal(*actions)
+
+
+@pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_a_run_goes_on_on_the_other_device(tmp_path: Path, first: str, then: str) -> None:
+    data = batch(np.random.default_rng(0))
+    whole, parts, again = (learner(device=device, average=0.9) for device in (first, first, then))
+    for trained in (whole, parts):
+        trained.step(lambda size: data)
+    parts.save(tmp_path, {"env": {}})
+    again.restore(checkpoints.load(tmp_path))
+    assert [("another kind of device" in text) for text in again.notices] == [True]
+    for group in (
+        again.parameters,
+        again.average,
+        *(s.values() for s in again.optimizer.state_dict()["state"].values()),
+    ):
+        assert {tensor.device.type for tensor in group} == {then}
+    alike(*((whole, again) if first == "cuda" else (again, whole)))
+    ours, theirs = again.step(lambda size: data), whole.step(lambda size: data)
+    torch.testing.assert_close(ours["loss"].cpu(), theirs["loss"].cpu(), rtol=1e-3, atol=1e-4)
+    for a, b in zip(again.parameters, whole.parameters, strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-2, atol=2e-4)
+
+
+@pytest.mark.parametrize("switches", [{}, {"precision": "bf16", "compile": True, "packing": True}], ids=str)
+def test_the_benchmark_tells_the_share_of_the_rate(switches: dict[str, object]) -> None:
+    from tests.benchmarks import train_cuda
+
+    peak = train_cuda.product_rate(CUDA, torch.bfloat16)
+    row = {"attention": "auto", "train": switches, "uneven": "packing" in switches}
+    figures = train_cuda.measure(row, device=CUDA, peak=peak, batch=8, length=256, updates=3)
+    assert 0 < figures["MFU"] < 1
+    assert 0 < figures["peak GB"] < 8
+    assert figures["notices"] == []
+    assert figures["computes with"]["compiled"] == ("compile" in switches)

@@ -73,11 +73,11 @@ def test_a_gradient_that_is_not_finite_stops_training() -> None:
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(UsageError, match="multiple"):
         learner(accumulate=3)
-    with pytest.raises(UsageError):
-        resolve_device("tpu-please")
-    if not torch.cuda.is_available():
-        with pytest.raises(InputMissing):
-            resolve_device("cuda")
+    for nonsense in ("tpu-please", "meta"):
+        with pytest.raises(UsageError):
+            resolve_device(nonsense)
+    with pytest.raises(InputMissing, match="found"):
+        resolve_device(f"cuda:{torch.cuda.device_count()}")
 
 
 def test_the_average_is_a_running_mean_that_survives_a_checkpoint(tmp_path: Path) -> None:
@@ -99,6 +99,26 @@ def test_the_average_is_a_running_mean_that_survives_a_checkpoint(tmp_path: Path
     assert torch.equal(checkpoint.acting[name], trained.average[0])
     assert torch.equal(checkpoint.weights[name], parameter)
     assert not torch.equal(checkpoint.acting[name], checkpoint.weights[name])
+
+
+def test_a_run_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
+    """Its generator's state is of another form; on the same kind it goes on to the bit."""
+
+    class Other:
+        def get_state(self) -> torch.Tensor:
+            return torch.zeros(16, dtype=torch.uint8)
+
+    data = batch(np.random.default_rng(0))
+    there, again = learner(), learner()
+    there.step(lambda size: data)
+    there.generator = Other()  # type: ignore[assignment]
+    there.save(tmp_path, {"env": {}})
+    again.restore(checkpoints.load(tmp_path))
+    assert again.notices == ["the run was on another kind of device; random numbers start anew on cpu"]
+    assert not again.described()["compiled"]
+    for a, b in zip(again.parameters, there.parameters, strict=True):
+        assert torch.equal(a, b)
+    assert torch.isfinite(again.step(lambda size: data)["loss"])
 
 
 def test_without_an_average_the_last_weights_act(tmp_path: Path) -> None:
