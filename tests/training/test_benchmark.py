@@ -28,7 +28,7 @@ def test_figures_of_a_row_fit_together(uneven: bool) -> None:
     cpu = torch.device("cpu")
     figures = train_cuda.measure(row, device=cpu, peak=1e12, batch=3, length=8, updates=1, model=MODEL)
     assert figures["MFU"] == pytest.approx(figures["TFLOP"] / figures["seconds"])
-    steps = figures["timesteps/s"] * figures["seconds"]
+    steps = round(figures["timesteps/s"] * figures["seconds"])
     agent = Agent(train_cuda.SPACES, AgentSettings.model_validate({"sequence": MODEL}))
     assert figures["TFLOP"] == pytest.approx(floor(agent, 1, 8) * steps / 8 / 1e12)
     assert (steps < 24) == uneven
