@@ -1,0 +1,65 @@
+"""`dmc:DOMAIN-TASK`: DeepMind's control suite, and the manipulation tasks that show features, by shimmy.
+
+Observations are the suite's own, one column each; actions are continuous; a reward is between 0 and 1 a step.
+Episodes of the control suite are truncated after 1000 steps. Training and test play separate seeds, which decide where
+an episode begins. What shows pictures is left out: it needs a display.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+
+import gymnasium
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.env import Env
+from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.suites.packages import refuse_from, release
+from pipelines.errors import UsageError
+
+PREFIX = "dmc:"
+SUITE_STEPS = 1000
+_ID = re.compile(r"dm_control/(\w+-\w+|\w+_features)-v0")
+
+
+class DmControlSettings(SettingsModel):
+    """Parameters of `dmc:DOMAIN-TASK`."""
+
+    max_episode_steps: int | None = Field(None, ge=1)
+    """Truncate episodes here as well."""
+
+
+def names() -> list[str]:
+    """Every DOMAIN-TASK that the installed dm_control brings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no display, and none is needed
+        import shimmy
+
+    gymnasium.register_envs(shimmy)
+    return [found[1] for found in map(_ID.fullmatch, gymnasium.registry) if found and found[1] != "compatibility-env"]
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return DmControlSettings
+
+
+def make(name: str, settings: DmControlSettings, *, num_envs: int, seed: int, split: str) -> Env:
+    if release("dm-control") < (2, 0):
+        refuse_from("mujoco", (4, 0), name=name, why="dm_control reads fields that it no longer has")
+    task = name.removeprefix(PREFIX)
+    known = names()
+    if task not in known:
+        close = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
+        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"known: {', '.join(known)}"
+        raise UsageError(f"unknown environment '{name}'", hint=hint)
+    in_suite = "-" in task
+    limit = settings.max_episode_steps
+
+    def one() -> gymnasium.Env:
+        return gymnasium.make(f"dm_control/{task}-v0", disable_env_checker=True, max_episode_steps=limit)
+
+    horizon = min(limit or SUITE_STEPS, SUITE_STEPS) if in_suite else limit
+    return GymnasiumEnv(name, one, num_envs=num_envs, seed=seed, split=split, horizon=horizon)

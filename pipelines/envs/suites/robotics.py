@@ -1,0 +1,117 @@
+"""`robotics:ID`: Fetch, PointMaze, AntMaze and AdroitHand of gymnasium-robotics.
+
+Fetch and the mazes show `obs.observation`, `obs.achieved_goal` and `obs.desired_goal`; AdroitHand one vector. Episodes
+are truncated after a fixed number of steps: Fetch 50, mazes 300 to 1000 by their size, AdroitHand 200; reaching the
+goal does not end them, unless `continuing_task` is off in a maze. An episode of Fetch succeeds if the goal holds at its
+last step, one of the others if it held at any. Start and goal are drawn from the episode's seed; training and test
+play separate seeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import re
+import warnings
+from typing import Any, Literal
+
+import gymnasium
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.env import Env
+from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.suites.packages import refuse_from
+from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
+from pipelines.errors import UsageError
+
+PREFIX = "robotics:"
+_FAMILY = re.compile(r"(Fetch|PointMaze|AntMaze|AdroitHand)\w+-v(\d+)")
+_OLD_PHYSICS = re.compile(r"Fetch\w+-v[0-3]|AntMaze\w+-v3")  # need mujoco_py, which is no longer maintained
+
+
+class RoboticsSettings(SettingsModel):
+    """Parameters of `robotics:ID`."""
+
+    reward_type: Literal["sparse", "dense"] | None = None
+    """Reward for the goal alone, or for nearness; unset: what the ID says."""
+    continuing_task: bool = True
+    """Mazes: play on when the goal was reached, instead of ending the episode."""
+    max_episode_steps: int | None = Field(None, ge=1)
+    """Steps of an episode; unset: what the ID says."""
+
+
+class Robot(TaskEnv):
+    """One environment of the four families, with its success."""
+
+    has_success = True
+
+    def __init__(self, env: gymnasium.Env, name: str) -> None:
+        self._env, self.task = env, name
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.horizon = None if env.spec is None else env.spec.max_episode_steps
+        self._at_the_end = name.startswith(f"{PREFIX}Fetch")
+        self._key = "is_success" if self._at_the_end else "success"
+        self._solved = False
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        return f"{self.task.removeprefix(PREFIX)}, {self.horizon} steps"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.outcome, self._solved = NOTHING, False
+        return self._env.reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        solved = bool(info[self._key])
+        self._solved = solved or (self._solved and not self._at_the_end)
+        over = terminated or truncated
+        self.outcome = (SOLVED if self._solved else FAILED) if over else NOTHING
+        return observation, float(reward), terminated, truncated, info
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def names() -> list[str]:
+    """Every ID of the four families that can be played."""
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")  # it prints a notice about rewards that another release changed
+        import gymnasium_robotics
+
+        gymnasium.register_envs(gymnasium_robotics)
+    return [name for name in gymnasium.registry if _FAMILY.fullmatch(name) and not _OLD_PHYSICS.fullmatch(name)]
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return RoboticsSettings
+
+
+def make(name: str, settings: RoboticsSettings, *, num_envs: int, seed: int, split: str) -> Env:
+    kind, known = name.removeprefix(PREFIX), names()
+    if kind not in known:
+        close = difflib.get_close_matches(kind, known, n=1, cutoff=0.4)
+        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"known: {', '.join(known)}"
+        raise UsageError(f"unknown environment '{name}'", hint=hint)
+    if kind.startswith("Fetch"):
+        refuse_from("mujoco", (3, 12), name=name, why="gymnasium-robotics sets joints in a way that it refuses")
+    kwargs: dict[str, Any] = {"disable_env_checker": True}
+    if "Maze_" in kind:
+        kwargs["continuing_task"] = settings.continuing_task
+    if settings.reward_type is not None:
+        kwargs["reward_type"] = settings.reward_type
+    if settings.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = settings.max_episode_steps
+
+    def one() -> Robot:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # older versions are asked for by their names
+            return Robot(gymnasium.make(kind, **kwargs), name)
+
+    return GymnasiumEnv(name, one, num_envs=num_envs, seed=seed, split=split)
