@@ -57,15 +57,15 @@ class MinigridSettings(SettingsModel):
 class BabyAISettings(SettingsModel):
     """Parameters of `babyai-multi`."""
 
-    levels: tuple[str, ...] = Field(LEVELS, min_length=1)
-    """Levels of which each episode plays one, all equally often."""
+    levels: tuple[str, ...] | None = Field(None, min_length=1)
+    """Levels of which each episode plays one, all equally often, e.g. GoToLocal; unset: all 65."""
     attempts: int = Field(2, ge=1)
     """Attempts at one task, in one episode."""
 
     @field_validator("levels")
     @classmethod
-    def _known(cls, levels: tuple[str, ...]) -> tuple[str, ...]:
-        for name in levels:
+    def _known(cls, levels: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in levels or ():
             if name not in LEVELS:
                 close = difflib.get_close_matches(name, LEVELS, n=1, cutoff=0.0)
                 raise ValueError(f"'{name}' is no level of {MULTI}; the closest is '{close[0]}'")
@@ -78,7 +78,7 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
     if isinstance(settings, BabyAISettings):
-        levels, attempts = {level: registered(level) for level in settings.levels}, settings.attempts
+        levels, attempts = {level: registered(level) for level in settings.levels or LEVELS}, settings.attempts
     else:
         levels, attempts = {checked_id(name.removeprefix(PREFIX)): checked_id(name.removeprefix(PREFIX))}, 1
     limits = [step_limit(level) for level in levels.values()]
