@@ -27,7 +27,15 @@ def collect(
         int | None, typer.Option("--steps", metavar="N", help="Environment steps in all, over all actors.")
     ] = None,
     actors: Annotated[
-        int | None, typer.Option("--actors", metavar="N", help="Environments stepped as one batch.")
+        str | None, typer.Option("--actors", metavar="N", help="Environments stepped as one batch, or auto.")
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option("--workers", metavar="N", help="Processes that step them (0: this one), or auto."),
+    ] = None,
+    on_env_error: Annotated[
+        str | None,
+        typer.Option("--on-env-error", metavar="HOW", help="When an environment breaks: stop, or restart it."),
     ] = None,
     policy: Annotated[
         str | None,
@@ -60,7 +68,9 @@ def collect(
     named = {
         "env.name": env,
         "collect.steps": steps,
-        "collect.actors": actors,
+        "collect.actors": _count(actors),
+        "collect.workers": _count(workers),
+        "collect.on_env_error": on_env_error,
         "collect.policy": policy,
         "collect.follow": None if follow is None else str(follow),
         "seed": seed,
@@ -81,6 +91,11 @@ def collect(
         from pipelines.stages import collect as engine
 
         return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh)
+
+
+def _count(text: str | None) -> int | str | None:
+    """A number where it is one; settings refuse what is neither that nor "auto"."""
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _constant(epsilon: float | None) -> dict[str, Any] | None:

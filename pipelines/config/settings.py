@@ -7,9 +7,10 @@ One document describes a whole run. Each stage reads its own table and the table
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from pipelines.config.base import SettingsModel
 from pipelines.config.exploration import ExplorationSettings
@@ -32,6 +33,8 @@ STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
 EXTENSIBLE = frozenset(
     {
         "collect.steps",
+        "collect.workers",
+        "collect.on_env_error",
         "collect.policy",
         "collect.follow",
         "collect.reload_seconds",
@@ -70,13 +73,28 @@ class EnvSettings(SettingsModel):
         return dict(self.model_extra or {})
 
 
+def _count_or_auto(low: int, high: int) -> BeforeValidator:
+    """A whole number within limits, or "auto": one complaint about what is neither."""
+
+    def checked(value: Any) -> Any:
+        if value == "auto" or (type(value) is int and low <= value <= high):
+            return value
+        raise PydanticCustomError("count", f"Input should be a whole number from {low} to {high}, or 'auto'")
+
+    return BeforeValidator(checked)
+
+
 class CollectSettings(SettingsModel):
     """`[collect]`: rolling out a policy into a lake."""
 
     steps: int = Field(10_000, ge=1)
     """Environment steps in all (over all actors); in a chain, per epoch."""
-    actors: int = Field(16, ge=1, le=65_536)
-    """Environments stepped as one batch."""
+    actors: Annotated[int | Literal["auto"], _count_or_auto(1, 65_536)] = "auto"
+    """Environments stepped as one batch. `auto`: 16, up to 64 of those that are quick; fixed as a run begins."""
+    workers: Annotated[int | Literal["auto"], _count_or_auto(0, 1_024)] = "auto"
+    """Processes that step environments, also in `evaluate` (0: this one). `auto`: as many as a trial finds useful."""
+    on_env_error: Literal["stop", "restart"] = "stop"
+    """When an environment breaks: stop, or begin a new episode in a fresh one. What its actor had begun is dropped."""
     policy: str = "auto"
     """`random`, `expert`, `RUN[@CHECKPOINT]`, or `module:attr`; `auto`: the agent of a chain, else `random`."""
     follow: str = ""

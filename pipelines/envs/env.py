@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.envs.draws import Draws
-from pipelines.errors import InputMissing
+from pipelines.errors import InputMissing, StageFailed
 from pipelines.lake.spaces import Spaces
 
 Observation = Mapping[str, np.ndarray]
@@ -62,6 +62,44 @@ class StepResult:
     success: np.ndarray
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Something broke in an environment: whose, what in one line, and the traceback from where it broke.
+
+    `actors` count from the first of those it happened to. `told`: another part of the environment (see `Env.parts`) has
+    told of the same event, this is about its own actors.
+    """
+
+    actors: tuple[int, ...]
+    message: str
+    trace: str = ""
+    told: bool = False
+
+
+class ActorsFailed(StageFailed):
+    """Environments of some actors broke; the others went on. `brought` is what the call would have returned, in which
+    the rows of those actors mean nothing; None where nobody has anything.
+
+    The actors that failed can begin anew: reset them.
+    """
+
+    def __init__(self, failures: Sequence[Failure], brought: Any = None) -> None:
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        super().__init__(failures[0].message + more, hint="-v shows where it came from")
+        self.failures, self.brought = tuple(failures), brought
+
+
+class RemoteTraceback(Exception):
+    """The traceback of another process, to be shown as the cause of an error."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__(trace)
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return f"\n{self.trace}"
+
+
 @dataclass(kw_only=True)
 class EpisodeCounter:
     """Which episode each actor plays. Actor i of N plays numbers first + i, first + i + N, ...
@@ -76,10 +114,17 @@ class EpisodeCounter:
 
     def __post_init__(self) -> None:
         self.total = self.total or self.num_envs
+        self.current = np.empty(self.num_envs, dtype=np.int64)
         self.start_at(0)
 
     def start_at(self, first: int) -> None:
-        self.current = first + self.offset + np.arange(self.num_envs) - self.total
+        self.current[:] = first + self.offset + np.arange(self.num_envs) - self.total
+
+    def slice(self, offset: int, num_envs: int) -> EpisodeCounter:
+        """The counter of some of these actors, from `offset` on; what it counts is counted here too."""
+        part = EpisodeCounter(num_envs=num_envs, total=self.total, offset=self.offset + offset)
+        part.current = self.current[offset : offset + num_envs]
+        return part
 
     def advance(self, indices: np.ndarray) -> np.ndarray:
         """The numbers of the episodes that the actors `indices` begin now."""
@@ -101,12 +146,27 @@ class Env(ABC):
     @abstractmethod
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Begin a new episode for the actors in `mask` (N,) bool (None: all); observations of all N
-        actors.
+        actors. ActorsFailed where some environments break.
         """
 
     @abstractmethod
     def step(self, actions: np.ndarray) -> StepResult:
-        """One step of every actor with `actions` (N, *action shape)."""
+        """One step of every actor with `actions` (N, *action shape). ActorsFailed where some environments break."""
+
+    @property
+    def parts(self) -> tuple[Env, ...]:
+        """Environments of consecutive actors whose steps may overlap: one may be begun before another is ended. Most
+        environments are one part.
+        """
+        return (self,)
+
+    def begin_step(self, actions: np.ndarray) -> None:
+        """The first half of `step`: actions are on their way."""
+        self._begun = actions
+
+    def end_step(self) -> StepResult:
+        """The second half of `step`, in which most environments do all of it."""
+        return self.step(self._begun)
 
     @abstractmethod
     def tasks(self, indices: np.ndarray) -> list[str]:
@@ -123,6 +183,11 @@ class Env(ABC):
         raise InputMissing(
             f"environment '{self.spec.name}' cannot be told which tasks to play", hint="evaluate it without --tasks"
         )
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether `expert` offers actions."""
+        return type(self).expert is not Env.expert
 
     def expert(self) -> np.ndarray | None:
         """Good actions (N,) for the present states by someone who sees what is hidden; None where not

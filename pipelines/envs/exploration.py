@@ -8,13 +8,14 @@ rollout (0 at its beginning), `progress` the share of the annealing done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.envs.legal import LegalActions
+from pipelines.envs.tape import Tape
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
@@ -46,17 +47,27 @@ def perturb(
         assert observation is not None
         anew = rng.random(actions.shape) < epsilon.reshape(-1, *(1,) * (actions.ndim - 1))
         return np.where(anew, legal.draw(observation, rng), actions)
+    return _changed(actions, epsilon, space, _noise(space, len(actions), rng))
+
+
+def _noise(space: Space, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """What changes the actions of `n` actors: of Box normal noise, else when to choose anew, and what then."""
+    shape = (n, *space.shape)
     if isinstance(space, Box):
-        scale = epsilon.reshape(-1, *(1,) * len(space.shape))
-        return np.clip(actions + scale * rng.standard_normal(actions.shape), -1.0, 1.0).astype(np.float32)
-    if isinstance(space, Discrete):
-        return np.where(rng.random(len(actions)) < epsilon, rng.integers(space.n, size=len(actions)), actions)
-    anew = rng.random(actions.shape) < epsilon[:, None]
-    high = space.nvec if isinstance(space, MultiDiscrete) else 2
-    return np.where(anew, rng.integers(high, size=actions.shape), actions)
+        return (rng.standard_normal(shape),)
+    high = space.nvec if isinstance(space, MultiDiscrete) else space.n if isinstance(space, Discrete) else 2
+    return rng.random(shape), rng.integers(high, size=shape)
+
+
+def _changed(actions: np.ndarray, epsilon: np.ndarray, space: Space, noise: tuple[np.ndarray, ...]) -> np.ndarray:
+    scale = epsilon.reshape(-1, *(1,) * len(space.shape))
+    if isinstance(space, Box):
+        return np.clip(actions + scale * noise[0], -1.0, 1.0).astype(np.float32)
+    return np.where(noise[0] < scale, noise[1], actions)
 
 
 _STREAM = 1  # apart from a policy's own generator of the same seed
+_MULTIPLIERS = 3
 
 
 class Exploration:
@@ -84,10 +95,38 @@ class Exploration:
             )
         if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
             raise TypeError(f"no exploration for {type(space).__name__}")
-        self.settings, self.horizon, self.legal, self.steps = settings, horizon, legal, 0
+        self.settings, self.horizon, self.legal = settings, horizon, legal
         self._space = space
         self._rng = np.random.default_rng([seed, _STREAM])
+        self._multiplier_rng = np.random.default_rng([seed, _MULTIPLIERS])
         self._multiplier = np.ones(num_actors)
+        self._steps = [0]
+        self._tape = Tape(self._draw)
+
+    def _draw(self) -> tuple[np.ndarray | None, tuple[np.ndarray, ...]]:
+        """Of all actors: multipliers for those who begin a rollout, and noise."""
+        n = len(self._multiplier)
+        multiplier = self._multiplier_rng.random(n) if self.settings.randomize else None
+        return multiplier, () if self.legal is not None else _noise(self._space, n, self._rng)
+
+    def split(self, sizes: Sequence[int]) -> bool:
+        """From now on steps may be those of a part of the actors; what happens to an actor stays the same. False, and
+        nothing changes, where all must be seen together. Call between steps of all actors.
+        """
+        if self.legal is not None:
+            return False
+        self._tape.split(sizes)
+        self._steps = [self.steps] * len(sizes)
+        return True
+
+    @property
+    def steps(self) -> int:
+        """The position."""
+        return min(self._steps)
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._steps = [steps] * len(self._steps)
 
     @property
     def progress(self) -> float:
@@ -95,21 +134,30 @@ class Exploration:
         return min(self.steps / self.settings.steps, 1.0)
 
     def __call__(
-        self, actions: np.ndarray, time: np.ndarray, observation: Mapping[str, np.ndarray] | None = None
+        self,
+        actions: np.ndarray,
+        time: np.ndarray,
+        observation: Mapping[str, np.ndarray] | None = None,
+        part: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Executed actions and the epsilon (N,) that applied; advances the position by one step. `observation` is
-        what the actions answer to; it is needed where it says what is legal."""
+        what the actions answer to; it is needed where it says what is legal. `part`: all this is of this part only.
+        """
         if self.settings.kind == "none":
             return actions, np.zeros(len(time))
-        if self.settings.randomize:
-            beginning = np.flatnonzero(time == 0)
-            if len(beginning):
-                self._multiplier[beginning] = self._rng.random(len(beginning))
-        epsilon = rate(self.settings, self.progress, time, self.horizon) * self._multiplier
+        drawn, noise = self._tape.take(part)
+        here = slice(None) if part is None else self._tape.places[part]
+        multiplier = self._multiplier[here]
+        if drawn is not None:
+            np.copyto(multiplier, drawn[here], where=time == 0)
+        progress = min(self._steps[part or 0] / self.settings.steps, 1.0)
+        epsilon = rate(self.settings, progress, time, self.horizon) * multiplier
         if self.settings.kind == "windowed":
             epsilon = np.where(self._inside(time), self._inner_epsilon, epsilon)
-        self.steps += 1
-        return perturb(actions, epsilon, self._space, self._rng, self.legal, observation), epsilon
+        self._steps = [n + (part is None or i == part) for i, n in enumerate(self._steps)]
+        if self.legal is not None:
+            return perturb(actions, epsilon, self._space, self._rng, self.legal, observation), epsilon
+        return _changed(actions, epsilon, self._space, tuple(each[here] for each in noise)), epsilon
 
     def _inside(self, time: np.ndarray) -> np.ndarray:
         assert self.horizon is not None
@@ -127,6 +175,7 @@ class Exploration:
             "steps": self.steps,
             "multiplier": self._multiplier.tolist(),
             "rng": self._rng.bit_generator.state,
+            "multiplier_rng": self._multiplier_rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -135,3 +184,4 @@ class Exploration:
         if len(state["multiplier"]) == len(self._multiplier):
             self._multiplier[:] = state["multiplier"]
         self._rng.bit_generator.state = state["rng"]
+        self._multiplier_rng.bit_generator.state = state["multiplier_rng"]

@@ -7,17 +7,18 @@ odd, so the two sides never meet. A `TaskEnv` says more than gymnasium's interfa
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.envs.task_env import TaskEnv
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
@@ -29,7 +30,8 @@ _WHOLE = "-v shows where it came from"
 
 
 class GymnasiumEnv(Env):
-    """`num_envs` environments made by `factory`, stepped one after another.
+    """`num_envs` environments made by `factory`, stepped one after another. One that breaks is made anew at its next
+    reset.
 
     A `TaskEnv` gets its `split` before its first reset. `success_key`: key of `info` that tells, in an episode's last
     step, whether the task was solved (of an environment that is no TaskEnv). `horizon`: where the environment does not
@@ -54,6 +56,8 @@ class GymnasiumEnv(Env):
         self._draws = Draws(seed, split, name)
         self._name = name
         self._split = split
+        self._factory = factory
+        self._broken: set[int] = set()
         self.envs = [self._made(factory)]
         first = self.envs[0]
         self._is_task = isinstance(first, TaskEnv)
@@ -90,17 +94,22 @@ class GymnasiumEnv(Env):
         episodes = self.episodes.advance(indices)
         self._seeds[indices] = 2 * self._draws.integers(episodes, RESET, 2**30) + self._test
         columns = {name: column.copy() for name, column in self._columns.items()}
+        failures: list[tuple[Failure, BaseException]] = []
         for i, episode in zip(indices.tolist(), episodes.tolist(), strict=True):
-            env = self.envs[i]
             try:
+                if i in self._broken:
+                    self._renew(i)
+                env = self.envs[i]
                 if self._named:
                     env.play(self._named[episode % len(self._named)])  # type: ignore[attr-defined]
                 observation, _ = env.reset(seed=int(self._seeds[i]))
                 self._observations.write(observation, columns, i)
                 self._goals[i] = env.goal_text if isinstance(env, TaskEnv) else self._observations.text(observation)
             except (Exception, SystemExit) as error:
-                self._fail("reset", i, error)
+                failures.append(self._failed("reset", i, error))
         self._columns = columns
+        if failures:
+            raise ActorsFailed([failure for failure, _ in failures], columns) from failures[0][1]
         return columns
 
     def step(self, actions: np.ndarray) -> StepResult:
@@ -108,19 +117,26 @@ class GymnasiumEnv(Env):
         columns = self._observations.empty(n)
         reward = np.empty(n, dtype=np.float32)
         terminated, truncated, reset, attempt_end, success = np.zeros((5, n), dtype=bool)
+        failures: list[tuple[Failure, BaseException]] = []
         for i, action in enumerate(self._actions.decode(actions)):
             try:
                 observation, reward[i], terminated[i], truncated[i], info = self.envs[i].step(action)
+                if not math.isfinite(reward[i]):
+                    raise ValueError(f"it gave reward {reward[i]}")
                 self._observations.write(observation, columns, i)
             except (Exception, SystemExit) as error:
-                self._fail("step", i, error)
+                failures.append(self._failed("step", i, error))
+                for column in columns.values():
+                    column[i] = 0
+                reward[i], terminated[i], truncated[i] = 0.0, False, False
+                continue
             if self._is_task:
                 outcome = self.envs[i].outcome  # type: ignore[attr-defined]
                 reset[i], attempt_end[i], success[i] = outcome.reset, outcome.attempt_end, outcome.success
             elif self._success_key is not None and (terminated[i] or truncated[i]):
                 success[i] = self._succeeded(info)
         self._columns = columns
-        return StepResult(
+        result = StepResult(
             observation=columns,
             reward=reward,
             terminated=terminated,
@@ -129,6 +145,9 @@ class GymnasiumEnv(Env):
             attempt_end=attempt_end if self._is_task else terminated | truncated,
             success=success,
         )
+        if failures:
+            raise ActorsFailed([failure for failure, _ in failures], result) from failures[0][1]
+        return result
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """A `TaskEnv` names its own; any other environment is one task."""
@@ -190,12 +209,19 @@ class GymnasiumEnv(Env):
         except (Exception, SystemExit) as error:
             raise StageFailed(f"environment '{self._name}' cannot be made: {_told(error)}", hint=_WHOLE) from error
 
-    def _fail(self, where: str, actor: int, error: BaseException) -> NoReturn:
-        raise StageFailed(
-            f"environment '{self._name}' failed in {where} (actor {actor}, reset seed {self._seeds[actor]}): "
-            f"{_told(error)}",
-            hint=_WHOLE,
-        ) from error
+    def _failed(self, where: str, i: int, error: BaseException) -> tuple[Failure, BaseException]:
+        self._broken.add(i)
+        message = (
+            f"environment '{self._name}' failed in {where} (actor {self.episodes.offset + i}, "
+            f"reset seed {self._seeds[i]}): {_told(error)}"
+        )
+        return Failure(actors=(i,), message=message, trace="".join(traceback.format_exception(error))), error
+
+    def _renew(self, i: int) -> None:
+        with contextlib.suppress(Exception):  # it is broken, its end may be as well
+            self.envs[i].close()
+        self.envs[i] = self._made(self._factory)
+        self._broken.discard(i)
 
 
 def _told(error: BaseException) -> str:

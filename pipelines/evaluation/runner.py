@@ -18,8 +18,9 @@ from pipelines.envs.env import Env, EnvSpec
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import Interrupted, UsageError
 from pipelines.events import Listener, Progress, silent
-from pipelines.rollout.actor import Episode, Rollout
+from pipelines.rollout.actor import Rollout
 from pipelines.rollout.policy_client import Policy
+from pipelines.rollout.summary import Episode
 
 _PROGRESS_SECONDS = 0.2
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pipelines.envs.tape import Tape
 from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
+from pipelines.nets.cache import Memory
 from pipelines.nets.precision import DTYPES, autocast
 
 
@@ -33,23 +35,66 @@ class AgentPolicy:
         self.agent, self.num_actors, self.greedy, self.device = agent, num_actors, greedy, torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
         self._policy = agent.heads.policy
-        self._precision = precision
-        self._memory = agent.sequence.memory(
-            num_actors=num_actors, capacity=capacity, device=device, dtype=DTYPES[precision]
+        self._precision, self._capacity = precision, capacity
+        self._tape = Tape(lambda: torch.rand(num_actors, self._policy.noise_size, generator=self._generator))
+        self._places: Sequence[slice] = [slice(0, num_actors)]
+        self._memories = [self._memory(num_actors)]
+
+    def _memory(self, num_actors: int) -> Memory:
+        return self.agent.sequence.memory(
+            num_actors=num_actors, capacity=self._capacity, device=self.device, dtype=DTYPES[self._precision]
         )
 
-    @torch.no_grad()
+    def split(self, sizes: Sequence[int]) -> bool:
+        """Act for parts of the actors, each with its own memories, which are forgotten where the parts are other than
+        before.
+        """
+        if list(sizes) != [here.stop - here.start for here in self._places]:
+            self._memories = [self._memory(size) for size in sizes]
+        self._tape.split(sizes)
+        self._places = self._tape.places
+        return True
+
     def act(
         self,
         observation: Mapping[str, np.ndarray],
         prev_action: np.ndarray,
         prev_reward: np.ndarray,
         time: np.ndarray,
+        part: int | None = None,
     ) -> np.ndarray:
-        """Actions (N, ...) in stored form, for one token of every actor; `time` (N,) counts from 0 in its episode."""
+        """Actions (N, ...) in stored form, for one token of every actor (of `part`); `time` (N,) counts from 0 in its
+        episode.
+        """
+        if part is not None or len(self._memories) == 1:
+            return self._act(part or 0, observation, prev_action, prev_reward, time, self._noise(part))
+        noise, actions = self._noise(None), []
+        for number, here in enumerate(self._places):
+            seen = {name: column[here] for name, column in observation.items()}
+            drawn = None if noise is None else noise[here]
+            actions.append(self._act(number, seen, prev_action[here], prev_reward[here], time[here], drawn))
+        return np.concatenate(actions)
+
+    def _noise(self, part: int | None) -> Tensor | None:
+        if self.greedy:
+            return None
+        row = self._tape.take(part)
+        return row if part is None else row[self._tape.places[part]]
+
+    @torch.no_grad()
+    def _act(
+        self,
+        part: int,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+        noise_NZ: Tensor | None,
+    ) -> np.ndarray:
+        memory = self._memories[part]
         time_N = self._tensor(np.asarray(time, dtype=np.int64))
         if not np.all(time):
-            self._memory.reset(time_N == 0)
+            memory.reset(time_N == 0)
         columns = {name: self._tensor(observation[name]) for name in self.agent.spaces.observation}
         with autocast(self.device, self._precision):
             token_ND = self.agent.timestep(
@@ -58,13 +103,12 @@ class AgentPolicy:
                 self._tensor(prev_reward).float(),
                 time_N,
             )
-            h_ND = self.agent.sequence.step(token_ND, time_N, self._memory)
+            h_ND = self.agent.sequence.step(token_ND, time_N, memory)
             params_NP = self.agent.heads.actor.acting(h_ND).float()
         legal = self.agent.legal(columns)
-        if self.greedy:
+        if noise_NZ is None:
             features_NF = self._policy.mode(params_NP, legal)
         else:
-            noise_NZ = torch.rand(self.num_actors, self._policy.noise_size, generator=self._generator)
             features_NF = self._policy.sample(params_NP, noise_NZ.to(self.device), legal)
         return self._policy.stored(features_NF).cpu().numpy()
 
@@ -75,17 +119,21 @@ class AgentPolicy:
         `prefix`: for each actor the columns of the tokens it has acted on in its episode (rows 0..t-1 if its next
         `time` is t; none at the start of an episode).
         """
+        for here, memory in zip(self._places, self._memories, strict=True):
+            self._rebuild(prefix[here], memory)
+
+    def _rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]], memory: Any) -> None:
         lengths = [len(columns[REWARD]) for columns in prefix]
-        self._memory.reset(torch.ones(self.num_actors, dtype=torch.bool, device=self.device))
+        memory.reset(torch.ones(len(prefix), dtype=torch.bool, device=self.device))
         if max(lengths) == 0:
             return
         names = (*self.agent.spaces.observation, ACTION, REWARD)
         rows = {n: pad_sequence([self._tensor(columns[n]) for columns in prefix], batch_first=True) for n in names}
-        time_NT = torch.arange(max(lengths), device=self.device).expand(self.num_actors, -1)
+        time_NT = torch.arange(max(lengths), device=self.device).expand(len(prefix), -1)
         observation = {name: rows[name] for name in self.agent.spaces.observation}
         with autocast(self.device, self._precision):
             tokens_NTD = self.agent.timestep(observation, rows[ACTION], rows[REWARD].float(), time_NT)
-            self.agent.sequence.prefill(tokens_NTD, time_NT, torch.tensor(lengths, device=self.device), self._memory)
+            self.agent.sequence.prefill(tokens_NTD, time_NT, torch.tensor(lengths, device=self.device), memory)
 
     def state_dict(self) -> dict[str, Any]:
         """The random generator's state; memories follow from the trajectories (see `rebuild`)."""

@@ -1,70 +1,48 @@
-"""The loop in which a policy acts in an environment: one batch of N actors, kept alive between calls."""
+"""The loop in which a policy acts in an environment: one batch of N actors, kept alive between calls.
+
+Where the environment has several parts, the policy acts for one while others are stepped. What breaks in an environment
+costs the episodes of its actors; `on_env_error` says whether the others go on.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.envs.env import Env, StepResult
+from pipelines.envs.env import ActorsFailed, Env, Failure
 from pipelines.envs.exploration import Exploration
-from pipelines.errors import AmagoError, StageFailed
+from pipelines.errors import StageFailed
 from pipelines.events import Listener, Progress, silent
-from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
-from pipelines.lake.spaces import Box, zeros
+from pipelines.lake.schema import TERMINATED, TRUNCATED
+from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.rollout.group import Group, Joined
 from pipelines.rollout.policy_client import Policy
-from pipelines.rollout.recorder import Recorder
+from pipelines.rollout.summary import Episode, RolloutStats
 
 Sink = Callable[[Trajectories], object]
 UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
+OnError = Literal["stop", "restart"]
 _PROGRESS_SECONDS = 0.2
-_FIRST_ROWS = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Episode:
-    """A finished episode. `number` counts over all actors (see `envs.env`); `success`: of the last
-    attempt.
-    """
-
-    actor: int
-    number: int
-    task: str
-    length: int
-    total_reward: float
-    success: bool | None
-    attempts: tuple[bool, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutStats:
-    """What one call of `run` did. Means are over the episodes that ended in it (nan: none did)."""
-
-    steps: int
-    trajectories: int
-    return_mean: float
-    success_mean: float
-    seconds: float
-    env_seconds: float
-    policy_seconds: float
-
-    @property
-    def steps_per_second(self) -> float:
-        return self.steps / self.seconds if self.seconds else 0.0
+_MOST_STRIKES = 5  # failures of an actor's environment in a row
 
 
 class Rollout:
     """N actors, their policy, exploration and unfinished episodes.
 
     `sink` receives the episodes that end in a step, together (columns of `lake.schema`); `on_episode` the summary of
-    each. `policy_version` may be set between calls: an episode is recorded under the version that acted at its end.
-    Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated, tagged `unfinished`,
-    with no success (they did not fail), and left out of all means.
+    each. `policy`, `policy_id` and `policy_version` may be set between calls: an episode is recorded under the version
+    that acted at its end. Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated,
+    tagged `unfinished`, with no success (they did not fail), and left out of all means.
+
+    Where environments of some actors break, their episodes are dropped; with `on_env_error` "restart" they begin anew
+    and `on_failure` is told, unless one of them broke five times in a row. `env_errors` counts what broke,
+    `episodes_dropped` what was lost; `total_steps` does not count it.
     """
 
     def __init__(
@@ -75,35 +53,49 @@ class Rollout:
         exploration: Exploration | None = None,
         sink: Sink | None = None,
         on_episode: Callable[[Episode], None] | None = None,
+        on_failure: Callable[[Failure], None] | None = None,
+        on_env_error: OnError = "stop",
         seed: int = 0,
         policy_id: str = "",
         policy_version: int = -1,
         collector: str = "",
         keep_unfinished: bool = False,
     ) -> None:
-        self.env, self.policy, self.exploration = env, policy, exploration
+        self.env, self.exploration = env, exploration
         self.policy_id, self.policy_version = policy_id, policy_version
-        self.total_steps = self.total_trajectories = 0
-        self._sink, self._on_episode = sink, on_episode
-        self._seed, self._collector, self._keep_unfinished = seed, collector, keep_unfinished
-        n, action = env.num_envs, env.spec.spaces.action
-        self._action_is_box = isinstance(action, Box)
-        self._recorder: Recorder | None = None
-        if sink is not None:
-            rows = min(2 * (env.spec.horizon or _FIRST_ROWS) + 2, _FIRST_ROWS)
-            self._recorder = Recorder(Schema(env.spec.spaces), n, rows=rows)
-        self._observation: Mapping[str, np.ndarray] | None = None
-        self._action = zeros(action, (n,))
-        self._reward = np.zeros(n, dtype=np.float32)
-        self._time = np.zeros(n, dtype=np.int64)
-        self._return, self._epsilon, self._began = np.zeros((3, n))
-        self._attempts: list[list[bool]] = [[] for _ in range(n)]
+        self.total_steps = self.total_trajectories = self.env_errors = self.episodes_dropped = 0
+        self._sink, self._on_episode, self._on_failure, self._on_error = sink, on_episode, on_failure, on_env_error
+        self.collector, self._seed, self._keep_unfinished = collector, seed, keep_unfinished
+        self._action_is_box = isinstance(env.spec.spaces.action, Box)
+        self._groups, first = [], 0
+        for part in env.parts:
+            self._groups.append(Group(part, slice(first, first + part.num_envs), recorded=sink is not None))
+            first += part.num_envs
+        self.policy = policy
         self._clear_counters()
 
     def _clear_counters(self) -> None:
         self._returns: list[float] = []
         self._successes: list[bool] = []
         self._env_seconds = self._policy_seconds = 0.0
+        self._before = self.total_steps, self.env_errors, self.episodes_dropped
+        self._began = time.perf_counter()
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.settle()
+        self._policy, sizes = policy, [group.env.num_envs for group in self._groups]
+        split = getattr(policy, "split", None)
+        self._overlapping = (
+            len(sizes) > 1
+            and split is not None
+            and split(sizes)
+            and (self.exploration is None or self.exploration.split(sizes))
+        )
 
     def run(
         self,
@@ -117,122 +109,198 @@ class Rollout:
         """At least `steps` environment steps over all actors (fewer than `num_envs` more), or until `stop()`.
         `between` is called before each step of all actors; it may replace the policy.
 
-        StageFailed, with the cause attached, when the environment or a scripted policy raises, or when a
-        reward is not finite; episodes that ended before are already with the sink.
+        StageFailed, with the cause attached, when a scripted policy raises, or when an environment breaks (see the
+        class); episodes that ended before are already with the sink.
         """
         self._clear_counters()
-        n = self.env.num_envs
-        begun = told = time.perf_counter()
-        done = 0
-        while done < steps and not (stop is not None and stop()):
+        told = time.perf_counter()
+        while not (stop is not None and stop()):
+            if self._done + self._in_flight >= steps:
+                self.settle()
+                if self._done >= steps:  # else some were lost
+                    break
             if between is not None:
                 between()
             self.step()
-            done += n
             now = time.perf_counter()
             if now - told >= _PROGRESS_SECONDS:
                 told = now
-                listener(self._progress(stage, done, steps))
-        stats = RolloutStats(
-            steps=done,
+                listener(self._progress(stage, steps))
+        self.settle()
+        stats = self.stats()
+        listener(self._progress(stage, steps))
+        return stats
+
+    @property
+    def _done(self) -> int:
+        return self.total_steps - self._before[0]
+
+    def stats(self) -> RolloutStats:
+        """What the last call of `run` has done so far."""
+        return RolloutStats(
+            steps=self._done,
             trajectories=len(self._returns),
             return_mean=_mean(self._returns),
             success_mean=_mean(self._successes),
-            seconds=time.perf_counter() - begun,
+            seconds=time.perf_counter() - self._began,
             env_seconds=self._env_seconds,
             policy_seconds=self._policy_seconds,
+            env_errors=self.env_errors - self._before[1],
+            episodes_dropped=self.episodes_dropped - self._before[2],
         )
-        listener(self._progress(stage, done, steps))
-        return stats
+
+    def begin(self) -> None:
+        """Begin everybody's first episode, if `step` has not. Errors as for `run`."""
+        for group in self._groups:
+            if group.observation is None:
+                self._mend(group, self._reset(group, np.ones(group.env.num_envs, dtype=bool)))
 
     def step(self) -> None:
-        """One step of every actor; actors whose episode ends are handed over and begin their next."""
-        observation = self._begun()
+        """One step of every actor; actors whose episode ends are handed over and begin their next. Where parts of the
+        environment overlap, the step has begun, and the one before has ended, for all of them.
+        """
+        self.begin()
+        if self._overlapping:
+            for number, group in enumerate(self._groups):
+                self._end(group)
+                self._start(group, *self._act(group, number))
+            return
+        for group in self._groups:
+            self._end(group)
+        if len(self._groups) == 1:
+            self._start(self._groups[0], *self._act(self._groups[0], None))
+            self._end(self._groups[0])
+            return
+        actions, epsilon = self._act(Joined(self._groups), None)
+        for group in self._groups:
+            share = epsilon if isinstance(epsilon, float) else epsilon[group.place]
+            self._start(group, actions[group.place], share)
+
+    def settle(self) -> None:
+        """End every step that has begun."""
+        for group in self._groups:
+            self._end(group)
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(group.env.num_envs for group in self._groups if group.pending is not None)
+
+    def _act(self, actors: Group | Joined, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
+        """Executed actions for a group, or for all, and the exploration rates in them."""
         began = time.perf_counter()
-        actions, epsilon = self._act(observation)
-        acted = time.perf_counter()
-        self._policy_seconds += acted - began
-        result = self._guarded(lambda: self.env.step(actions))
-        if not np.isfinite(result.reward).all():
-            actor = int(np.flatnonzero(~np.isfinite(result.reward))[0])
+        observation, spec = actors.observation, self.env.spec
+        assert observation is not None
+        given = {} if part is None else {"part": part}
+        actions = self._policy.act(observation, actors.action, actors.reward, actors.time, **given)
+        if actions.shape != actors.action.shape:
             raise StageFailed(
-                f"environment '{self.env.spec.name}' gave reward {result.reward[actor]} (actor {actor}, "
-                f"step {self._time[actor]} of its episode)"
-            )
-        self._env_seconds += time.perf_counter() - acted
-        if self._recorder is not None:
-            self._recorder.add(
-                result.observation, actions, result.reward, result.terminated, result.truncated, result.reset
-            )
-        self._observation, self._action, self._reward = result.observation, actions, result.reward
-        self._time += 1
-        self._return += result.reward
-        self._epsilon += epsilon
-        self.total_steps += self.env.num_envs
-        self._account(result)
-
-    def _begun(self) -> Mapping[str, np.ndarray]:
-        if self._observation is None:
-            self._observation = self._guarded(self.env.reset)
-            self._began[:] = time.time()
-            if self._recorder is not None:
-                self._recorder.begin(np.arange(self.env.num_envs), self._observation)
-        return self._observation
-
-    def _act(self, observation: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | float]:
-        actions = self.policy.act(observation, self._action, self._reward, self._time)
-        if actions.shape != self._action.shape:
-            raise StageFailed(
-                f"the policy gave actions of shape {actions.shape}, environment '{self.env.spec.name}' takes "
-                f"{self._action.shape}"
+                f"the policy gave actions of shape {actions.shape}, environment '{spec.name}' takes "
+                f"{actors.action.shape}"
             )
         if self._action_is_box:
             actions = np.clip(actions, -1.0, 1.0)
         epsilon: np.ndarray | float = 0.0
         if self.exploration is not None:
-            actions, epsilon = self.exploration(actions, self._time, observation)
-        return actions.astype(self._action.dtype, copy=False), epsilon
+            actions, epsilon = self.exploration(actions, actors.time, observation, part)
+        self._policy_seconds += time.perf_counter() - began
+        return actions.astype(actors.action.dtype, copy=False), epsilon
 
-    def _account(self, result: StepResult) -> None:
-        """Note attempts that ended; hand over episodes that ended and begin new ones."""
-        for actor in np.flatnonzero(result.attempt_end).tolist():
-            self._attempts[actor].append(bool(result.success[actor]))
-        over = result.terminated | result.truncated
-        if not over.any():
+    def _start(self, group: Group, actions: np.ndarray, epsilon: np.ndarray | float) -> None:
+        began = time.perf_counter()
+        group.env.begin_step(actions)
+        group.pending = actions, epsilon
+        self._env_seconds += time.perf_counter() - began
+
+    def _end(self, group: Group, *, last: bool = False) -> None:
+        """The end of the group's step, if one has begun; `last`: nobody begins another episode."""
+        if group.pending is None:
             return
-        ended = np.flatnonzero(over)
-        self._hand_over(ended)
-        self._observation = observation = self._guarded(lambda: self.env.reset(over))
-        if self._recorder is not None:
-            self._recorder.begin(ended, observation)
-        self._action, self._reward = self._action.copy(), self._reward.copy()
-        for state in (self._action, self._reward, self._time, self._return, self._epsilon):
-            state[ended] = 0
-        self._began[ended] = time.time()
-        for actor in ended.tolist():
-            self._attempts[actor] = []
+        actions, epsilon = group.pending
+        group.pending = None
+        began = time.perf_counter()
+        result, error = group.tried(group.env.end_step)
+        self._env_seconds += time.perf_counter() - began
+        failed = np.zeros(group.env.num_envs, dtype=bool)
+        if result is not None:
+            found = group.not_finite(result)
+            if found:
+                error = ActorsFailed([*(error.failures if error else ()), *found], result)
+            group.add(actions, result, epsilon)
+            self.total_steps += len(failed)
+        if error is not None:
+            failed[[actor for failure in error.failures for actor in failure.actors]] = True
+            self._drop(group, failed)
+        if result is not None:
+            over = (result.terminated | result.truncated) & ~failed
+            if over.any():
+                self._hand_over(group, np.flatnonzero(over))
+                group.strikes[over] = 0
+                error = self._both(error, None if last else self._reset(group, over))
+        self._mend(group, error, last=last)
 
-    def _hand_over(self, actors: np.ndarray, *, unfinished: bool = False) -> None:
+    def _reset(self, group: Group, mask: np.ndarray) -> ActorsFailed | None:
+        """Begin episodes; what went wrong in it."""
+        began = time.perf_counter()
+        observation, error = group.tried(lambda: group.env.reset(mask), mask)
+        self._env_seconds += time.perf_counter() - began
+        if observation is not None:
+            group.begin(np.flatnonzero(mask), observation)
+        return error
+
+    def _both(self, first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFailed | None:
+        if first is None or second is None:
+            return first or second
+        both = ActorsFailed([*first.failures, *second.failures])
+        both.__cause__ = first.__cause__
+        return both
+
+    def _drop(self, group: Group, failed: np.ndarray) -> None:
+        self.episodes_dropped += int((group.time[failed] > 0).sum())
+        self.total_steps -= group.drop(np.flatnonzero(failed))
+
+    def _mend(self, group: Group, error: ActorsFailed | None, *, last: bool = False) -> None:
+        """Count and tell what failed, whose episodes are dropped, and begin new ones; raises `error` where that is not
+        wanted, or does not help.
+        """
+        while error is not None:
+            self.env_errors += sum(not failure.told for failure in error.failures)
+            mask = np.zeros(group.env.num_envs, dtype=bool)
+            mask[[actor for failure in error.failures for actor in failure.actors]] = True
+            group.strikes += mask
+            if last:
+                return
+            if self._on_error == "stop":
+                raise error
+            if group.strikes.max() >= _MOST_STRIKES:
+                failure = next(f for f in error.failures if group.strikes[list(f.actors)].max() >= _MOST_STRIKES)
+                again = replace(failure, message=f"{failure.message}; this was the {_MOST_STRIKES}th time in a row")
+                raise ActorsFailed([again]) from error.__cause__
+            for failure in error.failures:
+                if self._on_failure is not None and not failure.told:
+                    self._on_failure(failure)
+            error = self._reset(group, mask)
+
+    def _hand_over(self, group: Group, actors: np.ndarray, *, unfinished: bool = False) -> None:
         """Give the episodes of `actors` to the sink, once, even if the sink is interrupted."""
-        lengths = self._time[actors]
-        tasks, goals, spec = self.env.tasks(actors), self.env.goal_texts(actors), self.env.spec
-        outcomes = [tuple(self._attempts[actor]) for actor in actors.tolist()]
+        lengths = group.time[actors]
+        tasks, goals, spec = group.env.tasks(actors), group.env.goal_texts(actors), self.env.spec
+        outcomes = [tuple(group.attempts[actor]) for actor in actors.tolist()]
         success = [(seen[-1] if seen else False) if spec.has_success else None for seen in outcomes]
         attempts = outcomes if spec.has_success and spec.num_attempts != 1 else [()] * len(actors)
-        if self._recorder is not None and self._sink is not None:
-            columns, rows = self._recorder.episodes(actors)
+        if group.recorder is not None and self._sink is not None:
+            columns, rows = group.recorder.episodes(actors)
             if unfinished:
-                last = np.cumsum(rows) - 1
-                columns[TRUNCATED][last] = columns[TERMINATED][last] == 0
+                final = np.cumsum(rows) - 1
+                columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
             now, tags = time.time(), {UNFINISHED: "true"} if unfinished else {}
-            epsilon, began = (self._epsilon[actors] / lengths).tolist(), self._began[actors].tolist()
+            epsilon, began = (group.epsilon[actors] / lengths).tolist(), group.began[actors].tolist()
             infos = [
                 TrajectoryInfo(
                     env=spec.name,
                     task=tasks[i],
                     policy_id=self.policy_id,
                     policy_version=self.policy_version,
-                    collector=self._collector,
+                    collector=self.collector,
                     seed=self._seed,
                     success=None if unfinished else success[i],
                     attempts=attempts[i],
@@ -244,20 +312,20 @@ class Rollout:
                 )
                 for i in range(len(actors))
             ]
-            self._time[actors] = 0  # from here on they are the sink's
+            group.time[actors] = 0  # from here on they are the sink's
             self._sink(Trajectories(columns, rows, infos))
         self.total_trajectories += len(actors)
         if unfinished:
             return
-        returns = self._return[actors].tolist()
+        returns = group.total[actors].tolist()
         self._returns += returns
         self._successes += [outcome for outcome in success if outcome is not None]
         if self._on_episode is None:
             return
         for i, actor in enumerate(actors.tolist()):
             episode = Episode(
-                actor=actor,
-                number=int(self.env.episodes.current[actor]),
+                actor=group.place.start + actor,
+                number=int(group.env.episodes.current[actor]),
                 task=tasks[i],
                 length=int(lengths[i]),
                 total_reward=returns[i],
@@ -270,22 +338,26 @@ class Rollout:
         """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were
         stored.
         """
-        begun = np.flatnonzero(self._time > 0)
         stored = 0
-        if self._keep_unfinished and self._recorder is not None and len(begun):
-            self._hand_over(begun, unfinished=True)
-            stored = len(begun)
-        self._observation = None
-        self._time[:] = 0
+        for group in self._groups:
+            self._end(group, last=True)
+            begun = np.flatnonzero(group.time > 0)
+            if self._keep_unfinished and group.recorder is not None and len(begun):
+                self._hand_over(group, begun, unfinished=True)
+                stored += len(begun)
+            group.observation = None
+            group.time[:] = 0
         return stored
 
     def prefixes(self) -> list[dict[str, np.ndarray]]:
         """For each actor, the rows its policy has already acted on in the present episode (T rows, T = its
         time).
         """
-        if self._recorder is None:
+        self.settle()
+        recorders = [group.recorder for group in self._groups if group.recorder is not None]
+        if not recorders:
             raise ValueError("a rollout without a sink keeps no rows")
-        return [self._recorder.prefix(actor) for actor in range(self.env.num_envs)]
+        return [recorder.prefix(actor) for recorder in recorders for actor in range(len(recorder.lengths))]
 
     def state_dict(self) -> dict[str, Any]:
         """Exploration's position and the next task; unfinished episodes are not part of it."""
@@ -300,18 +372,16 @@ class Rollout:
         if self.exploration is not None and state["exploration"] is not None:
             self.exploration.load_state_dict(state["exploration"])
 
-    def _guarded(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except AmagoError:
-            raise
-        except Exception as error:
-            raise StageFailed(f"environment '{self.env.spec.name}' failed: {type(error).__name__}: {error}") from error
-
-    def _progress(self, stage: str, done: int, steps: int) -> Progress:
-        means = {"return_mean": _mean(self._returns), "success_mean": _mean(self._successes)}
-        shown = {name: value for name, value in means.items() if not math.isnan(value)}
-        return Progress(stage=stage, done=min(done, steps), total=steps, unit="steps", metrics=shown)
+    def _progress(self, stage: str, steps: int) -> Progress:
+        seconds = time.perf_counter() - self._began
+        shown = {
+            "return_mean": _mean(self._returns),
+            "success_mean": _mean(self._successes),
+            "policy_share": self._policy_seconds / seconds,
+            "env_share": self._env_seconds / seconds,
+        }
+        known = {name: value for name, value in shown.items() if not math.isnan(value)}
+        return Progress(stage=stage, done=min(self._done, steps), total=steps, unit="steps", metrics=known)
 
 
 def _mean(values: list[Any]) -> float:

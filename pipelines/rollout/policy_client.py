@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from pipelines.envs.env import Env
 from pipelines.envs.legal import LegalActions
+from pipelines.envs.tape import Tape
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space, Spaces
 
@@ -27,6 +28,9 @@ class Policy(Protocol):
     `observation`: columns (N, ...); `prev_action` (N, ...) and `prev_reward` (N,) led to it and are zero at a
     rollout's beginning; `time` (N,) int64 is the step within the rollout: 0 means that memory of before is
     void. Actions come back in the system's conventions (`lake.spaces`).
+
+    A policy may also have `split(sizes) -> bool`. Where that returns True, `act(..., part=k)` acts for the k-th of
+    groups of so many consecutive actors alone, each group as often as the others, as it would for all together.
     """
 
     def act(
@@ -44,6 +48,14 @@ class RandomPolicy:
     def __init__(self, space: Space, *, seed: int, legal: LegalActions | None = None) -> None:
         self._space, self._legal = space, legal
         self._rng = np.random.default_rng([seed, _STREAM])
+        self._num_actors = 0
+        self._tape = Tape(lambda: self._drawn(self._num_actors))
+
+    def split(self, sizes: Sequence[int]) -> bool:
+        """Not where observations say what may be done."""
+        self._num_actors = sum(sizes)
+        self._tape.split(sizes)
+        return self._legal is None
 
     def act(
         self,
@@ -51,10 +63,14 @@ class RandomPolicy:
         prev_action: np.ndarray,
         prev_reward: np.ndarray,
         time: np.ndarray,
+        part: int | None = None,
     ) -> np.ndarray:
         if self._legal is not None:
             return self._legal.draw(observation, self._rng)
-        space, size = self._space, (len(time), *self._space.shape)
+        return self._drawn(len(time)) if part is None else self._tape.take(part)[self._tape.places[part]]
+
+    def _drawn(self, num_actors: int) -> np.ndarray:
+        space, size = self._space, (num_actors, *self._space.shape)
         if isinstance(space, Discrete):
             return self._rng.integers(space.n, size=size, dtype=np.int32)
         if isinstance(space, Box):
@@ -74,7 +90,7 @@ class ExpertPolicy:
     """The environment's own expert, who sees what is hidden. UsageError where it has none."""
 
     def __init__(self, env: Env) -> None:
-        if type(env).expert is Env.expert:
+        if not env.has_expert:
             raise UsageError(f"environment '{env.spec.name}' has no expert")
         self._env = env
 

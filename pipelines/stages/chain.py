@@ -7,6 +7,7 @@ one-off stages (relabel, evaluate, export) were passed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -20,7 +21,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Event, Listener, Progress, silent
-from pipelines.stages.environment import make_env
+from pipelines.stages.environment import make_env, with_actors
 from pipelines.stages.result import Result
 from pipelines.stages.workshop import Workshop
 
@@ -45,9 +46,12 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
     directory = RunDirectory(run)
     started = time.monotonic()
     with directory.lock("run", "collect", "train"):
+        if settings.env.name:
+            settings = with_actors(settings)
         directory.refuse_changes("run", settings, fresh=fresh)
         if settings.env.name:
-            make_env(settings, actors=1, seed=0).close()  # it can be made: before anything is written or removed
+            with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
+                env.reset()  # it can be made, and begin: before anything is written or removed
         if fresh:
             _erase(directory)
         directory.record("run", settings, fresh=fresh)

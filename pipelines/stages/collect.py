@@ -23,10 +23,11 @@ import numpy as np
 from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
+from pipelines.envs.env import ActorsFailed, Failure
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
-from pipelines.events import Event, Listener, Progress, silent
+from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake.maintenance.cap import Cap
 from pipelines.lake.schema import Schema
@@ -34,9 +35,11 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
+from pipelines.lake.trajectory import Trajectories
+from pipelines.lake.writer import Writer
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.actor import Rollout
-from pipelines.stages.environment import make_env
+from pipelines.stages.environment import make_env, with_actors, workers
 from pipelines.stages.following import Following
 from pipelines.stages.policies import Acting, load_policy
 from pipelines.stages.result import Result
@@ -58,6 +61,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
+            settings = with_actors(settings)
             directory.refuse_changes("collect", settings, fresh=fresh)
             name = directory.identity
         else:
@@ -69,21 +73,30 @@ def run(
         collector = stack.enter_context(Collector(settings, where, name=name, run=directory, replaced=replaced))
         use_threads(settings.train.threads)
         acting = collector.first_policy(listener)
+        collector.begin(acting)
         if directory is not None:  # nothing is written before everything asked for is there
             directory.record("collect", settings, fresh=fresh)
             if not fresh or replaced:
                 collector.name = directory.identity  # another stage of a new run may have named it meanwhile
         collector.act_by(acting)
-        metrics = collector.collect(settings.collect.steps, listener)
-    return Result(
-        command="collect",
-        status="done" if metrics["steps"] else "skipped",
-        run=run,
-        lake=where,
-        metrics=metrics,
-        outputs=[where],
-        seconds=metrics["seconds"],
-    )
+
+        def result(status: str, metrics: dict[str, Any]) -> Result:
+            return Result(
+                command="collect",
+                status=status,
+                run=run,
+                lake=where,
+                metrics=metrics,
+                outputs=[where],
+                seconds=metrics["seconds"],
+            )
+
+        try:
+            metrics = collector.collect(settings.collect.steps, listener)
+        except ActorsFailed as error:
+            error.result = result("failed", collector.metrics())
+            raise
+    return result("done" if metrics["steps"] else "skipped", metrics)
 
 
 class Collector:
@@ -105,9 +118,12 @@ class Collector:
         self._settings, self._where, self.name, self._run, self._replaced = settings, lake, name, run, replaced
         existing = None if replaced else Lake.find(lake)
         self.before = stored_steps(existing, name) if existing else 0
+        settings = with_actors(settings)
         actors = settings.collect.actors
+        assert isinstance(actors, int)
         env_seed, self.policy_seed, exploration_seed = seeds(settings.seed, self.before, count=3)
-        self.env = make_env(settings, actors=actors, seed=env_seed)
+        self.workers = workers(settings, actors=actors)
+        self.env = make_env(settings, actors=actors, seed=env_seed, workers=self.workers)
         spec = self.env.spec
         if existing:
             existing.require_schema(Schema(spec.spaces))
@@ -121,6 +137,7 @@ class Collector:
         )
         self.exploration.steps = self.before // actors
         self.rollout: Rollout | None = None
+        self.writer: Writer | None = None
         self._following: Following | None = None
         self._policies: set[str] = set()
         self._bounded = contextlib.ExitStack()
@@ -133,11 +150,12 @@ class Collector:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self.rollout is not None and (kind is None or getattr(error, "exit_code", 1) >= 128):
+            kept = kind is None or getattr(error, "exit_code", 1) >= 128 or isinstance(error, ActorsFailed)
+            if self.rollout is not None and self.writer is not None and kept:
                 self.rollout.finish()
         finally:
             self.env.close()
-            if self.rollout is not None:
+            if self.writer is not None:
                 with self._bounded:  # until after the last segment
                     self.writer.__exit__(kind, error, trace)
 
@@ -174,27 +192,51 @@ class Collector:
         if acting is not None:
             self.act_by(acting)
 
-    def act_by(self, acting: Acting) -> None:
-        """Let `acting` act from now on; its memory is rebuilt from the episodes in progress. Exploration keeps to what
-        is legal by the settings, or else by whoever acts."""
+    def begin(self, acting: Acting) -> None:
+        """Begin everybody's first episode: what cannot begin is known before anything is written."""
+        self._let_explore(acting)
+        self.rollout = Rollout(
+            self.env,
+            acting.policy,
+            exploration=self.exploration,
+            sink=self._store,
+            on_failure=self._tell_failure,
+            on_env_error=self._settings.collect.on_env_error,
+            seed=self._settings.seed,
+            collector=self.name,
+            keep_unfinished=True,
+        )
+        self.rollout.begin()
+
+    def _let_explore(self, acting: Acting) -> None:
+        """Exploration keeps to what is legal by the settings, or else by whoever acts."""
         self.exploration.legal = self._legal(self._settings.agent.legal_actions or acting.legal_actions)
+
+    def _store(self, trajectories: Trajectories) -> None:
+        assert self.writer is not None
+        self.writer.append_many(trajectories)
+
+    def _tell_failure(self, failure: Failure) -> None:
+        """At the next progress."""
+        self._notices.put(Notice(text=f"{failure.message}; a new episode begins", level="warning"))
+        if failure.trace:
+            self._notices.put(Notice(text=failure.trace.rstrip(), level="debug"))
+
+    def act_by(self, acting: Acting) -> None:
+        """Let `acting` act from now on; its memory is rebuilt from the episodes in progress."""
         if self.rollout is None:
+            self.begin(acting)
+        assert self.rollout is not None
+        if self.writer is None:
             self._lake = self._open_lake()
             schema = Schema(self.env.spec.spaces)
+            self.rollout.collector = self.name
             self.writer = self._lake.writer(schema, name=self.name, seal_seconds=self._settings.collect.seal_seconds)
             self._bound(self._lake)
-            self.rollout = Rollout(
-                self.env,
-                acting.policy,
-                exploration=self.exploration,
-                sink=self.writer.append_many,
-                seed=self._settings.seed,
-                collector=self.name,
-                keep_unfinished=True,
-            )
-        elif isinstance(acting.policy, AgentPolicy):
-            acting.policy.rebuild(self.rollout.prefixes())
+        self._let_explore(acting)
         self.rollout.policy = acting.policy
+        if isinstance(acting.policy, AgentPolicy):
+            acting.policy.rebuild(self.rollout.prefixes())
         self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
         if acting.policy_id not in self._policies:
             self._policies.add(acting.policy_id)
@@ -235,7 +277,7 @@ class Collector:
 
     def seal(self) -> None:
         """Let readers see everything that has ended so far."""
-        if self.rollout is not None:
+        if self.writer is not None:
             self.writer.seal()
 
     @property
@@ -246,6 +288,7 @@ class Collector:
     def collect(self, target: int, listener: Listener = silent) -> dict[str, Any]:
         """Go on until `steps` reaches `target`; returns what this call did."""
         assert self.rollout is not None, "act_by comes first"
+        assert self.writer is not None
         already = self.steps
 
         def tell(event: Event) -> None:
@@ -256,8 +299,14 @@ class Collector:
             listener(event)
 
         between = self._follow if self._following is not None else None
-        stats = self.rollout.run(steps=max(target - already, 0), listener=tell, between=between)
+        self.rollout.run(steps=max(target - already, 0), listener=tell, between=between)
         self.writer.poll()
+        return self.metrics()
+
+    def metrics(self) -> dict[str, Any]:
+        """What the last call of `collect` did, or has done until it failed."""
+        assert self.rollout is not None, "act_by comes first"
+        stats = self.rollout.stats()
         metrics = {
             "steps": stats.steps,
             "steps_total": self.steps,
@@ -268,6 +317,10 @@ class Collector:
             "policy_share": stats.policy_seconds / stats.seconds if stats.steps else math.nan,
             "env_share": stats.env_seconds / stats.seconds if stats.steps else math.nan,
             "epsilon_progress": self.exploration.progress,
+            "env_errors": stats.env_errors,
+            "episodes_dropped": stats.episodes_dropped,
+            "actors": self.env.num_envs,
+            "workers": self.workers,
             "seconds": stats.seconds,
         }
         known = {key: value for key, value in metrics.items() if not math.isnan(value)}

@@ -24,7 +24,7 @@ from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.store import Lake
-from pipelines.stages.environment import make_env
+from pipelines.stages.environment import make_env, workers
 from pipelines.stages.policies import trained
 from pipelines.stages.result import Result, Table
 from pipelines.training import checkpoint as checkpoints
@@ -34,6 +34,7 @@ from pipelines.training.metrics_log import MetricsLog
 
 _MOST_COLUMNS = 8  # attempts in a table
 _MOST_ROWS = 20  # tasks
+_REPORT_BYTES = 1 << 16
 _NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label"}
 
 
@@ -48,6 +49,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     report = stored(path)
     known = report is not None
     if report is None:
+        _require_space(path)
         report = judge(settings, checkpoint, listener, tasks=tasks)
         write_atomically(path, json.dumps(report, indent=1))
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
@@ -71,6 +73,15 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     return result
 
 
+def _require_space(path: Path) -> None:
+    """Refuse before anything is played what could not be written down afterwards."""
+    trial = path.with_suffix(".trial")
+    try:
+        write_atomically(trial, "0" * _REPORT_BYTES)
+    finally:
+        trial.unlink(missing_ok=True)
+
+
 def stored(path: Path) -> dict[str, Any] | None:
     """The evaluation stored at `path`; None if there is none, or none that can be read."""
     report = read_object(path)
@@ -84,7 +95,8 @@ def judge(
     wanted = settings.evaluate
     actors = min(wanted.actors, wanted.episodes)
     use_threads(settings.train.threads)
-    env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split)
+    shared = workers(settings, actors=actors)
+    env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, workers=shared)
     try:
         if tasks:
             env.play_only(tasks)

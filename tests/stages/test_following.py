@@ -100,9 +100,9 @@ def test_a_reload_in_mid_episode_acts_as_if_the_new_policy_had_always_watched(ho
         for t in range(3):
             rows = {name: np.stack([prefix[name][t] for prefix in prefixes]) for name in prefixes[0]}
             slow.act({"obs": rows["obs"]}, rows["action"], rows["reward"], np.full(4, t))
-        rollout = collector.rollout
-        arguments = rollout._observation, rollout._action, rollout._reward, rollout._time
-        assert arguments[0] is not None
+        (group,) = collector.rollout._groups
+        assert group.observation is not None
+        arguments = group.observation, group.action, group.reward, group.time
         np.testing.assert_array_equal(newer.policy.act(*arguments), slow.act(*arguments))
 
 

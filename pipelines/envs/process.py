@@ -1,0 +1,143 @@
+"""A worker process as the one that started it sees it: requests, answers, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pipelines.envs.env import EnvSpec, RemoteTraceback
+from pipelines.envs.worker import Order
+from pipelines.errors import AmagoError, StageFailed
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_CLOSING_SECONDS = 5.0
+
+
+class Died(Exception):
+    """A worker process has ended."""
+
+
+class Worker:
+    """A process and the requests that it has yet to answer. When it has died it can be replaced: `generation` counts
+    the processes, `obituaries` says how each ended, `mourned` which ends were told. `memory` is the file of its boards.
+    """
+
+    def __init__(self, order: Order, memory: int) -> None:
+        self.order, self._memory = order, memory
+        self.generation, self.dead = 0, False
+        self.obituaries: dict[int, str] = {}
+        self.mourned: set[int] = set()
+        self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            place, path = theirs.fileno(), [os.path.abspath(folder) for folder in sys.path]
+            # Not by multiprocessing, which would run the user's main module once more.
+            code = f"from pipelines.envs.worker import main; main({place}, {self._memory})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"],
+                pass_fds=(place, self._memory),
+                stdin=subprocess.DEVNULL,
+                env=dict.fromkeys(_ONE_THREAD, "1") | dict(os.environ),
+                start_new_session=True,  # what interrupts this process is for this process to handle
+            )
+        self._pipe = Connection(ours.detach())
+        self._asked: deque[int] = deque()
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._last = 0
+        self._pipe.send(self.order)
+
+    @property
+    def actors(self) -> str:
+        """Whose environments it has, in words."""
+        first, found = 0, []
+        for size, mine in zip(self.order.sizes, self.order.slices, strict=True):
+            found.append(f"{first + mine.start} to {first + mine.stop - 1}")
+            first += size
+        return f"actors {' and '.join(found)}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def introduced(self) -> tuple[EnvSpec, bool]:
+        """What the worker says of its environments once they are made: their spec, and whether they have an expert.
+        Raises what making them raised.
+        """
+        try:
+            said = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._bury()
+            how = self.obituaries[self.generation]
+            raise StageFailed(f"environment '{self.order.name}' cannot be made: {how}") from None
+        if isinstance(said, AmagoError):
+            raise said from RemoteTraceback(vars(said).get("trace", ""))
+        return said
+
+    def ask(self, what: bytes, part: int, rest: bytes = b"") -> int:
+        """The number of a request. Died where there is nobody to be asked."""
+        if self.dead:
+            raise Died
+        try:
+            self._pipe.send_bytes(what + bytes([part]) + rest)
+        except ConnectionError:
+            raise self._bury() from None
+        self._last += 1
+        self._asked.append(self._last)
+        return self._last
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """Waits for the answer to a request. Raises what the worker refused with, or Died."""
+        while number not in self._answers:
+            if self.dead:
+                raise Died
+            try:
+                data = self._pipe.recv_bytes()
+            except (EOFError, ConnectionError):
+                raise self._bury() from None
+            self._answers[self._asked.popleft()] = pickle.loads(data) if data else {}
+        found = self._answers.pop(number)
+        if "error" in found:
+            raise found["error"] from RemoteTraceback(vars(found["error"]).get("trace", ""))
+        return found
+
+    def replace(self) -> None:
+        """A new process in the place of the dead one. Raises what making its environments raised."""
+        self.dead, self.generation = False, self.generation + 1
+        self._start()
+        self.introduced()
+
+    def _bury(self) -> Died:
+        self._pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSING_SECONDS)
+        code = self._process.returncode
+        if code is None:
+            how = "has hung up"
+            self._process.kill()
+            self._process.wait()
+        else:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self.dead, self.obituaries[self.generation] = True, f"worker process {self.pid} {how}"
+        return Died()
+
+    def hang_up(self) -> None:
+        """Let the process close its environments and end."""
+        self._pipe.close()
+
+    def wait(self) -> None:
+        """After `hang_up`: until it has ended."""
+        try:
+            self._process.wait(_CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
