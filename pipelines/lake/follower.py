@@ -1,34 +1,29 @@
 """Following a lake: what is live, in an order that repeats, at a cost that follows what is new.
 
 Live = listed - hidden (expired, quarantined) - superseded by a rewritten segment - trajectories seen before (by
-uid). An hour's directory is listed again only if its modification time moved or is too fresh to trust; of the
-known directories the newest 48 are looked at (a writer's clock may be off), an unknown one always.
+uid). What is new is found by `folders.Changes`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config.atomic import storage_error
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
+from pipelines.lake.folders import Changes, list_all
 from pipelines.lake.footer import Footer, prefetch_footers, read_footer, uid_array
 from pipelines.lake.keys import is_rewritten, segment_key
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import FRESH_SECONDS, Hidden
+from pipelines.lake.tombstones import Hidden
 from pipelines.lake.uids import UidSet, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
-
-WATCHED_HOURS = 48
-ROOT = "segments"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +83,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._storage = self.lake.storage
-        self._hours: dict[str, int | None] = {}
-        self._names: dict[str, set[str]] = {}  # of the files in each hour's directory when it was last listed
+        self._changes = Changes(self._storage)
         self._known: set[str] = set()
         self._aliases: dict[str, str] = {}  # superseded id -> id of the newest segment that has its trajectories
         self._rewritten: dict[str, Footer] = {}
@@ -109,7 +103,7 @@ class Follower:
         """
         vanished, self._vanished = self._vanished, set()
         try:
-            self._new.update(self._listed())
+            self._look()
             new = sorted(self._new)
             self._hide()
             prefetch_footers(self._storage, (id for id in new if not self.hidden.hides(id)))
@@ -155,8 +149,7 @@ class Follower:
         if not touched:
             return
         if any("/" not in name for name in touched):  # quarantine: a marker may also have gone
-            self._hours.clear()
-            self._names.clear()
+            self._changes.forget()
         for number in range(len(self.segments)):
             segment = self.segments[number]  # looked up late: an overlay may have lost some with its base just now
             if {segment.id, segment.file, segment.file.rpartition("/")[2]} & touched:
@@ -327,58 +320,11 @@ class Follower:
     def _tell(self, text: str) -> None:
         self.listener(Notice(text=text, level="warning"))
 
-    def _listed(self) -> Iterable[str]:
-        """Ids not known yet in the directories that may have changed."""
-        hours = sorted(folders(self._storage, ROOT))
-        watched, due = set(hours[-WATCHED_HOURS:]), []
-        for hour in hours:
-            if hour in self._hours and hour not in watched:
-                continue
-            now, stamp = time.time_ns(), self._storage.stamp(f"{ROOT}/{hour}")
-            if stamp is not None and self._hours.get(hour) == stamp:
-                continue
-            settled = stamp is not None and now - stamp > FRESH_SECONDS * 1e9
-            due.append((hour, stamp if settled else None))
-        for (hour, stamp), listed in zip(due, _listings(self._storage, [hour for hour, _ in due]), strict=True):
-            self._hours[hour], names = stamp, set(listed)
-            ids = (f"{hour}/{name}" for name in _segments(names - self._names.get(hour, set())))
-            gone = _segments(self._names.get(hour, set()) - names)
-            self._vanished.update(f"{hour}/{name}" for name in gone)
-            self._names[hour] = names
-            yield from (id for id in ids if id not in self._known)
-
-
-def folders(storage: Storage, folder: str) -> list[str]:
-    """Folders in `folder`. StageFailed when the storage refuses."""
-    try:
-        return storage.folders(folder)
-    except OSError as error:
-        raise storage_error(error, f"read '{storage.url(folder)}'") from error
-
-
-def list_segments(storage: Storage, hour: str) -> list[str]:
-    """Names (without ending) of the segments of an hour, overlays included, blobs not, sorted."""
-    return sorted(_segments(next(_listings(storage, [hour]))))
-
-
-def _listings(storage: Storage, hours: Sequence[str]) -> Iterator[list[str]]:
-    """Names in the directory of each of `hours`."""
-    try:
-        yield from storage.listings([f"{ROOT}/{hour}" for hour in hours])
-    except OSError as error:
-        raise storage_error(error, f"read '{storage.url(ROOT)}'") from error
-
-
-def _segments(names: Iterable[str]) -> list[str]:
-    return [n.removesuffix(".arrow") for n in names if n.endswith(".arrow") and not n.endswith(".blob.arrow")]
-
-
-def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
-    """Ids of everything listed, sorted; `rewritten`: only of segments made from others."""
-    hours = sorted(folders(storage, ROOT))
-    listed = zip(hours, _listings(storage, hours), strict=True)
-    ids = (f"{hour}/{name}" for hour, names in listed for name in sorted(_segments(names)))
-    return [id for id in ids if not rewritten or is_rewritten(id)]
+    def _look(self) -> None:
+        """Note what is not known yet, and what has gone."""
+        for new, gone in self._changes:
+            self._new.update(id for id in new if id not in self._known)
+            self._vanished.update(gone)
 
 
 def live_segments(storage: Storage) -> list[str]:

@@ -1,4 +1,4 @@
-"""Names of things in a lake. A segment's id is "HOUR/STEM", "HOUR/STEM.ovl" for an overlay."""
+"""Names of things in a lake. A segment's id is "FOLDER/STEM", "FOLDER/STEM.ovl" for an overlay."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
+from pipelines.lake.folders import Folders
 from pipelines.lake.keys import segment_key
 from pipelines.lake.schema import Column, Schema
 from pipelines.lake.segment import Unsealed
@@ -73,7 +74,7 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
     columns = [known[name] for name in names]
     items = [_unsealed(columns, row, data) for row, data in content.records]
     storage.create_folders()  # empty ones get lost when a lake is copied
-    publish_log(storage, log, schema_id, columns, items, overlay=content.header["overlay"])
+    publish_log(storage, Folders(storage), log, schema_id, columns, items, overlay=content.header["overlay"])
     return len(items)
 
 

@@ -2,8 +2,8 @@
 
 `STEM.arrow` holds one uncompressed RecordBatch, so that a column is one range of the file; `STEM.ovl.arrow`
 likewise, with the columns that an overlay changes; `STEM.blob.arrow` holds the columns of 1 KiB a step or
-more, see `blob`. A segment's id is "HOUR/STEM" ("HOUR/STEM.ovl" for an overlay), its file
-"segments/ID.arrow".
+more, see `blob`. A segment's id is "FOLDER/STEM" ("FOLDER/STEM.ovl" for an overlay), its file
+"segments/ID.arrow"; for folders see `folders`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pipelines.errors import IntegrityError
 from pipelines.lake import footer
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, storage_dtype, to_arrow, to_numpy
 from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob
+from pipelines.lake.folders import Folders
 from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
@@ -53,11 +54,11 @@ class Staged:
                 path.unlink(missing_ok=True)
 
 
-def new_segment(writer: str, sequence: int, *, overlay: bool) -> str:
+def new_segment(folders: Folders, writer: str, sequence: int, *, overlay: bool) -> str:
     """Id of a segment published now: unique by the writer's name and its count, whatever the clock says."""
     now = time.time_ns() // 1000
-    hour = time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000))
-    return f"{hour}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}"
+    folder = folders.choose(time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000)))
+    return f"{folder}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}"
 
 
 def stage(

@@ -16,6 +16,7 @@ from typing import Protocol
 from pipelines.config import atomic
 from pipelines.config.locking import exclusive
 
+FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
 _SCHEME = "s3:"
 
 
@@ -45,8 +46,8 @@ class Storage(Protocol):
         """As `names`, for several folders."""
 
     def stamp(self, folder: str) -> int | None:
-        """Something that moves when a name appears in `folder` or goes: its modification time in ns; None where
-        that is not known.
+        """Something that moves when a name appears in `folder` or goes: its modification time in ns, 0 if there is no
+        such folder; None where that is not known.
         """
 
     def read(self, key: str) -> bytes:
@@ -128,7 +129,7 @@ class LocalStorage:
 
     def stamp(self, folder: str) -> int | None:
         try:
-            return os.stat(self.root / folder).st_mtime_ns
+            return os.stat(f"{self.root}/{folder}").st_mtime_ns  # looked at often: a Path costs more than the look
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
@@ -162,7 +163,13 @@ class LocalStorage:
     def publish(self, staged: Path, key: str) -> None:
         path = self.root / key
         self._make_room(path)
-        atomic.publish(staged, path)
+        try:
+            atomic.publish(staged, path)
+        except FileNotFoundError:  # its folder, an empty one, was swept in this moment
+            if not staged.exists():
+                raise
+            self._make_room(path)
+            atomic.publish(staged, path)
 
     def remove(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

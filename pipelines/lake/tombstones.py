@@ -21,11 +21,10 @@ import numpy as np
 from pipelines.config.atomic import explained, storage_error
 from pipelines.errors import AmagoError, IntegrityError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.storage import Storage
+from pipelines.lake.storage import FRESH_SECONDS, Storage
 
 FOLDER, QUARANTINE = "tombstones", "quarantine"
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.json")
-FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +148,7 @@ class Hidden:
         self.partial: dict[str, np.ndarray] = {}
 
     def refresh(self) -> set[str]:
-        """Ids (of quarantined segments: names without their hour) that were touched since the last time."""
+        """Ids (of quarantined segments: names without their folder) that were touched since the last time."""
         try:
             if self._moved(QUARANTINE):
                 names = self._quarantine()

@@ -23,6 +23,7 @@ import numpy as np
 from pipelines.config.atomic import explained
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
+from pipelines.lake.folders import Folders
 from pipelines.lake.keys import segment_key
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
 from pipelines.lake.sealer import Sealer
@@ -60,6 +61,7 @@ class Writer:
         columns: Sequence[Column] | None = None,
     ) -> None:
         self._storage = storage
+        self._folders = Folders(storage)
         self.schema = schema
         self.columns = tuple(columns if columns is not None else schema.columns)
         label = re.sub(r"[^A-Za-z0-9_.]", "_", name or "w")[:32]
@@ -76,13 +78,14 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         try:
             self.close()
-        except Exception:
+        except Exception as sealing:
             self._abandon()  # the log still holds it all
-            if kind is None:  # else the first error is the one to show
+            if error is None:
                 raise
+            error.add_note(f"and then: {sealing}; what was acknowledged is in its log")
 
     def append(self, columns: Mapping[str, np.ndarray], info: TrajectoryInfo) -> str:
         """Store a trajectory of T actions given as T + 1 rows a column; returns its uid (32 hex digits).
@@ -123,7 +126,7 @@ class Writer:
 
     def _publish(self, log: Log, items: Sequence[Unsealed]) -> None:
         with explained(f"write a segment into '{self._storage.url()}'"):
-            publish_log(self._storage, log, self.schema.id, self.columns, items, overlay=self._overlay)
+            publish_log(self._storage, self._folders, log, self.schema.id, self.columns, items, overlay=self._overlay)
 
     def _abandon(self) -> None:
         self._sealer.abandon()
@@ -239,6 +242,7 @@ def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> Iterato
 
 def publish_log(
     storage: Storage,
+    folders: Folders,
     log: Log,
     schema_id: str,
     columns: Sequence[Column],
@@ -256,7 +260,7 @@ def publish_log(
     writer, _, sequence = log.path.stem.rpartition("-")
     staged = segments.stage(storage.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
     try:
-        segment = segments.new_segment(writer, int(sequence), overlay=overlay)
+        segment = segments.new_segment(folders, writer, int(sequence), overlay=overlay)
         log.mark(segment)
         segments.publish(storage, staged, segment)
     except BaseException:

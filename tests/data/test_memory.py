@@ -15,6 +15,7 @@ import pytest
 
 from pipelines.lake import footer
 from pipelines.lake.arrow import arrow_schema, to_arrow
+from pipelines.lake.folders import Folders
 from pipelines.lake.keys import segment_key
 from pipelines.lake.schema import Schema
 from pipelines.lake.segment import checksum, new_segment
@@ -108,10 +109,11 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
         for i in range(TRAJECTORIES)
     ]
     table = footer.table_of([{"uid": bytes(16), **line} for line in lines])
+    folders = Folders(lake.storage)
     for number in range(segments):
         uids = pa.array([uuid.uuid4().bytes for _ in range(TRAJECTORIES)], pa.binary(16))
         filled = table.set_column(table.schema.get_field_index("uid"), "uid", uids)
-        id = new_segment("w", number, overlay=False)
+        id = new_segment(folders, "w", number, overlay=False)
         target = path / segment_key(id)
         target.parent.mkdir(exist_ok=True)
         sink = Sparse(target)

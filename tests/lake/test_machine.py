@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipelines.data.view import View
-from pipelines.lake import reading
+from pipelines.lake import folders, reading
 from pipelines.lake import segment as segments
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance.compaction import Rules, compact
@@ -35,6 +36,16 @@ from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 from tests.lake.factories import SCHEMA, assert_same, columns
 from tests.lake.windows import windows_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_folders() -> Iterator[None]:
+    """An hour has many folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "FULL", 3)
+        patch.setattr(folders, "COUNTED_EVERY", 2)
+        yield
+
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 SEALING = [(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]

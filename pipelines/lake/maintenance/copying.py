@@ -26,7 +26,8 @@ from pipelines.errors import IntegrityError, StageFailed, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
-from pipelines.lake.follower import Follower, Segment, list_all
+from pipelines.lake.folders import Folders, list_all
+from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.keys import blob_key, is_rewritten, segment_key
 from pipelines.lake.maintenance import integrity
@@ -94,6 +95,7 @@ class _Job:
     def __post_init__(self) -> None:
         self._reader = Reader(self.source, listener=self.listener)
         self._there = Follower(self.target, self.listener)
+        self._folders = Folders(self.target.storage)
         self._pending: dict[tuple[str, tuple[str, ...], bool], list[Unsealed]] = {}
         self._pending_bytes = 0
         self._collectors: set[str] = set()
@@ -279,13 +281,14 @@ class _Job:
             columns: list[Column] = [c for c in self.source.schema(schema_id).columns if c.name in names]
             writer = _writer()
             staged = segments.stage(self.target.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
-            size = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None)
-            id = segments.new_segment(writer, 0, overlay=overlay)
+            size, id = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None), ""
             try:
+                id = segments.new_segment(self._folders, writer, 0, overlay=overlay)
                 segments.publish(self.target.storage, staged, id)
             except BaseException:
                 staged.discard()
-                segments.drop_orphan(self.target.storage, id)
+                if id:
+                    segments.drop_orphan(self.target.storage, id)
                 raise
             self.done.rewritten += len(items)
             self.done.trajectories += len(items)

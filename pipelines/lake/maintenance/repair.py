@@ -28,7 +28,8 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, to_numpy
-from pipelines.lake.follower import Follower, list_all
+from pipelines.lake.folders import list_all
+from pipelines.lake.follower import Follower
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.keys import REWRITTEN, blob_key, segment_key
 from pipelines.lake.maintenance import integrity

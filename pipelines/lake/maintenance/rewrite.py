@@ -24,6 +24,7 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.blob import BlobCache
+from pipelines.lake.folders import Folders
 from pipelines.lake.footer import Footer
 from pipelines.lake.keys import REWRITTEN
 from pipelines.lake.maintenance.lease import Held
@@ -179,14 +180,15 @@ def _write(lake: Lake, sources: Sequence[Source], held: Held) -> Rewritten:
         crcs = {name: v.crc if isinstance(v, _Wide) else checksum(v) for name, v in values.items()}
         return footers.metadata({**header, "writer": writer, "columns": crcs}, table)
 
-    staged = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata)
-    id = segments.new_segment(writer, 0, overlay=first.is_overlay)
+    staged, id = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata), ""
     try:
         held()
+        id = segments.new_segment(Folders(lake.storage), writer, 0, overlay=first.is_overlay)
         segments.publish(lake.storage, staged, id)
     except BaseException:
         staged.discard()
-        segments.drop_orphan(lake.storage, id)
+        if id:
+            segments.drop_orphan(lake.storage, id)
         raise
     return Rewritten(id, tuple(source.id for source in sources), table.num_rows)
 

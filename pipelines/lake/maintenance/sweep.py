@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from pipelines.config.atomic import explained
 from pipelines.events import Listener, Progress, silent
-from pipelines.lake.follower import ROOT, WATCHED_HOURS, folders, list_all
+from pipelines.lake.folders import ROOT, WATCHED_HOURS, by_hour, folders, list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.keys import REWRITTEN, blob_key, segment_key
 from pipelines.lake.maintenance.inventory import File, Inventory
@@ -34,6 +34,7 @@ GRACE_SECONDS = 600.0
 _ELSEWHERE_SECONDS = (
     86_400.0  # logs of other hosts are out of sight: what they may publish yet is left alone for so long
 )
+_QUIET_SECONDS = 3600.0  # of a folder in which a writer may publish that has been stopped for long
 _BLOB = ".blob.arrow"
 
 
@@ -174,10 +175,19 @@ def _merge_spent(
 
 
 def _remove_leftovers(lake: Lake) -> None:
-    """Files of dead rewriters (whoever holds the lease is the only living one), and directories of hours long over."""
+    """Files of dead rewriters (whoever holds the lease is the only living one), and empty folders."""
     for path in (lake.local / "tmp").glob(f"{REWRITTEN}.*.tmp"):
         path.unlink(missing_ok=True)
     if isinstance(lake.storage, LocalStorage):
-        for hour in sorted(folders(lake.storage, ROOT))[:-WATCHED_HOURS]:
+        for folder in _left_behind(lake.storage):
             with contextlib.suppress(OSError):  # not empty
-                os.rmdir(lake.storage.root / ROOT / hour)
+                os.rmdir(lake.storage.root / ROOT / folder)
+
+
+def _left_behind(storage: LocalStorage) -> Iterator[str]:
+    """Folders that nobody publishes in: of hours long over, and those filled before the last one of their hour."""
+    hours, now = list(by_hour(folders(storage, ROOT)).values()), time.time()
+    for opened in hours[:-WATCHED_HOURS]:
+        yield from opened
+    for opened in hours[-WATCHED_HOURS:]:
+        yield from (name for name in opened[:-1] if storage.age(f"{ROOT}/{name}", now) > _QUIET_SECONDS)

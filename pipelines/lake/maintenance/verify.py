@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pipelines.config.atomic import explained
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.lake.follower import ROOT, list_all
+from pipelines.lake.folders import ROOT, list_all
 from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
 from pipelines.lake.keys import blob_key, is_rewritten, segment_key
 from pipelines.lake.maintenance import integrity
@@ -203,11 +203,11 @@ def memory_key(id: str) -> str:
 
 def _foreign(storage: Storage) -> Iterator[str]:
     yield from (storage.url(f"{ROOT}/{name}") for name in sorted(set(storage.names(ROOT)) - set(storage.folders(ROOT))))
-    for hour in sorted(storage.folders(ROOT)):
-        names = set(storage.names(f"{ROOT}/{hour}"))
+    for folder in sorted(storage.folders(ROOT)):
+        names = set(storage.names(f"{ROOT}/{folder}"))
         for name in sorted(names):
             belongs = name.endswith(".arrow") and (
                 not name.endswith(".blob.arrow") or name.removesuffix(".blob.arrow") + ".arrow" in names
             )
             if not belongs:
-                yield storage.url(f"{ROOT}/{hour}/{name}")
+                yield storage.url(f"{ROOT}/{folder}/{name}")

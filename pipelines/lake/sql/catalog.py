@@ -24,7 +24,7 @@ import pyarrow as pa
 from pipelines.config.locking import locked
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.follower import ROOT
+from pipelines.lake.folders import ROOT
 from pipelines.lake.footer import aligned, prefetch_footers, read_footer
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.sql import listing, sandbox

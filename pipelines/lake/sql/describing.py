@@ -14,7 +14,7 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
-from pipelines.lake.follower import list_all
+from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.protection import protections
 from pipelines.lake.snapshot import kept_updates
 from pipelines.lake.sql import catalog

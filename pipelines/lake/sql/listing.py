@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config.atomic import storage_error
-from pipelines.lake.follower import ROOT, folders, list_segments
+from pipelines.lake.folders import ROOT, folders, list_segments
 from pipelines.lake.footer import Footer
 from pipelines.lake.segment import stored_bytes
-from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import FOLDER, FRESH_SECONDS, QUARANTINE, Hidden
+from pipelines.lake.storage import FRESH_SECONDS, Storage
+from pipelines.lake.tombstones import FOLDER, QUARANTINE, Hidden
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -34,7 +34,7 @@ class Listed(NamedTuple):
 
 def changes(storage: Storage, known: Mapping[str, Listed]) -> dict[str, Listed | None]:
     """The folders that are not as `known`; None for those that have gone. Costs a look at each folder."""
-    here = [FOLDER, QUARANTINE, *(f"{ROOT}/{hour}" for hour in folders(storage, ROOT))]
+    here = [FOLDER, QUARANTINE, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
     found: dict[str, Listed | None] = {folder: None for folder in known.keys() - set(here)}
     due = {}
     try:
@@ -70,9 +70,9 @@ def matter(changed: Mapping[str, Listed | None], known: Mapping[str, Listed]) ->
 
 def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
     """Ids of all segments, sorted: of the `changed` folders as they are now, of the others as `known`."""
-    hours = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
-    ids = [id for id in known if id.partition("/")[0] not in hours]
-    ids += [f"{hour}/{name}" for hour in hours for name in list_segments(storage, hour)]
+    anew = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
+    ids = [id for id in known if id.partition("/")[0] not in anew]
+    ids += [id for folder in anew for id in list_segments(storage, folder)]
     return sorted(ids)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lake_sections.common import HOURS, TINY, Section, add_segment, timed
 from pipelines.data.view import View
+from pipelines.lake.folders import FULL
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 
@@ -21,12 +22,18 @@ QUERIES = {
 }
 
 
+def folder_of(number: int) -> str:
+    """Where a segment lies that writers made, 500 an hour."""
+    hour, further = HOURS[number // 500], number % 500 // FULL
+    return f"{hour}_{further:04d}" if further else hour
+
+
 def grown(folder: Path, count: int, a_segment: int, rng: np.random.Generator) -> Lake:
-    """A lake of `count` tiny trajectories, 500 segments an hour."""
+    """A lake of `count` tiny trajectories."""
     lake = Lake.create(folder)
     lake.register(TINY)
     for number in range(count // a_segment):
-        add_segment(lake, TINY, a_segment, hour=HOURS[number // 500], number=number, rng=rng)
+        add_segment(lake, TINY, a_segment, hour=folder_of(number), number=number, rng=rng)
     return lake
 
 
@@ -36,7 +43,7 @@ def refresh(folder: Path, sizes: list[int], rounds: int = 9) -> Section:
     for size in sizes:
         a_segment = 100 if size < 1_000_000 else 10_000
         lake = grown(folder / str(size), size, a_segment, rng)
-        hour = HOURS[(size // a_segment - 1) // 500]
+        hour = folder_of(size // a_segment - 1)
         view = View(lake, TINY.id)
         first = timed(view.refresh)
         catalog.refresh(lake)

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.data.view import View
 from pipelines.events import Notice
-from pipelines.lake.follower import list_all
+from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance import cap as caps
 from pipelines.lake.maintenance.cap import MANY, Cap, ripe
 from pipelines.lake.maintenance.inventory import Inventory

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipelines.data.view import View
 from pipelines.errors import UsageError
 from pipelines.events import Progress
-from pipelines.lake.follower import list_all
+from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.compaction import Rules, compact, is_wasteful, runs
 from pipelines.lake.maintenance.inventory import File, Inventory
 from pipelines.lake.maintenance.retention import Limits, expire

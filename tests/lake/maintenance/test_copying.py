@@ -10,7 +10,7 @@ from pipelines.config import atomic
 from pipelines.errors import Locked, StageFailed, UsageError
 from pipelines.events import Notice
 from pipelines.lake import collectors
-from pipelines.lake.follower import list_all
+from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
 from pipelines.lake.maintenance.verify import verify

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from pipelines.errors import Locked
-from pipelines.lake.follower import list_all
+from pipelines.lake.folders import list_all
+from pipelines.lake.maintenance import repair as repairing
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.repair import Repaired, repair
@@ -195,8 +197,8 @@ def test_a_repair_that_died_half_way_is_finished_by_the_next(lake: Lake, monkeyp
     assert_sound(lake, written, [first, third])
 
 
-def test_one_maintainer_at_a_time(lake: Lake) -> None:
-
+def test_one_maintainer_at_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairing, "lease", functools.partial(lease, wait_seconds=0.0))
     written = fill(lake, [5])
     flip(segment_files(lake)[0], next(iter(written.values()))["obs.state"])
     report = verify(lake)

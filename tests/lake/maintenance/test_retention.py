@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import UsageError
-from pipelines.lake.follower import list_all
+from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.inventory import Inventory
 from pipelines.lake.maintenance.protection import protect

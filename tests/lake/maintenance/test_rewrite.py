@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pipelines.lake.follower import list_all
+from pipelines.lake.folders import list_all
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.maintenance.lease import lease

@@ -10,7 +10,8 @@ import pytest
 
 from pipelines.data.view import View
 from pipelines.lake import segment as segments
-from pipelines.lake.follower import WATCHED_HOURS, Follower, list_all
+from pipelines.lake.folders import WATCHED_HOURS, list_all
+from pipelines.lake.follower import Follower
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.inventory import Inventory
 from pipelines.lake.maintenance.lease import lease
@@ -181,3 +182,15 @@ def test_directories_of_hours_long_over_go_when_they_are_empty(lake: Lake, fille
     swept(lake)
     assert [hour.exists() for hour in hours] == [False, filled, False]
     assert all(hour.exists() for hour in recent)
+
+
+def test_folders_filled_before_the_last_one_of_their_hour_go_when_they_are_empty_and_quiet(lake: Lake) -> None:
+    names = ["2002010100", "2002010100_0001", "2002010100_0002", "2002010100_0003", "2002010101"]
+    made = [lake.path / "segments" / name for name in names]
+    for folder in made:
+        folder.mkdir()
+    (made[1] / "notes.txt").write_text("mine")
+    for folder in (made[0], made[1], made[3]):
+        os.utime(folder, (1, 1))
+    swept(lake)
+    assert [folder.exists() for folder in made] == [False, True, True, True, True]

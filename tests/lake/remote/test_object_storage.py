@@ -13,7 +13,8 @@ import pytest
 
 from pipelines.errors import InputMissing, IntegrityError, StageFailed, StorageError
 from pipelines.events import Event
-from pipelines.lake.follower import Follower, list_all
+from pipelines.lake.folders import list_all
+from pipelines.lake.follower import Follower
 from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader

@@ -1,0 +1,189 @@
+"""The folders that segments lie in: one an hour, and further ones beside it where an hour has many files.
+
+`segments/2026010203/`, then `segments/2026010203_0001/` and so on: whoever looks for what is new lists the folders that
+changed, and none of them grows with the lake. Names sort in the order of time, ids too ("_" comes after "/"). In an
+object store, where every listing is a request and nothing tells what changed, an hour has one folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from pipelines.config.atomic import storage_error
+from pipelines.lake.keys import is_rewritten
+from pipelines.lake.storage import FRESH_SECONDS, Storage
+
+ROOT = "segments"
+FULL = 128  # files in a folder, from which on a writer uses the next one
+COUNTED_EVERY = 16  # own publications
+WATCHED_HOURS = 48
+WATCHED_FOLDERS = 16  # the newest ones, beside the last one of each hour
+TURN = 16  # of the others, at each look; where every look is a request: one
+_LAST = 9999
+
+
+def hour_of(folder: str) -> str:
+    """The hour that a folder belongs to."""
+    return folder.partition("_")[0]
+
+
+def by_hour(names: Iterable[str]) -> dict[str, list[str]]:
+    """Folders of each hour, in the order in which they were opened."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        found.setdefault(hour_of(name), []).append(name)
+    return found
+
+
+class Folders:
+    """Where one writer publishes: in the newest folder of the hour, or in the next one if that is full.
+
+    Nobody is asked: writers that open the next folder at once open the same one, and a folder may get some more files
+    than `FULL`, from writers that have not counted them yet.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._hour = ""
+        self._number = 0
+        self._left = 0  # own publications before files are counted
+
+    def choose(self, hour: str) -> str:
+        """Name of the folder for a file that is published now. OSError as the storage gives it."""
+        if self._storage.stamp(ROOT) is None:
+            return hour
+        if hour != self._hour:
+            self._hour, self._number, self._left = hour, self._newest(hour), 0
+        elif self._storage.stamp(f"{ROOT}/{_name(hour, self._number + 1)}"):  # somebody has opened it
+            self._number, self._left = max(self._number, self._newest(hour)), 0
+        if not self._left:
+            while self._number < _LAST and len(self._storage.names(f"{ROOT}/{_name(hour, self._number)}")) >= FULL:
+                self._number = max(self._number + 1, self._newest(hour))
+            self._left = COUNTED_EVERY
+        self._left -= 1
+        return _name(hour, self._number)
+
+    def _newest(self, hour: str) -> int:
+        numbers = (name.partition("_")[2] for name in self._storage.folders(ROOT) if hour_of(name) == hour)
+        return max((int(number) for number in numbers if number.isdecimal() and len(number) == 4), default=0)
+
+
+def _name(hour: str, number: int) -> str:
+    return f"{hour}_{number:04d}" if number else hour
+
+
+class Changes:
+    """What appears in the folders and goes from them, at a cost that follows what is new.
+
+    A folder is listed again only if its modification time moved or is too fresh to trust. Looked at are the folders
+    that writers use: the newest ones and the last one of each of the newest 48 hours, for clocks may be off; an
+    unknown one always; and of the others, where a writer that was stopped for long may yet publish, some in turn.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._root: int | None = None  # stamp of the folder of folders
+        self._watched: list[str] = []
+        self._others: list[str] = []
+        self._unknown: set[str] = set()
+        self._turn = 0
+        self._stamps: dict[str, int | None] = {}
+        self._names: dict[str, set[str]] = {}
+
+    def forget(self) -> None:
+        """Everything is new again."""
+        self._root = None
+        self._stamps.clear()
+        self._names.clear()
+
+    def __iter__(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Ids of the segments that are new in a folder since the last time, and of those that have gone from it.
+
+        What was given is not given again; after an error the next time goes on from there.
+        """
+        root, settled = _stamp(self._storage, ROOT)
+        if root is None or root != self._root:
+            yield from self._arrange()
+            self._root = root if settled else None
+        turn, due = (1 if root is None else TURN), []
+        for folder in self._looked_at(turn):
+            stamp, settled = _stamp(self._storage, f"{ROOT}/{folder}")
+            if stamp is None or stamp != self._stamps.get(folder):
+                due.append((folder, stamp if settled else None))
+        for (folder, stamp), listed in zip(due, _listings(self._storage, [folder for folder, _ in due]), strict=True):
+            known = self._names.setdefault(folder, set())
+            new = [name for name in listed if name not in known]
+            gone = known.difference(listed) if len(known) + len(new) > len(listed) else ()
+            known.difference_update(gone)
+            known.update(new)
+            self._stamps[folder] = stamp
+            self._unknown.discard(folder)
+            yield _ids(folder, new), _ids(folder, gone)
+        self._turn += turn
+
+    def _arrange(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Find out which folders there are. From those that have gone, everything has gone."""
+        hours = by_hour(folders(self._storage, ROOT))
+        here = [folder for hour in hours.values() for folder in hour]
+        watched = {opened[-1] for opened in list(hours.values())[-WATCHED_HOURS:]} | set(here[-WATCHED_FOLDERS:])
+        self._watched = sorted(watched)
+        self._others = [folder for folder in here if folder not in watched]
+        self._unknown = set(here) - self._names.keys()
+        for folder in self._names.keys() - set(here):
+            self._stamps.pop(folder, None)
+            yield [], _ids(folder, self._names.pop(folder))
+
+    def _looked_at(self, turn: int) -> list[str]:
+        if not self._others:
+            return self._watched
+        if self._turn >= len(self._others):
+            self._turn = 0
+        return sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + turn]})
+
+
+def _stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
+    """The stamp of a folder, and whether whatever appears in it from now on moves it."""
+    now = time.time_ns()
+    try:
+        stamp = storage.stamp(folder)
+    except OSError as error:
+        raise storage_error(error, f"read '{storage.url(folder)}'") from error
+    return stamp, stamp is not None and now - stamp > FRESH_SECONDS * 1e9
+
+
+def folders(storage: Storage, folder: str) -> list[str]:
+    """Folders in `folder`. StageFailed when the storage refuses."""
+    try:
+        return storage.folders(folder)
+    except OSError as error:
+        raise storage_error(error, f"read '{storage.url(folder)}'") from error
+
+
+def list_segments(storage: Storage, folder: str) -> list[str]:
+    """Ids of the segments in a folder, overlays included, blobs not, sorted."""
+    return sorted(_ids(folder, next(_listings(storage, [folder]))))
+
+
+def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
+    """Ids of everything listed, sorted; `rewritten`: only of segments made from others."""
+    here = sorted(folders(storage, ROOT))
+    listed = zip(here, _listings(storage, here), strict=True)
+    ids = (id for folder, names in listed for id in sorted(_ids(folder, names)))
+    return [id for id in ids if not rewritten or is_rewritten(id)]
+
+
+def _listings(storage: Storage, names: Sequence[str]) -> Iterator[list[str]]:
+    """Names in each of these folders."""
+    try:
+        yield from storage.listings([f"{ROOT}/{name}" for name in names])
+    except OSError as error:
+        raise storage_error(error, f"read '{storage.url(ROOT)}'") from error
+
+
+def _ids(folder: str, names: Iterable[str]) -> list[str]:
+    return [
+        f"{folder}/{name.removesuffix('.arrow')}"
+        for name in names
+        if name.endswith(".arrow") and not name.endswith(".blob.arrow")
+    ]
