@@ -9,7 +9,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from amago_cli import guard
@@ -62,6 +62,8 @@ class ShadowedEngine(Exception):
 def report(error: BaseException, invocation: Invocation) -> int:
     """Show `error` in the invocation's form; the exit code to end with."""
     failure = classify(error)
+    if failure.expected:  # else they stand under the traceback
+        failure = replace(failure, problems=(*failure.problems, *getattr(error, "__notes__", ())))
     if invocation.verbose or not failure.expected:
         traceback.print_exception(error, file=sys.stderr)
     invocation.output().failure(failure)

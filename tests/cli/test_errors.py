@@ -43,6 +43,13 @@ def test_what_where_next_step_and_every_problem(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.splitlines() == ["error: 2 errors; look", "  a: wrong", "  b: wrong"]
 
 
+def test_what_went_wrong_besides_is_shown_below(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (errors.StageFailed("first"), OSError(errno.EROFS, "first")):
+        error.add_note("and then: second")
+        report(error, Invocation())
+        assert capsys.readouterr().err.splitlines()[-1] == "  and then: second"
+
+
 def test_a_bug_shows_its_traceback_and_verbose_shows_every(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(ZeroDivisionError("oh"), Invocation()) == 1
     assert "Traceback" not in capsys.readouterr().out

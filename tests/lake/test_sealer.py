@@ -149,3 +149,23 @@ def test_segments_have_names_of_their_own_whatever_the_clock_says(
     assert len(segment_files(lake)) == len(uids) == 15
     assert sorted(uid for segment in follower.segments for uid in hex_uids(segment.uids)) == sorted(uids)
     assert sorted(reading.Reader(lake).uids()) == sorted(uids)
+
+
+def test_what_could_not_be_sealed_is_told_beside_the_error_that_ended_it(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "publish", refuse(errno.ENOSPC))
+    kept = []
+
+    def fail() -> None:
+        with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
+            kept.append(writer.append(columns(np.random.default_rng(0), 5), INFO))
+            raise ValueError("the first one")
+
+    with pytest.raises(ValueError, match="first") as raised:
+        fail()
+    (note,) = raised.value.__notes__
+    assert "no space left" in note
+    monkeypatch.undo()
+    assert lake.salvage() == 1
+    assert reading.Reader(lake).uids() == kept

@@ -38,7 +38,7 @@ def copy(
 @reader
 def merge(
     common: Common,
-    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Lakes or runs.")],
+    sources: Annotated[list[str], typer.Argument(metavar="SRC", help="Lakes or runs.")],
     into: Annotated[str, typer.Option("--into", metavar="DST", help="A lake to add to; made if there is none.")],
     where: Where = "",
 ) -> Any:
@@ -52,10 +52,14 @@ def merge(
 def _copy(common: Common, sources: Sequence[str], target: str, where: str, command: str) -> Result:
     from pipelines.errors import IntegrityError
     from pipelines.lake.maintenance import copying
+    from pipelines.lake.sql.selection import select
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
     opened = [Lake.open(source) for source in sources]
+    if where.strip() and Lake.find(target) is None:
+        for lake in opened:
+            select(lake, where)  # a mistake in it leaves no empty lake
     into = Lake.open_or_create(target)
     common.concerns(lake=into.name)
     with common.listening() as listener:

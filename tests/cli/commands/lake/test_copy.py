@@ -47,3 +47,4 @@ def test_what_cannot_be_copied(amago: Amago, small: Path) -> None:
     assert amago("lake", "copy", small, small).code == 2
     assert amago("lake", "merge", small).code == 2
     assert amago("lake", "copy", small, "all", "--where", "drop table x").code == 2
+    assert not Path("all").exists()
