@@ -38,6 +38,9 @@ class ActorSettings(ModelSettings):
     """The policy head: one distribution per discount."""
 
     hidden: Widths = Field(default=(256, 256), description="widths of the hidden layers")
+    residual: bool = Field(
+        default=False, description="hidden layers are inside of residual blocks, as wide as the first of them"
+    )
     probability_floor: Probability = Field(
         default=1e-3, description="least probability of a discrete action; at most a tenth is spread over all actions"
     )
@@ -56,6 +59,12 @@ class ActorSettings(ModelSettings):
         description="choices and bits that a critic judges are drawn by Gumbel-softmax; else straight through",
     )
     gumbel_temperature: Annotated[float, Field(gt=0)] = Field(default=1.0, description="its temperature")
+
+    @model_validator(mode="after")
+    def _blocks(self) -> ActorSettings:
+        if self.residual and not self.hidden:
+            raise ValueError("residual blocks need a hidden layer")
+        return self
 
 
 class CriticSettings(ModelSettings):

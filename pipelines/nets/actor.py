@@ -11,14 +11,33 @@ from pipelines.nets import init
 from pipelines.nets.linear import MLP
 
 
+class Block(nn.Module):
+    """x + linear(act(linear(norm(x))))."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.body = MLP(width, (inner,), width, gain=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(self.norm(x))
+
+
 class Actor(nn.Module):
-    """MLP whose last layer holds G heads; the last of them acts. Its output is float32 at least, in any precision."""
+    """MLP, of residual blocks if so wanted, whose last layer holds G heads; the last of them acts. Its output is
+    float32 at least, in any precision."""
 
     def __init__(self, input_size: int, num_discounts: int, num_params: int, settings: ActorSettings) -> None:
         super().__init__()
         self.num_discounts, self.num_params = num_discounts, num_params
         outputs = num_discounts * num_params
-        self.net = MLP(input_size, settings.hidden, outputs, gain=init.POLICY_GAIN)
+        if not settings.residual:
+            self.net = MLP(input_size, settings.hidden, outputs, gain=init.POLICY_GAIN)
+            return
+        width = settings.hidden[0]
+        self.net = MLP(width, (), outputs, gain=init.POLICY_GAIN)
+        blocks = (Block(width, inner) for inner in settings.hidden)
+        self.net.hidden = nn.Sequential(init.linear(input_size, width, gain=1.0), *blocks, nn.LayerNorm(width))
 
     def forward(self, h: Tensor) -> Tensor:
         """(..., D) -> (..., G, P)."""

@@ -89,7 +89,7 @@ class ActionValues(Ensemble):
             for rows in chunks(len(h_ND), 1, h_ND.device):
                 for c, member in enumerate(parts):
                     x_nW = activations(h_ND[rows], member.weights, member.biases)[-1]
-                    out[c, rows] = (x_nW @ member.last_weight).float() + member.last_bias
+                    out[c, rows] = _table(x_nW, member)
         return out.unflatten(-1, (self.num_discounts, self.num_outputs))
 
     def loss(self, h_ND: Tensor, index_N: Tensor, target_NG: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ class ActionValues(Ensemble):
                 for c, (member, grad) in enumerate(zip(members, self.split(grads), strict=True)):
                     acts = activations(h_nD, member.weights, member.biases)
                     table_nGA = out[c, rows]
-                    table_nGA.copy_(((acts[-1] @ member.last_weight).float() + member.last_bias).view_as(table_nGA))
+                    table_nGA.copy_(_table(acts[-1], member).view_as(table_nGA))
                     error_nG = table_nGA.gather(-1, index_nG1)[..., 0] - target_NG[rows]
                     loss += (error_nG.square() * scale_n1).sum()
                     if not learn:
@@ -129,6 +129,12 @@ class ActionValues(Ensemble):
                     slope_nW = slope_nO @ member.last_weight.t()
                     grad_h[rows] += _through(slope_nW, acts, member.weights, _pairs(grad, 0))
         return loss, out, [grad_h, *grads] if learn else None
+
+
+def _table(x_nW: Tensor, member: Member) -> Tensor:
+    """The last layer (n, O), in float32: what is learned from are small differences of values, less than bf16 tells
+    apart."""
+    return torch.addmm(member.last_bias, x_nW.float(), member.last_weight.float())
 
 
 def _through(grad_RW: Tensor, acts: list[Tensor], weights: list[Tensor], grads: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -44,7 +44,8 @@ class Readout(nn.Module, ABC):
 
 
 class Scalar(Readout):
-    """A number, with a row of weights for each discount, so that value normalisation can correct it; squared error."""
+    """A number, with a row of weights for each discount, so that value normalisation can correct it; squared error.
+    Computed in float32: what is learned from are small differences of values, less than bf16 tells apart."""
 
     normalized = True
 
@@ -53,7 +54,7 @@ class Scalar(Readout):
         self.outputs = num_discounts
 
     def values(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        return torch.linalg.vecdot(x_RW, weight.t()[discount_R]).float() + bias[discount_R]
+        return torch.linalg.vecdot(x_RW.float(), weight.t().float()[discount_R]) + bias[discount_R]
 
     def slopes(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
         return weight.t()[discount_R]
@@ -61,8 +62,9 @@ class Scalar(Readout):
     def loss(
         self, x_GnW: Tensor, weight: Tensor, bias: Tensor, target_Gn: Tensor, scale_n: Tensor, grads: Grads | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        values = [torch.mv(x_nW, column) for x_nW, column in zip(x_GnW, weight.t().contiguous(), strict=True)]
-        value_Gn = torch.stack(values).float() + bias[:, None]
+        columns = weight.t().float().contiguous()
+        values = [torch.mv(x_nW.float(), column) for x_nW, column in zip(x_GnW, columns, strict=True)]
+        value_Gn = torch.stack(values) + bias[:, None]
         error_Gn = value_Gn - target_Gn
         loss = (error_Gn.square() * scale_n).sum()
         if grads is None:

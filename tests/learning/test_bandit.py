@@ -9,7 +9,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.tensors import TensorBatch
 from tests.learning.factories import agent, values, windows
 
-EPISODES = 24
+EPISODES, UPDATES, RATE = 192, 110, 1e-2  # what an update costs is overhead: few, each on many episodes
 SMALL = {"actor": {"hidden": [32]}, "critic": {"hidden": [64, 64]}, "timestep": {"hidden": [32], "output": 32}}
 MULTI = {"kind": "multi-task"}
 CASES = {
@@ -23,20 +23,23 @@ CASES = {
 }
 
 
+SLOWER = {"two-hot maximised": 2}
+
+
 def pay(action, wanted):
     """(N, ...) each -> (N,): 1 for the wanted action; mean squared distance (Box) or share of wrong choices less."""
     miss = np.square(action - wanted) if action.dtype == np.float32 else action != wanted
     return 1 - miss.reshape(len(action), -1).mean(1)
 
 
-def learnt(action, changes, *, scales=(1.0,), episodes=EPISODES, updates=400):
+def learnt(action, changes, *, scales=(1.0,), episodes=EPISODES, updates=UPDATES):
     """Train on random actions; tasks take turns, shown by their number, and pay on their own scale.
 
     Returns the mean pay of greedy actions in each task, before its scale."""
     observation = {"obs": Box(shape=(4,))}
     owner = agent(action, observation, sequence="identity", gammas=[], acting_gamma=0.5, **(SMALL | changes))
     space, rng = owner.spaces.action, np.random.default_rng(0)
-    optimizer = torch.optim.AdamW(owner.trainable_parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(owner.trainable_parameters(), lr=RATE)
     noise = torch.Generator().manual_seed(0)
     task = np.arange(episodes) % len(scales)
 
@@ -67,19 +70,18 @@ def learnt(action, changes, *, scales=(1.0,), episodes=EPISODES, updates=400):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_policy_comes_to_match_what_it_sees(case):
-    (reached,) = learnt(*CASES[case])
+    (reached,) = learnt(*CASES[case], updates=UPDATES * SLOWER.get(case, 1))
     assert reached > 0.9
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_the_multi_task_agent_learns_tasks_whose_rewards_differ_a_thousandfold(action):
-    """The actor-critic agent stays at .63 to 1 (discrete) and at .8 (box) of the small one."""
-    small, large = learnt(action, MULTI, scales=(1.0, 1000.0), episodes=48, updates=500)
+    small, large = learnt(action, MULTI, scales=(1.0, 1000.0), updates=150)
     assert small > 0.95
     assert large > 0.95
 
 
 def test_cloning_repeats_what_it_was_shown():
     """Data of random actions: the clone is no better than these, whatever they pay."""
-    (reached,) = learnt("discrete", {"kind": "behaviour-cloning"}, episodes=200, updates=100)
+    (reached,) = learnt("discrete", {"kind": "behaviour-cloning"})
     assert reached < 0.6

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.inspection import inspect
 from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.values import CriticHeads
 from pipelines.nets.precision import autocast
 from tests.training.test_learner import ENCODERS, SPACES, batch, encoding
 
@@ -53,6 +55,26 @@ def test_what_bf16_gets_wrong_has_no_gradient_to_speak_of() -> None:
     found = {name: grad.norm() for name, grad in full.items() if name.endswith(SCALE_FREE)}
     assert len(found) == 2
     assert max(found.values()) < 1e-4 * total
+
+
+def test_advantages_keep_their_sign_in_bf16() -> None:
+    """They are a hundredth of the values they are differences of, about what bf16 tells apart."""
+    rng = np.random.default_rng(0)
+    trained = encoding("transformer")
+    for _ in range(5):
+        trained.step(lambda size: batch(rng, size=16, steps=20))
+    agent, data = trained.agent, TensorBatch.from_numpy(batch(rng, size=16, steps=20), SPACES)
+    assert isinstance(agent.heads, CriticHeads)
+    critic = agent.heads.critic
+    critic.biases[-1].data += 1.0
+    critic.last_weight.data += 3.0 / critic.last_weight.shape[1]  # the same to the value of every action: about 3
+    full = inspect(agent, data)
+    with autocast(torch.device("cpu"), "bf16"):
+        half = inspect(agent, data)
+    real = full["mask"]
+    error = np.abs(half["advantage"] - full["advantage"])[real].mean()
+    assert error < 0.1 * np.abs(full["advantage"][real]).mean()
+    assert (half["weight"] != full["weight"])[real].mean() < 0.03
 
 
 @pytest.mark.parametrize("case", ENCODERS)

@@ -1,0 +1,51 @@
+"""The policy head in both of its forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.nn import functional as F
+
+from pipelines.config.model import ActorSettings
+from pipelines.learning.acting import AgentPolicy
+from pipelines.nets.actor import Actor
+from tests.learning.factories import agent, batch
+
+
+def test_residual_blocks_add_to_what_goes_in() -> None:
+    torch.manual_seed(0)
+    actor, x = Actor(5, 2, 3, ActorSettings(hidden=(6, 8), residual=True)), torch.randn(7, 5)
+    first, *blocks, norm = actor.net.hidden
+    h = F.linear(x, first.weight, first.bias)
+    assert [block.body.hidden[0].out_features for block in blocks] == [6, 8]
+    for block in blocks:
+        normed = (h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+        inner, outer = block.body.hidden[0], block.body.last
+        h = h + F.linear(F.leaky_relu(F.linear(normed, inner.weight, inner.bias)), outer.weight, outer.bias)
+    expected = F.linear(norm(h), actor.net.last.weight, actor.net.last.bias).view(7, 2, 3)
+    torch.testing.assert_close(actor(x), expected)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_acting_head_is_the_last(residual: bool) -> None:
+    actor, h = Actor(5, 3, 4, ActorSettings(hidden=(6, 7), residual=residual)), torch.randn(2, 5)
+    torch.testing.assert_close(actor.acting(h), actor(h)[:, -1])
+
+
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_an_agent_with_residual_blocks_learns_and_acts(action: str) -> None:
+    owner = agent(action, actor={"hidden": [8, 8], "residual": True})
+    loss, _ = owner.loss(batch(owner), torch.Generator().manual_seed(0))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in owner.heads.actor.parameters())
+    policy = AgentPolicy(owner.eval(), num_actors=2, capacity=4)
+    zero = np.zeros((2, *owner.spaces.action.shape), owner.spaces.action.dtype)
+    chosen = policy.act({"obs": np.ones((2, 3), np.float32)}, zero, np.zeros(2, np.float32), np.zeros(2, np.int64))
+    assert chosen.shape == zero.shape
+
+
+def test_residual_blocks_need_a_hidden_layer() -> None:
+    with pytest.raises(ValidationError, match="need a hidden layer"):
+        ActorSettings(hidden=(), residual=True)
