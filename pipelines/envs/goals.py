@@ -48,7 +48,7 @@ class GoalSequenceRule:
     the last ends the episode in success.
 
     `reached(achieved, goal)` (..., d), (..., d) -> (...) bool; at most one goal a step. `achieved` names the column
-    (T + 1, 1, d) of what each step reached, `goals` that (T + 1, k, d) of what was asked.
+    (T + 1, m, d) of all that each step reached, padded with `done`; `goals` that (T + 1, k, d) of what was asked.
     """
 
     reached: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -58,7 +58,7 @@ class GoalSequenceRule:
     goals: str = "obs.goals"
 
     def replay(self, achieved: np.ndarray, goals: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a path `achieved` (T + 1, 1, d) brings to one who is asked for `goals` (k, d), of which those that are
+        """What a path `achieved` (T + 1, m, d) brings to one who is asked for `goals` (k, d), of which those that are
         `done` throughout are not waited for: the goals as shown (T + 1, k, d), rewards (T + 1,) float32 and successes
         (T + 1,) bool.
 
@@ -69,7 +69,7 @@ class GoalSequenceRule:
         reward, success = np.zeros(len(achieved), dtype=np.float32), np.zeros(len(achieved), dtype=bool)
         row = 0
         for number in np.flatnonzero((goals != self.done).any(axis=1)).tolist():
-            arrivals = np.flatnonzero(self.reached(achieved[row + 1 :, 0], goals[number]))
+            arrivals = np.flatnonzero(self.reached(achieved[row + 1 :], goals[number]).any(axis=1))
             if not len(arrivals):
                 break
             row += 1 + int(arrivals[0])
@@ -94,7 +94,13 @@ def goal_rule(env: str) -> GoalRule:
     return GOAL_RULES.get(env)
 
 
-GOAL_SEQUENCES = Registry("goal sequence", {"mazerunner": "pipelines.envs.suites.mazerunner:GOAL_RULE"})
+GOAL_SEQUENCES = Registry(
+    "goal sequence",
+    {
+        "crafter": "pipelines.envs.suites.crafter_goals:GOAL_RULE",
+        "mazerunner": "pipelines.envs.suites.mazerunner:GOAL_RULE",
+    },
+)
 
 
 def goal_sequence(env: str) -> GoalSequenceRule:

@@ -158,8 +158,8 @@ class Crafter(TaskEnv):
         observed: dict[str, np.ndarray] = {"image": picture}
         if self.settings.goals:
             here = words.square(self._game.position)
-            observed["achieved"] = words.flat((here, *events), words.ACHIEVED_GOALS)
-            observed["goals"] = words.flat(self._progress.shown, self.settings.goals)
+            observed["achieved"] = words.rows((here, *events), words.ACHIEVED_GOALS)
+            observed["goals"] = words.rows(self._progress.shown, self.settings.goals)
         if self.settings.show_achievements:
             observed["achievements"] = np.array([self._counts[name] > 0 for name in words.ACHIEVEMENTS], dtype=np.int8)
         return observed
@@ -173,5 +173,5 @@ def make(name: str, settings: CrafterSettings, *, num_envs: int, seed: int, spli
     return GymnasiumEnv(name, lambda: Crafter(settings), num_envs=num_envs, seed=seed, split=split)
 
 
-def _words(goals: int) -> gymnasium.spaces.MultiDiscrete:
-    return gymnasium.spaces.MultiDiscrete([len(words.WORDS)] * (goals * words.WORDS_PER_GOAL))
+def _words(goals: int) -> gymnasium.spaces.Box:
+    return gymnasium.spaces.Box(0, len(words.WORDS) - 1, (goals, words.WORDS_PER_GOAL), np.uint8)

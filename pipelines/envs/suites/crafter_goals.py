@@ -1,14 +1,16 @@
 """Crafter's instructions: goals of three words, in order, and what of them was achieved in a step.
 
 A goal is an achievement (`collect wood`, `make stone pickaxe`, `wake up`) or a place (`travel 30 45`: be in the square
-of 5 by 5 metres with that corner). Goals are shown as numbers of words, 0 for none: `goals` (k * 3,), a finished goal
-becomes zeros where it stands; `achieved` (3 * 3,) names all that this very step achieved: the square where the agent
-is, and up to two achievements. So columns alone tell whether other goals would have been reached, and when.
+of 5 by 5 metres with that corner). Goals are shown as numbers of words, 0 for none: `goals` (k, 3), a finished goal
+becomes zeros where it stands; `achieved` (3, 3) names all that this very step achieved: the square where the agent is,
+and up to two achievements. So columns alone tell whether other goals would have been reached, and when (`GOAL_RULE`).
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from pipelines.envs.goals import GoalSequenceRule
 
 WORDS_PER_GOAL, ACHIEVED_GOALS, BLOCK, WORLD = 3, 3, 5, 64
 CORNERS = tuple(str(metre) for metre in range(0, WORLD, BLOCK))
@@ -26,6 +28,14 @@ NUMBER = {word: number for number, word in enumerate(WORDS)}
 NONE = (0,) * WORDS_PER_GOAL
 
 Goal = tuple[int, ...]
+
+
+def same_words(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """(..., 3), (..., 3) -> (...) bool."""
+    return (achieved == goal).all(axis=-1)
+
+
+GOAL_RULE = GoalSequenceRule(reached=same_words, done=0.0)
 
 
 def goal(text: str) -> Goal:
@@ -59,12 +69,11 @@ def draw(rng: np.random.Generator, *, least: int, most: int, travel: float) -> t
     return tuple(goals)
 
 
-def flat(goals: tuple[Goal, ...], count: int) -> np.ndarray:
-    """(count * 3,) int32: the goals one after another, then zeros."""
-    numbers = np.zeros((count, WORDS_PER_GOAL), dtype=np.int32)
-    for row, words in zip(numbers, goals, strict=False):
-        row[:] = words
-    return numbers.ravel()
+def rows(goals: tuple[Goal, ...], count: int) -> np.ndarray:
+    """(count, 3) uint8: the goals, a row each, then zeros."""
+    numbers = np.zeros((count, WORDS_PER_GOAL), dtype=np.uint8)
+    numbers[: len(goals)] = np.reshape(goals, (-1, WORDS_PER_GOAL))
+    return numbers
 
 
 class GoalProgress:

@@ -9,6 +9,7 @@ pytest.importorskip("crafter")
 
 import crafter
 
+from pipelines.envs.goals import goal_sequence
 from pipelines.envs.make import make
 from pipelines.envs.suites import crafter_goals as words
 from pipelines.envs.suites.crafter import Crafter, CrafterSettings
@@ -105,10 +106,10 @@ def test_goals_are_followed_in_order_and_shown_until_they_are_reached():
     assert env.task == f"4: {here}, collect wood, collect sapling"
     assert env.goal_text == f"{here}, then collect wood, then collect sapling"
     asked = np.stack([words.goal(name) for name in (here, "collect wood", "collect sapling")])
-    np.testing.assert_array_equal(observation["goals"].reshape(3, 3), asked)  # being there at the start earns nothing
+    np.testing.assert_array_equal(observation["goals"], asked)  # being there at the start earns nothing
     observation, reward, *_ = env.step(NOOP)
     assert reward == 1
-    np.testing.assert_array_equal(observation["goals"].reshape(3, 3), [words.NONE, *asked[1:]])
+    np.testing.assert_array_equal(observation["goals"], [words.NONE, *asked[1:]])
 
     def achieve(name):
         """What collecting does, done to the player, and a step in which nothing else happens."""
@@ -125,9 +126,9 @@ def test_goals_are_followed_in_order_and_shown_until_they_are_reached():
 
     observation, reward, terminated, _, _ = achieve("collect_sapling")
     assert (reward, terminated) == (0, False)  # not its turn
-    np.testing.assert_array_equal(observation["achieved"].reshape(3, 3)[1], words.goal("collect sapling"))
+    np.testing.assert_array_equal(observation["achieved"][1], words.goal("collect sapling"))
     assert achieve("collect_wood")[1] == 1
-    assert env.step(NOOP)[0]["achieved"].reshape(3, 3)[1].tolist() == [0, 0, 0]
+    assert env.step(NOOP)[0]["achieved"][1].tolist() == [0, 0, 0]
     observation, reward, terminated, truncated, _ = achieve("collect_sapling")
     assert (reward, terminated, truncated) == (1, True, False)
     assert env.outcome.success
@@ -143,12 +144,12 @@ def test_columns_alone_tell_what_was_reached_and_when():
     for actor in range(4):
         goals, at, over = [], 0, True
         for row in rows:
-            shown = [tuple(goal) for goal in row["obs.goals"][actor].reshape(4, 3).tolist()]
+            shown = [tuple(goal) for goal in row["obs.goals"][actor].tolist()]
             if "reward" not in row:
                 if over:
                     goals, at, over = shown, 0, False
                 continue
-            achieved = [tuple(goal) for goal in row["obs.achieved"][actor].reshape(3, 3).tolist()]
+            achieved = [tuple(goal) for goal in row["obs.achieved"][actor].tolist()]
             asked = [goal for goal in goals if any(goal)]
             reached = at < len(asked) and asked[at] in achieved
             at += reached
@@ -160,6 +161,36 @@ def test_columns_alone_tell_what_was_reached_and_when():
             paid += reached
     assert paid
     env.close()
+
+
+def test_other_goals_are_replayed_as_the_world_itself_would_have_paid_them():
+    """A recorded path under its own goals, and under goals that another play of the same world and actions is given."""
+    rng = np.random.default_rng(0)
+    actions = rng.integers(17, size=60).tolist()
+
+    def played(task):
+        env, _ = begun(2, goals=3)
+        env.play(task)
+        shown, rewards = [env.reset(seed=0)[0]], [0.0]
+        for action in actions:
+            observation, reward, terminated, *_ = env.step(action)
+            shown.append(observation)
+            rewards.append(reward)
+            if terminated:
+                break
+        return np.stack([o["achieved"] for o in shown]), np.stack([o["goals"] for o in shown]), np.array(rewards)
+
+    rule = goal_sequence("crafter")
+    achieved, _, _ = played("2: make iron sword")  # never reached, so the whole path is known
+    for asked in ("travel 30 30, collect sapling, travel 30 25", "wake up", "travel 30 30, travel 30 30"):
+        mine, goals, rewards = played(f"2: {asked}")
+        shown, paid, success = rule.replay(achieved, goals[0])
+        rows = len(rewards)
+        np.testing.assert_array_equal(mine, achieved[:rows])  # what is asked changes nothing else
+        np.testing.assert_array_equal(shown[:rows], goals)
+        np.testing.assert_array_equal(paid[:rows], rewards)
+        assert success.any() == (rows < len(achieved))
+        assert not paid[rows:].any()
 
 
 def test_worlds_of_training_and_test_differ():
