@@ -1,0 +1,224 @@
+"""`xland`: XLand-MiniGrid (Nikulin et al., NeurIPS 2024), all actors in one compiled step.
+
+A task is a ruleset (`xland_rulesets`): a goal that is shown, and hidden rules by which tiles turn into others. It is
+attempted `attempts` times, every time in another room. An attempt ends at the goal, which pays 1 - 0.9 t / limit, or
+after 3 x size x size steps; the next one begins in the same step, which then shows its start. The episode terminates
+with the last attempt. Rulesets of training and of test are not the same.
+
+Observation: `obs.cells`, tile and colour of the 5 x 5 cells in front of the agent, row by row; `obs.goal`, the goal's
+encoding; `obs.direction`; `obs.begins`, 1 at the start of an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
+from xminigrid.core.constants import NUM_ACTIONS, NUM_COLORS, NUM_TILES
+from xminigrid.core.goals import NUM_GOALS
+from xminigrid.envs.xland import XLandMiniGrid
+from xminigrid.types import RuleSet
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.draws import Draws
+from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.suites.jax_batch import Tree, as_numpy, folded, keys, merged
+from pipelines.envs.suites.xland_rulesets import Kind, Rulesets, generate, load, save
+from pipelines.errors import InputMissing, UsageError
+from pipelines.lake.spaces import Discrete, MultiBinary, MultiDiscrete, Spaces
+
+VIEW = 5
+SEED, RULESET = range(2)  # purposes of random draws
+_SPACES = Spaces(
+    observation={
+        "obs.cells": MultiDiscrete(nvec=(NUM_TILES, NUM_COLORS) * VIEW**2),
+        "obs.goal": MultiDiscrete(nvec=(NUM_GOALS, *(NUM_TILES, NUM_COLORS) * 2)),
+        "obs.direction": Discrete(n=4),
+        "obs.begins": MultiBinary(n=1),
+    },
+    action=Discrete(n=int(NUM_ACTIONS)),
+)
+
+
+class XLandSettings(SettingsModel):
+    """Parameters of `xland`."""
+
+    difficulty: Kind = "trivial"
+    """Rulesets: trivial has no rules, small, medium and high have trees of 1, 2 and 3 levels of them."""
+    rulesets: int = Field(4096, ge=2)
+    """How many are made."""
+    ruleset_seed: int = Field(0, ge=0)
+    """Of the rulesets; apart from the run's seed, so that all runs play the same ones."""
+    rulesets_file: Path | None = None
+    """An npz file of rulesets to play instead; where there is none yet, the ones made are written to it."""
+    holdout: float = Field(0.2, gt=0, lt=1)
+    """Share of rulesets kept for `split = "test"`."""
+    attempts: int = Field(10, ge=1)
+    """Attempts at a ruleset in each episode."""
+    size: int = Field(9, ge=5, le=31)
+    """Cells along a side of the world."""
+    rooms: Literal[1, 2, 4, 6, 9] = 1
+    """Rooms of the world, with doors between them."""
+
+    @property
+    def label(self) -> str:
+        """What rulesets are called."""
+        return self.difficulty if self.rulesets_file is None else self.rulesets_file.stem
+
+    @property
+    def attempt_steps(self) -> int:
+        return 3 * self.size**2
+
+
+class XLand(Env):
+    """N actors. What JAX holds: one `TimeStep` of all; counts of attempts are here."""
+
+    def __init__(self, name: str, settings: XLandSettings, *, num_envs: int, seed: int, split: str) -> None:
+        super().__init__(num_envs=num_envs)
+        s = self.settings = settings
+        self._draws = Draws(seed, split, name)
+        self.rulesets = _rulesets(s)
+        train, test = self.rulesets.split(s.holdout, s.ruleset_seed)
+        self._mine = test if split == "test" else train
+        self._playing, self._named = self._mine, False
+        _check_room(name, s, self.rulesets)
+        self.spec = EnvSpec(
+            name=name,
+            spaces=_SPACES,
+            horizon=s.attempt_steps * s.attempts,
+            num_attempts=s.attempts,
+            has_success=True,
+            about=f"{s.label} rulesets of XLand-MiniGrid, {s.attempts} attempts of {s.attempt_steps} steps at one",
+            split=f"{len(test)} of {len(self.rulesets)} rulesets are held out",
+        )
+        self._env = XLandMiniGrid()
+        self._params = self._env.default_params(
+            height=s.size, width=s.size, view_size=VIEW, max_steps=s.attempt_steps, grid_type=f"R{s.rooms}"
+        )
+        self._reset_all = jax.jit(jax.vmap(self._reset_one))
+        self._step_all = jax.jit(jax.vmap(self._step_one))
+        self.ruleset = np.zeros(num_envs, dtype=np.int64)
+        self.attempt = np.zeros(num_envs, dtype=np.int64)
+        self._begins = np.zeros(num_envs, dtype=bool)
+        self._keys = np.zeros((num_envs, 2), dtype=np.uint32)
+        self._state: Tree = None
+        self._nobody = np.zeros(num_envs, dtype=bool)
+        self._nobody.setflags(write=False)
+
+    def _reset_one(self, key: jax.Array, goal: jax.Array, rules: jax.Array, tiles: jax.Array) -> Tree:
+        ruleset = RuleSet(goal=goal, rules=rules, init_tiles=tiles)
+        return _plain(self._env.reset(self._params.replace(ruleset=ruleset), key))
+
+    def _step_one(self, state: Tree, action: jax.Array) -> Tree:
+        return _plain(self._env.step(self._params, state, action))
+
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        episodes = self.episodes.advance(indices)
+        count = len(self._playing)
+        chosen = episodes % count if self._named else self._draws.integers(episodes, RULESET, count)
+        self.ruleset[indices] = self._playing[chosen]
+        self.attempt[indices] = 0
+        seeds = np.zeros(self.num_envs, dtype=np.uint32)
+        seeds[indices] = self._draws.integers(episodes, SEED, 2**31)
+        begun = np.zeros(self.num_envs, dtype=bool)
+        begun[indices] = True
+        self._keys = merged(begun, keys(seeds), jnp.asarray(self._keys))
+        self._begin(begun)
+        self._begins = self._begins | begun
+        return self._observe()
+
+    def _begin(self, mask: np.ndarray) -> None:
+        """Put the actors in `mask` at the start of an attempt, in a world of its own."""
+        own = folded(self._keys, self.attempt.astype(np.uint32))
+        r = self.rulesets
+        state = self._reset_all(own, r.goals[self.ruleset], r.rules[self.ruleset], r.tiles[self.ruleset])
+        self._state = state if self._state is None else merged(mask, state, self._state)
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        self._state = self._step_all(self._state, np.asarray(actions, dtype=np.int32))
+        reward = as_numpy(self._state.reward, "float32")
+        over = np.array(self._state.last(), dtype=bool)
+        self.attempt += over
+        terminated = self.attempt >= self.settings.attempts
+        again = over & ~terminated
+        if again.any():
+            self._begin(again)
+        self._begins = again
+        return StepResult(
+            observation=self._observe(),
+            reward=reward,
+            terminated=terminated,
+            truncated=self._nobody,
+            reset=again,
+            attempt_end=over,
+            success=over & (reward > 0),
+        )
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        state = self._state
+        return {
+            "obs.cells": as_numpy(state.observation, "int32").reshape(self.num_envs, -1),
+            "obs.goal": self.rulesets.goals[self.ruleset].astype(np.int32),
+            "obs.direction": as_numpy(state.state.agent.direction, "int32"),
+            "obs.begins": self._begins[:, None].astype(np.uint8),
+        }
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """`DIFFICULTY/NUMBER` or `FILE/NUMBER`, the ruleset's number among all."""
+        return [f"{self.settings.label}/{number}" for number in self.ruleset[indices].tolist()]
+
+    def play_only(self, tasks: Sequence[str]) -> None:
+        numbers, label = [], self.settings.label
+        for name in tasks:
+            kind, _, number = name.rpartition("/")
+            if kind != label or not number.isdecimal() or int(number) >= len(self.rulesets):
+                raise InputMissing(
+                    f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
+                    hint=f"its tasks: {label}/0 to {label}/{len(self.rulesets) - 1}",
+                )
+            numbers.append(int(number))
+        self._playing, self._named = np.array(numbers), True
+
+
+def _plain(timestep: Any) -> Any:
+    """With every leaf of a type that does not change from step to step, so that a step is compiled once."""
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), timestep)
+
+
+def _rulesets(s: XLandSettings) -> Rulesets:
+    if s.rulesets_file is not None and s.rulesets_file.exists():
+        return load(s.rulesets_file)
+    try:
+        made = generate(s.difficulty, s.rulesets, s.ruleset_seed)
+    except ValueError as error:
+        raise UsageError(f"env.rulesets: {error}") from error
+    if s.rulesets_file is not None:
+        save(s.rulesets_file, made)
+    return made
+
+
+def _check_room(name: str, s: XLandSettings, rulesets: Rulesets) -> None:
+    """All tiles of a ruleset, and the agent, must find a free cell."""
+    if s.rooms == 9 and s.size % 3 != 1:
+        raise UsageError(f"environment '{name}': nine rooms need a size of 7, 10, 13, ...", hint="set env.size so")
+    walls = {1: 0, 2: 1, 4: 2, 6: 2, 9: 4}[s.rooms]
+    free, needed = (s.size - 2) ** 2 - walls * (s.size - 2), rulesets.tiles.shape[1] + 1
+    if free < needed:
+        raise UsageError(
+            f"environment '{name}': {needed} things do not fit into {s.rooms} rooms of {s.size}x{s.size} cells",
+            hint="set env.size higher, or env.rooms lower",
+        )
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return XLandSettings
+
+
+def make(name: str, settings: XLandSettings, *, num_envs: int, seed: int, split: str) -> XLand:
+    return XLand(name, settings, num_envs=num_envs, seed=seed, split=split)

@@ -1,0 +1,182 @@
+"""Rulesets of XLand-MiniGrid, made here: those published are pickles on a server, neither at hand nor safe to read.
+
+A ruleset is a goal, rules by which tiles turn into others, and the tiles that lie about at the beginning. A goal asks
+for one or two tiles. A tree of rules of some depth makes these from others, no tile is needed twice, and the tree's
+leaves lie about. Some branches are cut: that tile then lies about itself. Distractors are tiles that serve nothing, and
+rules that spoil: they turn only distractors, or a distractor put beside a tile that is needed, into junk, so a careful
+agent can always reach the goal. Encodings are xminigrid's; goals (N, 5), rules (N, R, 7) and tiles (N, T, 2) are uint8,
+padded with zeros.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from pipelines.config.atomic import write_atomically
+from pipelines.errors import InputMissing, IntegrityError
+
+Kind = Literal["trivial", "small", "medium", "high"]
+Tile = tuple[int, int]
+_T = TypeVar("_T")
+
+GOAL_WIDTH, RULE_WIDTH = 5, 7
+# Tiles that can be picked up (ball, square, pyramid, key, hex, star), in every colour but that of the floor.
+_SHAPES, _COLORS = (3, 4, 5, 7, 11, 12), (1, 2, 3, 4, 5, 6, 8, 9, 10, 11)
+TILES: tuple[Tile, ...] = tuple((shape, color) for shape in _SHAPES for color in _COLORS)
+# Numbers of xminigrid's goals and rules, by how many tiles they take. Goals: hold, be near (on any side, or one of
+# four); tile near tile (or on one side of it). Rules: the same, and what comes of it.
+GOALS = {1: (1, 3, 11, 12, 13, 14), 2: (4, 7, 8, 9, 10)}
+RULES = {1: (1, 2, 8, 9, 10, 11), 2: (3, 4, 5, 6, 7)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difficulty:
+    """`depth` of the tree of rules, chance to cut a branch, most rules that spoil, and tiles that serve nothing."""
+
+    depth: int
+    cut: float
+    spoilers: int
+    distractors: int
+
+    @property
+    def rules(self) -> int:
+        """Most rules: a full tree, whose goal and rules take two tiles each, and those that spoil."""
+        return 2 ** (self.depth + 1) - 2 + self.spoilers
+
+    @property
+    def tiles(self) -> int:
+        """Most tiles at the beginning."""
+        return 2 ** (self.depth + 1) + self.distractors
+
+
+DIFFICULTIES: dict[str, Difficulty] = {
+    "trivial": Difficulty(depth=0, cut=0.0, spoilers=0, distractors=3),
+    "small": Difficulty(depth=1, cut=0.3, spoilers=2, distractors=2),
+    "medium": Difficulty(depth=2, cut=0.1, spoilers=3, distractors=2),
+    "high": Difficulty(depth=3, cut=0.1, spoilers=4, distractors=1),
+}
+
+
+@dataclass(frozen=True)
+class Rulesets:
+    """N different rulesets."""
+
+    goals: np.ndarray
+    rules: np.ndarray
+    tiles: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.goals)
+
+    def split(self, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the rulesets to train on, and of the `share` that is held out, in a random order."""
+        order = np.random.default_rng([seed, len(self)]).permutation(len(self))
+        held_out = round(share * len(self))
+        return order[held_out:], order[:held_out]
+
+
+def generate(kind: Kind, count: int, seed: int) -> Rulesets:
+    """`count` different rulesets of a difficulty. ValueError where there are not so many."""
+    difficulty, rng = DIFFICULTIES[kind], np.random.default_rng(seed)
+    goals = np.zeros((count, GOAL_WIDTH), dtype=np.uint8)
+    rules = np.zeros((count, difficulty.rules, RULE_WIDTH), dtype=np.uint8)
+    tiles = np.zeros((count, difficulty.tiles, 2), dtype=np.uint8)
+    seen: set[bytes] = set()
+    tries = 0
+    while len(seen) < count:
+        tries += 1
+        if tries > 20 * count + 1000:
+            raise ValueError(f"no {count} different rulesets of difficulty '{kind}' were found")
+        goal, made, lying = _ruleset(difficulty, rng)
+        code = repr((goal, sorted(made), sorted(lying))).encode()
+        if code in seen:
+            continue
+        row = len(seen)
+        seen.add(code)
+        goals[row, : len(goal)] = goal
+        for place, rule in enumerate(made):
+            rules[row, place, : len(rule)] = rule
+        tiles[row, : len(lying)] = lying
+    return Rulesets(goals, rules, tiles)
+
+
+def _ruleset(
+    difficulty: Difficulty, rng: np.random.Generator
+) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[Tile]]:
+    unused = [TILES[i] for i in rng.permutation(len(TILES))]
+    takes = _takes(GOALS, rng)
+    wanted = [unused.pop() for _ in range(takes)]
+    goal = _encoded(_one_of(GOALS[takes], rng), wanted)
+    rules: list[tuple[int, ...]] = []
+    lying: list[Tile] = []
+    level = wanted
+    for depth in range(difficulty.depth + 1):
+        following: list[Tile] = []
+        for tile in level:
+            if depth == difficulty.depth or rng.random() < difficulty.cut:
+                lying.append(tile)
+                continue
+            inputs = [unused.pop() for _ in range(_takes(RULES, rng))]
+            rules.append(_encoded(_one_of(RULES[len(inputs)], rng), [*inputs, tile]))
+            following += inputs
+        level = following
+    needed, junk = list(lying), [unused.pop() for _ in range(difficulty.distractors)]
+    for _ in range(rng.integers(difficulty.spoilers + 1)):
+        inputs = [_one_of(junk, rng)]
+        if rng.random() < 0.5:
+            inputs.append(_one_of([tile for tile in (*needed, *junk) if tile != inputs[0]], rng))
+        rules.append(_encoded(_one_of(RULES[len(inputs)], rng), [*inputs, unused.pop()]))
+    order = rng.permutation(len(rules))
+    return goal, [rules[i] for i in order], needed + junk
+
+
+def _takes(kinds: Mapping[int, tuple[int, ...]], rng: np.random.Generator) -> int:
+    """One or two tiles, so that each of the kinds is as likely."""
+    return 1 + int(rng.random() < len(kinds[2]) / (len(kinds[1]) + len(kinds[2])))
+
+
+def _encoded(number: int, tiles: list[Tile]) -> tuple[int, ...]:
+    return (number, *(entry for tile in tiles for entry in tile))
+
+
+def _one_of(choices: Sequence[_T], rng: np.random.Generator) -> _T:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def save(path: Path, rulesets: Rulesets) -> None:
+    """Write an npz file whole."""
+    write_atomically(
+        path, lambda file: np.savez_compressed(file, goals=rulesets.goals, rules=rulesets.rules, tiles=rulesets.tiles)
+    )
+
+
+def load(path: Path) -> Rulesets:
+    """Read an npz file, in which no code can hide. InputMissing where there is none, IntegrityError where it is no such
+    file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = [stored[name] for name in ("goals", "rules", "tiles")]
+    except FileNotFoundError as error:
+        raise InputMissing(f"there is no file of rulesets '{path}'") from error
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise IntegrityError(f"'{path}' is no file of rulesets: {error}") from error
+    goals, rules, tiles = arrays
+    shapes = [array.shape[1:] for array in arrays]
+    fits = (
+        all(array.dtype == np.uint8 and len(array) == len(goals) > 0 for array in arrays)
+        and shapes[0] == (GOAL_WIDTH,)
+        and rules.ndim == tiles.ndim == 3
+        and (shapes[1][-1], shapes[2][-1]) == (RULE_WIDTH, 2)
+    )
+    if not fits:
+        raise IntegrityError(
+            f"'{path}' is no file of rulesets: it needs uint8 goals (N, 5), rules (N, R, 7) and tiles (N, T, 2)"
+        )
+    return Rulesets(goals, rules, tiles)

@@ -1,0 +1,208 @@
+"""XLand: rulesets of our own that can be solved, split for good, and attempts that follow each other in one step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("xminigrid")
+
+import jax.numpy as jnp
+from xminigrid.core.constants import Colors, Tiles
+from xminigrid.core.goals import AgentNearGoal, TileNearLeftGoal, TileNearUpGoal
+from xminigrid.core.rules import AgentHoldRule, TileNearRule
+
+from pipelines.envs.make import make
+from pipelines.envs.suites.xland_rulesets import DIFFICULTIES, GOALS, RULES, TILES, Rulesets, generate, load, save
+from pipelines.errors import InputMissing, IntegrityError, UsageError
+from tests.envs import contract
+
+FEW = {"rulesets": 40, "attempts": 2, "size": 5}
+FORWARD, CLOCKWISE, COUNTER, PICK, PUT, TOGGLE = range(6)
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+def test_xland_keeps_the_contract(check):
+    check("xland", params=FEW)
+
+
+def test_encodings_are_those_of_the_package():
+    a, b, c = (jnp.array(tile, dtype=jnp.uint8) for tile in ((3, 1), (4, 2), (5, 3)))
+    assert AgentNearGoal(tile=a).encode().tolist() == [GOALS[1][1], 3, 1, 0, 0]
+    assert TileNearUpGoal(tile_a=a, tile_b=b).encode().tolist() == [GOALS[2][1], 3, 1, 4, 2]
+    assert TileNearLeftGoal(tile_a=a, tile_b=b).encode().tolist() == [GOALS[2][4], 3, 1, 4, 2]
+    assert AgentHoldRule(tile=a, prod_tile=b).encode().tolist() == [RULES[1][0], 3, 1, 4, 2, 0, 0]
+    assert TileNearRule(tile_a=a, tile_b=b, prod_tile=c).encode().tolist() == [RULES[2][0], 3, 1, 4, 2, 5, 3]
+    shapes = {Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.KEY, Tiles.HEX, Tiles.STAR}
+    assert {shape for shape, _ in TILES} == shapes
+    assert Colors.EMPTY not in {color for _, color in TILES}
+    assert len(GOALS[1]) + len(GOALS[2]) == len(RULES[1]) + len(RULES[2]) == 11
+
+
+def rows(rulesets: Rulesets, i: int):
+    """Goal, rules and tiles of one ruleset, without padding."""
+    rules = [rule.tolist() for rule in rulesets.rules[i] if rule[0]]
+    return rulesets.goals[i].tolist(), rules, [tuple(tile) for tile in rulesets.tiles[i].tolist() if tile[0]]
+
+
+def wanted(code, kinds):
+    """The tiles that a goal or rule takes, and, of a rule, what it makes."""
+    count = 1 if code[0] in kinds[1] else 2
+    tiles = [tuple(code[1 + 2 * k : 3 + 2 * k]) for k in range(3)]
+    return tiles[:count], tiles[count]
+
+
+def needed(tiles, maker, lying, depth=0):
+    """All tiles on the way to `tiles`, each with its depth; KeyError where one neither lies about nor is made."""
+    found = dict.fromkeys(tiles, depth)
+    for tile in tiles:
+        if tile not in lying:
+            below = needed(maker[tile], maker, lying, depth + 1)
+            assert not found.keys() & below.keys()  # no tile is needed twice
+            found |= below
+    return found
+
+
+@pytest.mark.parametrize("kind", DIFFICULTIES)
+def test_every_goal_can_be_made_from_what_lies_about_and_spoilers_can_be_avoided(kind):
+    made, difficulty = generate(kind, 300, seed=1), DIFFICULTIES[kind]
+    depths = set()
+    for i in range(len(made)):
+        goal, rules, lying = rows(made, i)
+        maker = {}
+        for rule in rules:
+            inputs, product = wanted(rule, RULES)
+            assert product not in lying
+            assert maker.setdefault(product, inputs) is inputs  # nothing is made in two ways
+        used = needed(wanted(goal, GOALS)[0], maker, lying)
+        depths.add(max(used.values()))
+        spoilers = {product: inputs for product, inputs in maker.items() if product not in used}
+        for inputs in spoilers.values():  # one that is triggered by mere nearness, or by holding, spoils nothing needed
+            assert any(tile not in used for tile in inputs)
+        assert len(set(lying)) == len(lying)
+        junk = [tile for tile in lying if tile not in used]
+        assert len(junk) == difficulty.distractors
+        assert len(spoilers) <= difficulty.spoilers
+    assert max(depths) == difficulty.depth
+
+
+def test_rulesets_are_different_follow_from_their_seed_and_use_all_kinds():
+    made, again, other = generate("medium", 500, 3), generate("medium", 500, 3), generate("medium", 500, 4)
+    np.testing.assert_array_equal(made.rules, again.rules)
+    assert (made.rules != other.rules).any()
+    codes = {(made.goals[i].tobytes(), made.rules[i].tobytes(), made.tiles[i].tobytes()) for i in range(500)}
+    assert len(codes) == 500
+    assert set(made.goals[:, 0].tolist()) == {*GOALS[1], *GOALS[2]}
+    assert set(made.rules[..., 0].ravel().tolist()) == {0, *RULES[1], *RULES[2]}
+    share = np.isin(made.goals[:, 0], GOALS[2]).mean()
+    assert abs(share - 5 / 11) < 0.1  # each of the eleven kinds of goal is as likely
+
+
+def test_rulesets_are_kept_in_a_file_without_code(tmp_path):
+    made = generate("small", 20, 0)
+    save(tmp_path / "mine.npz", made)
+    read = load(tmp_path / "mine.npz")
+    for name in ("goals", "rules", "tiles"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
+    with pytest.raises(InputMissing, match="no file of rulesets"):
+        load(tmp_path / "other.npz")
+    np.savez(tmp_path / "pickled.npz", goals=np.array([object()]), rules=0, tiles=0)
+    (tmp_path / "text.npz").write_text("goals")
+    np.savez(tmp_path / "shape.npz", goals=made.goals[:, :4], rules=made.rules, tiles=made.tiles)
+    for name in ("pickled", "text", "shape"):
+        with pytest.raises(IntegrityError, match="is no file of rulesets"):
+            load(tmp_path / f"{name}.npz")
+
+
+def test_a_file_is_written_once_and_played_from_then_on(tmp_path):
+    params = {**FEW, "difficulty": "small", "rulesets_file": str(tmp_path / "my-rules.npz")}
+    first = make("xland", num_envs=2, seed=0, params=params)
+    again = make("xland", num_envs=2, seed=0, params={**params, "rulesets": 9, "ruleset_seed": 8})
+    np.testing.assert_array_equal(first.rulesets.rules, again.rulesets.rules)
+    first.reset()
+    assert all(name.startswith("my-rules/") for name in first.tasks(np.arange(2)))
+
+
+def test_rulesets_of_training_and_test_are_disjoint():
+    made = generate("trivial", 100, 0)
+    train, test = made.split(0.2, 0)
+    assert (len(train), len(test)) == (80, 20)
+    assert set(train.tolist()) | set(test.tolist()) == set(range(100))
+    names = {
+        split: set(contract.first_tasks("xland", 50, count=200, seed=0, split=split, params=FEW))
+        for split in ("train", "test")
+    }
+    assert not names["train"] & names["test"]
+    assert (len(names["train"]), len(names["test"])) == (32, 8)
+
+
+def test_attempts_follow_in_the_same_step_and_the_last_one_terminates():
+    env = make("xland", num_envs=3, seed=0, params=FEW)
+    assert (env.spec.horizon, env.spec.num_attempts) == (2 * 75, 2)
+    shown = env.reset()
+    assert shown["obs.begins"].tolist() == [[1]] * 3
+    env.play_only(["trivial/3", "trivial/3", "trivial/5"])
+    goals = env.reset()["obs.goal"]
+    np.testing.assert_array_equal(goals, env.rulesets.goals[[3, 3, 5]])
+    ended = np.zeros(3, dtype=int)
+    for step in range(1, 151):
+        result = env.step(
+            np.full(3, CLOCKWISE)
+        )  # turning reaches no goal but by luck of the start, which does not count
+        ended += result.attempt_end
+        assert not result.truncated.any()
+        assert result.attempt_end.tolist() == [step % 75 == 0] * 3
+        assert result.reset.tolist() == [step == 75] * 3
+        assert result.terminated.tolist() == [step == 150] * 3
+        np.testing.assert_array_equal(result.observation["obs.begins"][:, 0], result.reset)
+    assert ended.tolist() == [2] * 3
+    assert not result.success.any()
+
+
+def test_goals_pay_less_the_later_they_are_reached():
+    env = make("xland", num_envs=64, seed=0, params={**FEW, "attempts": 4})
+    env.reset()
+    rng, clock, won = np.random.default_rng(0), np.zeros(64), 0
+    for _ in range(150):
+        result = env.step(rng.integers(6, size=64))
+        clock += 1
+        paid = result.reward > 0
+        np.testing.assert_array_equal(paid, result.success)
+        np.testing.assert_allclose(result.reward[paid], 1 - 0.9 * clock[paid] / 75, rtol=1e-5)
+        clock[result.attempt_end] = 0
+        won += paid.sum()
+        if result.terminated.any():
+            env.reset(result.terminated)
+    assert won > 10
+
+
+def test_what_others_see_stays_when_some_are_reset():
+    env = make("xland", num_envs=4, seed=0, params={**FEW, "attempts": 3})
+    env.reset()
+    rng = np.random.default_rng(0)
+    for _ in range(80):
+        before = env.step(rng.integers(6, size=4)).observation
+        after = env.reset(np.array([True, False, False, False]))
+        for name, column in before.items():
+            np.testing.assert_array_equal(after[name][1:], column[1:])
+
+
+def test_a_step_and_a_reset_are_compiled_once():
+    env = make("xland", num_envs=6, seed=0, params={**FEW, "difficulty": "small"})
+    env.reset()
+    for mask in ([1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 1]):
+        env.step(np.zeros(6, dtype=np.int32))
+        env.reset(np.array(mask, dtype=bool))
+    env.step(np.zeros(6, dtype=np.int32))
+    assert (env._step_all._cache_size(), env._reset_all._cache_size()) == (1, 1)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(UsageError, match="18 things do not fit into 1 rooms of 5x5 cells"):
+        make("xland", num_envs=1, seed=0, params={**FEW, "difficulty": "high"})
+    with pytest.raises(UsageError, match="nine rooms need a size"):
+        make("xland", num_envs=1, seed=0, params={"rooms": 9})
+    env = make("xland", num_envs=1, seed=0, params=FEW)
+    for wrong in ("trivial/40", "small/1", "3"):
+        with pytest.raises(InputMissing, match="is no task of"):
+            env.play_only([wrong])
