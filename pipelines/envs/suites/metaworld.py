@@ -77,8 +77,9 @@ def class_name(given: str) -> str:
     """The class that a user means by `reach` or `reach-v3`. UsageError where there is none."""
     name = given if given.endswith(VERSION) else given + VERSION
     if name not in ALL_CLASSES:
-        close = difflib.get_close_matches(name, ALL_CLASSES, n=1, cutoff=0.4)
-        hint = f"did you mean '{ONE_CLASS}{close[0]}'?" if close else f"classes: {', '.join(ALL_CLASSES)}"
+        short = [known.removesuffix(VERSION) for known in ALL_CLASSES]
+        close = difflib.get_close_matches(name.removesuffix(VERSION), short, n=1, cutoff=0.5)
+        hint = f"did you mean '{ONE_CLASS}{close[0]}'?" if close else f"its {len(short)} classes: {', '.join(short)}"
         raise UsageError(f"Meta-World has no class '{given}'", hint=hint)
     return name
 

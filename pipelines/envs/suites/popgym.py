@@ -43,7 +43,9 @@ def make(name: str, settings: PopgymSettings, *, num_envs: int, seed: int, split
     game = name.removeprefix(PREFIX)
     if game not in GAMES:
         close = difflib.get_close_matches(game, GAMES, n=1, cutoff=0.4)
-        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"games: {', '.join(GAMES)}"
+        kinds = [known.removesuffix("Easy") for known in GAMES if known.endswith("Easy")]
+        games = f"games, each followed by Easy, Medium or Hard: {', '.join(kinds)}"
+        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else games
         raise UsageError(f"POPGym has no game '{game}'", hint=hint)
     return GymnasiumEnv(name, lambda: Popgym(game, settings), num_envs=num_envs, seed=seed, split=split)
 

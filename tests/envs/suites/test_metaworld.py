@@ -242,8 +242,10 @@ def test_global_randomness_is_left_as_it_was():
 
 
 def test_wrong_names_are_refused_with_the_closest():
-    with pytest.raises(UsageError, match=r"no class 'raech'; did you mean 'metaworld-ml1-reach-v3'\?"):
+    with pytest.raises(UsageError, match=r"no class 'raech'; did you mean 'metaworld-ml1-reach'\?"):
         make("metaworld-ml1-raech", num_envs=1, seed=0)
+    with pytest.raises(UsageError, match=r"its 50 classes: assembly, basketball, .* window-close"):
+        make("metaworld-ml1-xyz", num_envs=1, seed=0)
     env = make(REACH, num_envs=1, seed=0)
     assert env.spec.name == "metaworld-ml1-reach-v3"
     with pytest.raises(InputMissing, match="'push-v3/1' is no task"):

@@ -8,9 +8,11 @@ import io
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("minigrid")
 
+from pipelines.config.encoders import TimestepSettings
 from pipelines.envs.make import make
 from pipelines.envs.suites.minigrid import (
     LEVELS,
@@ -25,6 +27,7 @@ from pipelines.envs.suites.minigrid import (
 )
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Ragged
+from pipelines.nets.timestep import TimestepEncoder, routes
 from tests.envs import contract
 
 EMPTY, MULTI = "minigrid:MiniGrid-Empty-5x5-v0", "babyai-multi"
@@ -128,6 +131,30 @@ def test_instructions_are_the_numbers_of_their_words():
         numbers = observation["obs.mission"][i, : observation["obs.mission.length"][i]]
         assert " ".join(WORDS[n - 2] for n in numbers) == text
         assert (observation["obs.mission"][i, len(numbers) :] == 0).all()
+    env.close()
+
+
+def test_the_timestep_encoder_sees_a_picture_and_words():
+    env = make(MULTI, num_envs=6, seed=0)
+    columns = env.spec.spaces.observation
+    expected = {
+        "image": "image",
+        "mission": "tokens",
+        "mission.length": "hidden",
+        "direction": "flat",
+        "attempt": "flat",
+    }
+    assert routes(columns, {}) == {f"obs.{name}": way for name, way in expected.items()}
+    torch.manual_seed(0)
+    encoder = TimestepEncoder(env.spec.spaces, TimestepSettings(output=16, normalize=False))
+    observation = {name: torch.from_numpy(column) for name, column in env.reset().items()}
+    action, zeros = torch.zeros(6, dtype=torch.int32), torch.zeros(6)
+    shown = encoder(observation, action, zeros, zeros)
+    for column in ("obs.image", "obs.mission", "obs.direction", "obs.attempt"):
+        other = {**observation, column: observation[column].flip(-1) + (column == "obs.attempt")}
+        if column == "obs.direction":
+            other[column] = (observation[column] + 1) % 4
+        assert ((encoder(other, action, zeros, zeros) - shown).abs().amax(1) > 1e-4).all(), column
     env.close()
 
 

@@ -162,6 +162,8 @@ def test_global_randomness_is_left_as_it_was():
 def test_wrong_names_are_refused_with_the_closest():
     with pytest.raises(UsageError, match="did you mean 'popgym-VelocityOnlyCartpoleEasy'"):
         make("popgym-VelocityOnlyCartPoleEasy", num_envs=1, seed=0)
+    with pytest.raises(UsageError, match="each followed by Easy, Medium or Hard: Autoencode, "):
+        make("popgym-xyz", num_envs=1, seed=0)
     env = make(MULTI, num_envs=1, seed=0)
     with pytest.raises(InputMissing, match="games are Autoencode"):
         env.play_only(["BattleshipEasy"])
