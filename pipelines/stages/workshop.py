@@ -160,7 +160,7 @@ class Workshop:
         )
 
     def _summary_figures(self, reports: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """Totals of the run, the newest training figures, and the last evaluation's scores."""
+        """Totals of the run, the newest rates and training figures, and the last evaluation's scores."""
         done = checkpoints.numbers(self.directory.checkpoints)
         stored = Lake.find(self.directory.lake)
         steps = stored_steps(stored, self.directory.identity) if stored else 0
@@ -169,6 +169,8 @@ class Workshop:
             "steps": self._collector.steps if self._collector else steps,
             "updates": done[-1] if done else 0,
         }
+        if "collect" in self._figures:
+            figures["steps_per_second"] = self._figures["collect"]["steps_per_second"]
         trained = self._figures.get("train", {})
         figures |= {key: trained[key] for key in ("loss", "updates_per_second", "steps_seen") if key in trained}
         if "relabel" in self._figures:

@@ -5,19 +5,55 @@ from pathlib import Path
 import pytest
 
 from pipelines.config import recipes
-from pipelines.config.load import resolve
+from pipelines.config.load import resolve, where_installed
+from pipelines.envs.make import requirement
 from pipelines.errors import InputMissing, UsageError
+from pipelines.stages.chain import plan
 from pipelines.stages.environment import env_model
 
 FILE = '[one]\nabout = "first"\n[two]\nabout = "second"\n'
 
 
+PROFILES = [(name, profile) for name, recipe in recipes.shipped_recipes().items() for profile in recipe["profiles"]]
+
+
 @pytest.mark.parametrize("name", recipes.shipped_recipes())
 def test_every_shipped_recipe_resolves_and_says_what_it_is_about(name: str) -> None:
-    settings = resolve(recipes.shipped_recipes()[name], env_model=env_model)
+    """Parameters of an environment are looked at where its suite can be imported, everything else in any case."""
+    settings = resolve(recipes.shipped_recipes()[name], env_model=where_installed(env_model))
     assert settings.about
+    assert len(settings.about) <= 120
     assert settings.stages
     assert settings.env.name
+    assert requirement(settings.env.name)
+    assert "smoke" in recipes.shipped_recipes()[name]["profiles"]
+
+
+@pytest.mark.parametrize(("name", "profile"), PROFILES)
+def test_every_profile_of_a_recipe_runs_all_its_stages(name: str, profile: str) -> None:
+    """The same stages as the recipe, each at least once, and `best` marked before it is judged."""
+    recipe = recipes.shipped_recipes()[name]
+    whole = resolve(recipe, env_model=where_installed(env_model))
+    settings = resolve(recipe, [(["profile"], profile)], env_model=where_installed(env_model))
+    assert settings.profile == profile
+    assert settings != whole.model_copy(update={"profile": profile})
+    steps = list(plan(settings))
+    assert {step.entry.stage for step in steps} == {entry.stage for entry in whole.stages}
+    assert {step.place for step in steps} == set(range(len(settings.stages)))
+    judged = [step.settings.evaluate for step in steps if step.entry.stage == "evaluate"]
+    if any(one.checkpoint == "best" for one in judged):
+        assert [one.mark_best for one in judged].index(True) < [one.checkpoint for one in judged].index("best")
+
+
+@pytest.mark.parametrize("name", recipes.shipped_recipes())
+def test_a_smoke_profile_is_small(name: str) -> None:
+    recipe = recipes.shipped_recipes()[name]
+    whole = resolve(recipe, env_model=where_installed(env_model))
+    smoke = resolve(recipe, [(["profile"], "smoke")], env_model=where_installed(env_model))
+    assert smoke.epochs == 2
+    assert smoke.collect.steps <= min(whole.collect.steps, 6400)
+    assert smoke.train.steps <= min(whole.train.steps, 40)
+    assert smoke.evaluate.episodes <= 100
 
 
 def test_a_name_a_file_and_a_table_of_a_file(tmp_path: Path) -> None:
