@@ -18,6 +18,7 @@ from pipelines.lake.schema import ACTION, REWARD
 from pipelines.learning.agent import Agent
 from pipelines.nets.cache import Memory
 from pipelines.nets.precision import DTYPES, autocast
+from pipelines.nets.sequence import Stepper
 
 
 class AgentPolicy:
@@ -39,6 +40,7 @@ class AgentPolicy:
         self._tape = Tape(lambda: torch.rand(num_actors, self._policy.noise_size, generator=self._generator))
         self._places: Sequence[slice] = [slice(0, num_actors)]
         self._memories = [self._memory(num_actors)]
+        self._step: Stepper | None = None
 
     def _memory(self, num_actors: int) -> Memory:
         return self.agent.sequence.memory(
@@ -103,7 +105,9 @@ class AgentPolicy:
                 self._tensor(prev_reward).float(),
                 time_N,
             )
-            h_ND = self.agent.sequence.step(token_ND, time_N, memory)
+            if self._step is None or self._step.stale:
+                self._step = self.agent.sequence.stepper()
+            h_ND = self._step(token_ND, time_N, memory)
             params_NP = self.agent.heads.actor.acting(h_ND).float()
         legal = self.agent.legal(columns)
         if noise_NZ is None:
@@ -119,6 +123,7 @@ class AgentPolicy:
         `prefix`: for each actor the columns of the tokens it has acted on in its episode (rows 0..t-1 if its next
         `time` is t; none at the start of an episode).
         """
+        self._step = None
         for here, memory in zip(self._places, self._memories, strict=True):
             self._rebuild(prefix[here], memory)
 

@@ -35,13 +35,14 @@ class KVCache:
         self, *, num_layers: int, num_actors: int, num_heads: int, head_size: int, ring: int, sink: int = 0,
         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
-        self.ring, self.sink, self.capacity = ring, sink, sink + ring
+        self.ring, self.sink, self.capacity, self.num_heads = ring, sink, sink + ring, num_heads
         shape = (num_layers, num_actors, num_heads, self.capacity, head_size)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.written_N = torch.zeros(num_actors, device=device, dtype=torch.int64)
         self._actors_N = torch.arange(num_actors, device=device)
         self._slots_S = torch.arange(self.capacity, device=device)
+        self._first_NH = self.capacity * torch.arange(num_actors * num_heads, device=device).view(num_actors, num_heads)
 
     def reset(self, mask_N: Tensor) -> None:
         """Forget everything of the actors in `mask_N` (bool)."""
@@ -60,6 +61,24 @@ class KVCache:
         keys[self._actors_N, :, self._slot_N] = k_NHD.to(keys.dtype)
         values[self._actors_N, :, self._slot_N] = v_NHD.to(values.dtype)
         return keys[:, :, : self._used], values[:, :, : self._used]
+
+    def bias(self) -> Tensor:
+        """After `begin_step`: what is added to scores (N H, 1, S'): 0 where a slot holds a token, else -inf. Claims the
+        slots of `append_flat`.
+        """
+        self._rows = (self._first_NH + self._slot_N[:, None]).flatten()
+        hidden = torch.zeros(self.visible_NS.shape, dtype=self.keys.dtype, device=self.keys.device)
+        hidden.masked_fill_(~self.visible_NS, -torch.inf)
+        return hidden[:, None].expand(-1, self.num_heads, -1).reshape(len(self._rows), 1, -1)
+
+    def append_flat(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
+        """As `append`, with actors and heads in one dimension: (N H, S', Dh) each."""
+        size, heads = k_NHD.shape[-1], len(self._rows)
+        found = []
+        for slots, new in ((self.keys[layer], k_NHD), (self.values[layer], v_NHD)):
+            slots.view(-1, size).index_copy_(0, self._rows, new.reshape(heads, size))
+            found.append(slots.view(heads, self.capacity, size)[:, : self._used])
+        return found[0], found[1]
 
     def fill(self, layer: int, k_NHTD: Tensor, v_NHTD: Tensor, lengths_N: Tensor) -> None:
         """Take what is kept of each actor's first `lengths_N` tokens; the rest of T is padding."""

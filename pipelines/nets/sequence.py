@@ -7,7 +7,7 @@ then B are rows, and `packing` says which place belongs to which window.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,25 @@ from torch.utils.checkpoint import checkpoint
 from pipelines.config.encoders import SEQUENCE_ENCODERS
 from pipelines.nets.cache import Memory
 from pipelines.nets.packing import Packing
+
+
+class Stepper(Protocol):
+    @property
+    def stale(self) -> bool: ...
+
+    def __call__(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor: ...
+
+
+class AsItIs:
+    """An encoder's own step."""
+
+    stale = False
+
+    def __init__(self, encoder: SequenceEncoder) -> None:
+        self._encoder = encoder
+
+    def __call__(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
+        return self._encoder.step(x_ND, time_N, memory)
 
 
 class SequenceEncoder(nn.Module, ABC):
@@ -42,6 +61,12 @@ class SequenceEncoder(nn.Module, ABC):
     @abstractmethod
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: Any) -> None:
         """Set `memory` to what stepping through each actor's first `lengths_N` tokens would leave."""
+
+    def stepper(self) -> Stepper:
+        """`step` for acting without gradient, as quick as can be; where it keeps a copy of weights, `stale` says when
+        another is needed.
+        """
+        return AsItIs(self)
 
     def update_statistics(self) -> None:
         """Called once before an update; encoders with running estimates move them here."""
