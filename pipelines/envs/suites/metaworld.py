@@ -151,7 +151,6 @@ class Metaworld(TaskEnv):
 
     def close(self) -> None:
         self._release()
-        self._pool.close()
 
     def _begin(self, *, soft: bool) -> Any:
         """An attempt's first observation."""

@@ -25,27 +25,20 @@ from pipelines.envs.suites.metaworld_goals import goal_vectors
 _NOBODY = 1 << 20
 
 
-class ClassPool:
-    """The objects that no episode uses, at most `spare` of them, and the goals of the classes met so far."""
+class Shelf:
+    """Objects that no episode uses, at most `spare` of them."""
 
-    def __init__(self, *, goal_seed: int, hide_goal: bool, spare: int = 16) -> None:
-        self._goal_seed, self._hide_goal, self._spare = goal_seed, hide_goal, spare
+    def __init__(self, spare: int = 16) -> None:
+        self._spare = spare
         self._idle: OrderedDict[int, tuple[str, SawyerXYZEnv]] = OrderedDict()
-        self._goals: dict[str, np.ndarray] = {}
 
-    def take(self, name: str, goal: int) -> SawyerXYZEnv:
-        """An object of class `name`, set to its goal number `goal`. Give it back after use."""
-        idle = next((key for key, (owner, _) in self._idle.items() if owner == name), None)
-        env = self._idle.pop(idle)[1] if idle is not None else _pictureless(name)()
-        if name not in self._goals:
-            self._goals[name] = goal_vectors(name, self._goal_seed, lambda: _random_goal(env))
-        task = {
-            "rand_vec": self._goals[name][goal],
-            "env_cls": ALL_V3_ENVIRONMENTS[name],
-            "partially_observable": self._hide_goal,
-        }
-        env.set_task(Task(env_name=name, data=pickle.dumps(task)))
-        return env
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, name: str) -> SawyerXYZEnv:
+        """An object of class `name`, perhaps a new one. Give it back after use."""
+        key = next((key for key, (owner, _) in self._idle.items() if owner == name), None)
+        return self._idle.pop(key)[1] if key is not None else _pictureless(name)()
 
     def give(self, name: str, env: SawyerXYZEnv) -> None:
         """Keep `env` for whoever needs its class next; the one that has been idle longest goes where there are too
@@ -55,10 +48,33 @@ class ClassPool:
         while len(self._idle) > self._spare:
             self._idle.popitem(last=False)[1][1].close()
 
-    def close(self) -> None:
-        for _, env in self._idle.values():
-            env.close()
-        self._idle.clear()
+
+SHELF = Shelf()  # one in each process, whatever is played there
+
+
+class ClassPool:
+    """Objects of `shelf` set to tasks: goals drawn with `goal_seed`, and shown or not."""
+
+    def __init__(self, *, goal_seed: int, hide_goal: bool, shelf: Shelf = SHELF) -> None:
+        self._goal_seed, self._hide_goal, self._shelf = goal_seed, hide_goal, shelf
+        self._goals: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, goal: int) -> SawyerXYZEnv:
+        """An object of class `name`, set to its goal number `goal`. Give it back after use."""
+        env = self._shelf.take(name)
+        if name not in self._goals:
+            self._goals[name] = goal_vectors(name, self._goal_seed, lambda: _random_goal(env))
+        task = {
+            "rand_vec": self._goals[name][goal],
+            "env_cls": ALL_V3_ENVIRONMENTS[name],
+            "partially_observable": self._hide_goal,
+        }
+        env.set_task(Task(env_name=name, data=pickle.dumps(task)))
+        assert env.sawyer_observation_space is not None  # forgotten by set_task, which fails if it is still forgotten
+        return env
+
+    def give(self, name: str, env: SawyerXYZEnv) -> None:
+        self._shelf.give(name, env)
 
 
 def _random_goal(env: SawyerXYZEnv) -> np.ndarray:

@@ -14,7 +14,7 @@ from metaworld.policies import SawyerReachV3Policy  # noqa: E402
 from pipelines.envs.make import make  # noqa: E402
 from pipelines.envs.suites.metaworld import ALL_CLASSES, tasks_of  # noqa: E402
 from pipelines.envs.suites.metaworld_goals import cache_home, goal_vectors  # noqa: E402
-from pipelines.envs.suites.metaworld_pool import ClassPool  # noqa: E402
+from pipelines.envs.suites.metaworld_pool import ClassPool, Shelf  # noqa: E402
 from pipelines.errors import InputMissing, UsageError  # noqa: E402
 from tests.envs import contract  # noqa: E402
 
@@ -41,7 +41,6 @@ def library_env(name, vector, *, hidden=True):
 def vectors(name, seed):
     pool = ClassPool(goal_seed=seed, hide_goal=True)
     pool.give(name, pool.take(name, 0))
-    pool.close()
     return goal_vectors(name, seed, lambda: pytest.fail("the goals are not in the cache"))
 
 
@@ -182,14 +181,24 @@ def check_simulation(name):
 
 
 def test_few_objects_are_kept():
-    pool = ClassPool(goal_seed=0, hide_goal=True, spare=1)
+    shelf = Shelf(spare=1)
+    pool = ClassPool(goal_seed=0, hide_goal=True, shelf=shelf)
     for name in ("reach-v3", "push-v3", "reach-v3"):
         pool.give(name, pool.take(name, 0))
-        assert len(pool._idle) == 1
-    env = pool.take("reach-v3", 1)
-    assert not pool._idle
-    pool.give("reach-v3", env)
-    pool.close()
+        assert len(shelf) == 1
+    pool.take("reach-v3", 1)
+    assert len(shelf) == 0
+
+
+def test_an_object_can_hide_its_goal_after_it_was_shown():
+    shelf = Shelf()
+    shown, hidden = (ClassPool(goal_seed=0, hide_goal=hide, shelf=shelf) for hide in (False, True))
+    for _ in range(2):
+        for pool in (shown, hidden):
+            env = pool.take("reach-v3", 0)
+            assert (env.reset()[0][36:] == 0).all() == (pool is hidden)
+            pool.give("reach-v3", env)
+    assert len(shelf) == 1
 
 
 def test_a_simulation_is_made_when_it_is_first_needed():
