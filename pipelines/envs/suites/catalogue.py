@@ -74,6 +74,10 @@ _PROCGEN_ALONE = (
     "in a virtual environment of its own, since it needs numpy below 2, and imageio-ffmpeg and glfw older than those "
     "of jax and envpool; or beside numpy 2 without its dependencies, see docs/environments.md"
 )
+_JAX_AND_OTHERS = (
+    "gymnax holds gymnasium below 1.4; not beside procgen, whose imageio-ffmpeg is older, nor popgym-arcade, whose "
+    "stable-gymnax overwrites gymnax"
+)
 SUITES: tuple[Suite, ...] = (
     Suite(
         name="built-in",
@@ -263,7 +267,7 @@ SUITES: tuple[Suite, ...] = (
         module=f"{_SUITES}atari",
         about="Many games of the Atari 2600, one in each episode (ALE is under GPL-2.0)",
         extra="atari",
-        requires=("ale_py", "cv2"),
+        requires=("ale_py",),
         spaces="84x84 picture; joystick as 18 choices, 5 buttons, or continuous",
         tasks="games; test: the same with other seeds, or games of env.test_games",
         horizon="27,000 steps of 4 frames",
@@ -276,7 +280,7 @@ SUITES: tuple[Suite, ...] = (
         about="A game of the Atari 2600 (ALE is under GPL-2.0)",
         placeholder="GAME",
         extra="atari",
-        requires=("ale_py", "cv2"),
+        requires=("ale_py",),
         spaces="84x84 picture; joystick as 18 choices, 5 buttons, or continuous",
         tasks="one game; test: other seeds",
         horizon="27,000 steps of 4 frames",
@@ -294,6 +298,33 @@ SUITES: tuple[Suite, ...] = (
         tasks="saved states; test: other idle frames, or env.test_states",
         horizon="9,000 steps of 8 frames",
         ends="terminated when the game is over; truncated at the time limit",
+    ),
+    Suite(
+        name="gymnax",
+        pattern="gymnax:*",
+        module=f"{_SUITES}gymnax_env",
+        about="An environment of gymnax, compiled for all actors at once",
+        placeholder="NAME",
+        extra="jax",
+        requires=("gymnax", "six"),
+        conflict=_JAX_AND_OTHERS,
+        spaces="the environment's own",
+        tasks="one; test: other seeds",
+        horizon="the environment's own, or env.max_episode_steps",
+        ends="terminated as the environment says; truncated at its time limit",
+    ),
+    Suite(
+        name="xland",
+        pattern="xland",
+        module=f"{_SUITES}xland",
+        about="Find out an unseen game's rules, attempt after attempt (XLand-MiniGrid)",
+        extra="jax",
+        requires=("xminigrid",),
+        conflict=_JAX_AND_OTHERS,
+        spaces="5x5 cells of 13 tiles and 12 colours, the goal; 6 choices",
+        tasks="rulesets; test: a fifth of them, held out",
+        horizon="10 attempts of 243 steps",
+        ends="terminated after the last attempt, which ends at the goal or at its time limit",
     ),
     OWN_CLASS,
 )
