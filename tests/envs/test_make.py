@@ -32,7 +32,7 @@ def test_the_nearest_name_is_offered():
         settings_model("meta-frozenlake")
 
 
-def test_a_missing_extra_says_how_to_install_it(monkeypatch):
+def test_a_missing_extra_says_how_to_install_it_and_beside_what_not(monkeypatch):
     suite = Suite(
         name="far",
         pattern="far-*",
@@ -40,9 +40,10 @@ def test_a_missing_extra_says_how_to_install_it(monkeypatch):
         about="",
         extra="far",
         requires=("a_package_that_is_not_there",),
+        conflict="not beside near",
     )
     monkeypatch.setattr(registry, "SUITES", (suite, *registry.SUITES))
-    with pytest.raises(InputMissing, match=r'pip install "amago\[far\]"'):
+    with pytest.raises(InputMissing, match=r'pip install "amago\[far\]" \(not beside near\)'):
         make("far-away", num_envs=1, seed=0)
     assert not catalogue()[0].installed
 
