@@ -165,7 +165,7 @@ def _made(name: str, settings: GymnaxSettings) -> tuple[Any, Any]:
         env, params = gymnax.make(wanted, **settings.options)
     except OSError as error:  # of the one that downloads data
         raise InputMissing(
-            f"environment '{name}' cannot be made: {error}", hint="it needs data from the net"
+            f"environment '{name}' cannot be made: {error}", hint="gymnax downloads its data then"
         ) from error
     except TypeError as error:
         raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
