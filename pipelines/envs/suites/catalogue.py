@@ -140,7 +140,7 @@ SUITES: tuple[Suite, ...] = (
         ends="terminated at the last goal; terminated and truncated at the time limit",
     ),
     Suite(
-        name="built-in",
+        name="mujoco",
         pattern="half-cheetah-vel",
         module=f"{_SUITES}half_cheetah_vel",
         about="Run at a velocity that only the reward tells",

@@ -8,17 +8,20 @@ an episode begins. What shows pictures is left out: it needs a display.
 from __future__ import annotations
 
 import difflib
+import importlib
+import inspect
 import re
 import warnings
 
 import gymnasium
+import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.packages import refuse_from, release
-from pipelines.errors import UsageError
+from pipelines.errors import InputMissing, UsageError
 
 PREFIX = "dmc:"
 SUITE_STEPS = 1000
@@ -42,6 +45,12 @@ def names() -> list[str]:
     return [found[1] for found in map(_ID.fullmatch, gymnasium.registry) if found and found[1] != "compatibility-env"]
 
 
+def _has_quadrupeds() -> bool:
+    """dm_control before 1.0.38 asks numpy for `in1d`, which numpy 2.4 took away."""
+    source = inspect.getsource(importlib.import_module("dm_control.suite.quadruped"))
+    return hasattr(np, "in1d") or "np.in1d(" not in source
+
+
 def settings_model(name: str) -> type[SettingsModel]:
     return DmControlSettings
 
@@ -55,6 +64,11 @@ def make(name: str, settings: DmControlSettings, *, num_envs: int, seed: int, sp
         close = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
         hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"known: {', '.join(known)}"
         raise UsageError(f"unknown environment '{name}'", hint=hint)
+    if task.startswith("quadruped-") and not _has_quadrupeds():
+        raise InputMissing(
+            f"environment '{name}': this release of dm_control needs an older numpy for its quadrupeds",
+            hint='pip install "numpy<2.4"',
+        )
     in_suite = "-" in task
     limit = settings.max_episode_steps
 
