@@ -100,7 +100,7 @@ class Metaworld(TaskEnv):
     """Attempts at one (class, goal), named `CLASS/NUMBER`. The simulation is made at the first reset."""
 
     has_success = True
-    about: ClassVar[str] = "A robot arm and an object: attempts at one task that is not told"
+    about: ClassVar[str] = "A robot arm and objects: attempts at one task, told or not"
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
     def __init__(
