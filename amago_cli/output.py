@@ -65,7 +65,7 @@ class TextOutput:
         figures = {name: text for name, value in result.metrics.items() if (text := figure(value)) is not None}
         if result.seconds or result.status == "skipped":
             place = result.run or result.lake
-            done = "nothing to do" if result.status == "skipped" else f"done in {seconds(result.seconds)}"
+            done = "nothing to do" if result.status == "skipped" else f"{result.status} in {seconds(result.seconds)}"
             print(f"{result.command}: {done}{f' -> {place}' if place else ''}")
         width = max(map(len, figures), default=0)
         for name, text in figures.items():

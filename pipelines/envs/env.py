@@ -85,7 +85,8 @@ class ActorsFailed(StageFailed):
 
     def __init__(self, failures: Sequence[Failure], brought: Any = None) -> None:
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        super().__init__(failures[0].message + more, hint="-v shows where it came from")
+        traced = any(failure.trace for failure in failures)
+        super().__init__(failures[0].message + more, hint="-v shows where it came from" if traced else None)
         self.failures, self.brought = tuple(failures), brought
 
 

@@ -94,6 +94,7 @@ def run(
         try:
             metrics = collector.collect(settings.collect.steps, listener)
         except ActorsFailed as error:
+            collector.finish()
             error.result = result("failed", collector.metrics())
             raise
     return result("done" if metrics["steps"] else "skipped", metrics)
@@ -151,8 +152,8 @@ class Collector:
     ) -> None:
         try:
             kept = kind is None or getattr(error, "exit_code", 1) >= 128 or isinstance(error, ActorsFailed)
-            if self.rollout is not None and self.writer is not None and kept:
-                self.rollout.finish()
+            if kept:
+                self.finish()
         finally:
             self.env.close()
             if self.writer is not None:
@@ -274,6 +275,11 @@ class Collector:
                 listener=self._notices.put,
             )
             self._bounded.enter_context(cap)
+
+    def finish(self) -> None:
+        """Store what is unfinished."""
+        if self.rollout is not None and self.writer is not None:
+            self.rollout.finish()
 
     def seal(self) -> None:
         """Let readers see everything that has ended so far."""

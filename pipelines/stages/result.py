@@ -19,7 +19,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """`status` is "done", or "skipped" when there was nothing to do; `metrics` holds the fields scripts rely on."""
+    """`status`: "done", "skipped" (nothing was to be done) or "failed"; `metrics` holds the fields scripts rely on."""
 
     command: str
     status: str = "done"

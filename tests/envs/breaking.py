@@ -15,7 +15,7 @@ from pipelines.errors import StageFailed
 
 
 class Walk(TaskEnv):
-    """`fault` happens to episodes whose seed is a multiple of `every` at step `at`; `seconds` are slept each step."""
+    """`fault` happens to episodes whose seed is a multiple of `every` at step `at`; `seconds` of work a step."""
 
     observation_space = spaces.Dict({"x": spaces.Box(-9, 9, (3,), np.float32), "n": spaces.Discrete(50)})
     action_space = spaces.Discrete(3)
@@ -39,13 +39,13 @@ class Walk(TaskEnv):
         return (self.seed // 2) % self.every == 0
 
     def _seen(self):
-        return {"x": self.np_random.normal(size=3).clip(-9, 9).astype(np.float32), "n": self.time}
+        return {"x": self.np_random.normal(size=3).clip(-9, 9).astype(np.float32), "n": self.time % 50}
 
     def step(self, action):
         self.time += 1
         if self.seconds:
-            until = time.perf_counter() + self.seconds
-            while time.perf_counter() < until:
+            until = time.thread_time() + self.seconds
+            while time.thread_time() < until:
                 pass
         seen, reward = self._seen(), float(action) + float(self.np_random.random())
         if self.time == self.at and self.fault and self._now():

@@ -135,3 +135,48 @@ def test_an_option_and_a_setting_of_the_table_it_decides_are_refused_together(am
     refused = amago("collect", "--env", "tmaze", "--epsilon", 0.3, "--set", "exploration.kind=bilevel")
     assert refused.code == 2
     assert "exploration.kind: given twice" in refused.err
+
+
+def test_what_breaks_stops_or_is_begun_anew_as_wished(amago: Amago) -> None:
+    walk = ("collect", "--env", "tests.envs.breaking:Walk", "-s", "env.fault=raise", "-s", "env.every=9")
+    how = ("--actors", 4, "--workers", 0, "--steps", 400, "--output", "json")
+    stopped = amago(*walk, *how, "--run", "a")
+    assert stopped.code == 1
+    assert "failed in step" in stopped.err
+    assert "it broke" in stopped.json["error"]["message"]
+    metrics = stopped.json["metrics"]
+    assert (metrics["env_errors"], metrics["episodes_dropped"]) == (1, 1)
+    (row,) = amago("lake", "sql", "a", "select sum(length) n from trajectories", "--output", "json").json
+    assert row["n"] == metrics["steps"] > 0
+    again = amago(*walk, *how, "--run", "a", "--on-env-error", "restart")
+    assert again.code == 0, again.err
+    assert again.json["metrics"]["steps_total"] >= 400
+    assert again.json["metrics"]["env_errors"] > 0
+    assert "warning: environment 'tests.envs.breaking:Walk' failed in step" in again.err
+    (row,) = amago("lake", "sql", "a", "select sum(length) n from trajectories", "--output", "json").json
+    assert row["n"] == again.json["metrics"]["steps_total"]
+
+
+def test_what_cannot_begin_leaves_nothing_behind(amago: Amago) -> None:
+    failed = amago("collect", "--env", "tests.envs.own:Line", "-s", "env.fault=reset", "--run", "a", "--workers", 0)
+    assert failed.code == 1
+    assert "cannot begin" in failed.err
+    assert not Path("a/config.toml").exists()
+    assert not Path("a/lake").exists()
+
+
+def test_a_count_is_a_number_or_auto(amago: Amago) -> None:
+    refused = amago("collect", "--env", "tmaze", "--workers", "two", "--actors", "0", "--on-env-error", "ignore")
+    assert refused.code == 2
+    assert "collect.workers: input should be a whole number from 0 to 1024, or 'auto', got 'two'" in refused.err
+    assert "collect.actors: input should be a whole number from 1 to 65536" in refused.err
+    assert "collect.on_env_error: input should be 'stop' or 'restart'" in refused.err
+
+
+def test_the_number_of_actors_is_fixed_when_a_run_begins(amago: Amago) -> None:
+    first = ("collect", "--env", "tmaze", "-s", "env.corridor=3", "--run", "a", "--output", "json")
+    assert amago(*first, "--steps", 100).json["metrics"]["actors"] == 16
+    longer = amago(*first, "--steps", 20_000)
+    assert longer.code == 0, longer.err
+    assert longer.json["metrics"]["actors"] == 16
+    assert "actors = 16" in Path("a/config.toml").read_text()
