@@ -13,6 +13,7 @@ from amago_cli.commands import collect, doctor, envs, evaluate, examples, export
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.help import Command, Group
 from amago_cli.invocation import Invocation
+from amago_cli.stopping import Stopped, stoppable
 
 app = typer.Typer(
     name="amago",
@@ -87,9 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             errors.refuse_shadowed_engine()
-            outcome = typer.main.get_command(app).main(
-                words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation
-            )
+            with stoppable():
+                outcome = typer.main.get_command(app).main(
+                    words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation
+                )
             if isinstance(outcome, int):  # --help and --version have printed already
                 return outcome
             invocation.output().show(outcome)
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         except BrokenPipeError:
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, Stopped) as error:
             return errors.report(error, invocation)
     except BrokenPipeError:
         # The reader has gone, as in `amago lake sql ... | head`; the code is that of a death by SIGPIPE.

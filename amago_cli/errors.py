@@ -14,6 +14,7 @@ from typing import Any
 
 from amago_cli import guard
 from amago_cli.invocation import Invocation
+from amago_cli.stopping import Stopped
 
 BROKEN_PIPE = 128 + 13
 _SPACE = "free some space and repeat the command; what was saved is kept"
@@ -76,6 +77,8 @@ def report(error: BaseException, invocation: Invocation) -> int:
 
 def classify(error: BaseException) -> Failure:
     """What kind of failure `error` is."""
+    if isinstance(error, Stopped):
+        return Failure(kind="Interrupted", message=str(error), exit_code=128 + error.number)
     if isinstance(error, KeyboardInterrupt):
         return Failure(kind="Interrupted", message="interrupted", exit_code=130)
     if isinstance(error, ShadowedEngine):

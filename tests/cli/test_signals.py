@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 
 import pytest
 
+from amago_cli.app import main
 from amago_cli.signals import interruptible
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Notice, Progress
@@ -37,3 +39,18 @@ def test_handlers_are_put_back() -> None:
     with interruptible(lambda event: None):
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_call_that_is_stopped_before_its_stage_began_reports_it(monkeypatch, capsys, number, code) -> None:
+    def slow(name: str) -> bool:
+        os.kill(os.getpid(), number)
+        raise AssertionError("stopped before")
+
+    monkeypatch.setattr("amago_cli.configuration.file_safe", slow)
+    before = signal.getsignal(number)
+    assert main(["collect", "--env", "tmaze", "--output", "json"]) == code
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["status"] == "interrupted"
+    assert shown["error"]["message"] == f"stopped by {number.name}"
+    assert signal.getsignal(number) is before
