@@ -16,7 +16,6 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
@@ -140,15 +139,15 @@ class Writer:
         """Log trajectories laid one after another, of `rows` rows each, with all of their row but uid and crc."""
         self._sealer.check()
         owned = {name: np.array(values) for name, values in stored.items()}
-        items, records, start = [], [], 0
-        for count, row in zip(rows, described, strict=True):
+        items, blobs, told, start = [], [], [], 0
+        for uid, count, row in zip(_new_uids(len(described)), rows, described, strict=True):
             stop = start + count
             columns = {name: values[start:stop] for name, values in owned.items()}
-            data = b"".join(values.data for values in columns.values())
-            uid, start = uuid4(), stop
-            row["crc"] = zlib.crc32(data)
-            records.append((_to_json({"uid": uid.hex, **row}).encode(), data, row["crc"]))
-            items.append(Unsealed(uid.bytes, columns, row))
+            blobs.append(b"".join([values.data for values in columns.values()]))
+            row["crc"], start = zlib.crc32(blobs[-1]), stop
+            told.append({"uid": uid.hex(), **row})
+            items.append(Unsealed(uid, columns, row))
+        records = [(text, data, row["crc"]) for text, data, row in zip(_to_json(told), blobs, told, strict=True)]
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
@@ -226,7 +225,21 @@ def _of_kind(kind: type, value: Any, name: str) -> Any:
     return kind(plain)
 
 
-_to_json = json.JSONEncoder().encode
+def _new_uids(count: int) -> list[bytes]:
+    """As `uuid4().bytes`, with one question to the system for all of them."""
+    drawn = np.frombuffer(os.urandom(16 * count), dtype=np.uint8).reshape(count, 16).copy()
+    drawn[:, 6] = drawn[:, 6] & 0x0F | 0x40
+    drawn[:, 8] = drawn[:, 8] & 0x3F | 0x80
+    return [uid.tobytes() for uid in drawn]
+
+
+_BETWEEN = '}, {"uid": '  # inside a text the quotes would be escaped
+
+
+def _to_json(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Each row, whose first key is "uid"; encoded together, which costs half."""
+    pieces = json.dumps(rows)[len('[{"uid": ') : -len("}]")].split(_BETWEEN)
+    return [f'{{"uid": {piece}}}'.encode() for piece in pieces]
 
 
 def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> Iterator[dict[str, Any]]:

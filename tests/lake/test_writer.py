@@ -2,6 +2,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from uuid import RFC_4122, UUID
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,22 @@ def test_what_is_appended_is_what_is_read(lake: Lake, schema) -> None:
         found = reading.read(lake, uid)
         assert_same(dict(found.columns), values)
         assert found.length == len(values["reward"]) - 1
+
+
+def test_trajectories_logged_together_are_told_apart_whatever_their_texts(lake: Lake) -> None:
+    """Their rows are encoded in one go and cut where one ends and the next begins; salvage reads the log back."""
+    texts = ['}, {"uid": ', '"}, {"uid": "0"', "\\", "", '\n}, {\\"uid\\": ']
+    rng = np.random.default_rng(0)
+    values = columns(rng, 3)
+    together = {name: np.concatenate([column] * len(texts)) for name, column in values.items()}
+    infos = [replace(INFO, task=text, goal_text=text, tags={text: text}) for text in texts]
+    writer = lake.writer(SCHEMA)
+    uids = writer.append_many(Trajectories(together, [4] * len(texts), infos))
+    writer._abandon()  # as a dead writer leaves it: in its log
+    lake.salvage()
+    assert len(set(uids)) == len(texts)
+    assert all(UUID(uid).version == 4 and UUID(uid).variant == RFC_4122 for uid in uids)
+    assert [reading.read(lake, uid).info for uid in uids] == infos
 
 
 def test_what_the_writer_says_of_a_trajectory_is_kept(lake: Lake) -> None:
