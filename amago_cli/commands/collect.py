@@ -14,6 +14,12 @@ from amago_cli.options import Common, Environment, Fresh, RunOption, Seed, stage
 def collect(
     common: Common,
     env: Environment = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="SOURCE", help="Take data in: d4rl:, minari:, npz:, parquet:, arrow: or module:attr."
+        ),
+    ] = None,
     run: RunOption = None,
     lake: Annotated[
         str | None,
@@ -52,13 +58,17 @@ def collect(
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
-    """Roll out a policy in an environment, into a lake.
+    """Roll out a policy in an environment, or take in data from elsewhere, into a lake.
 
     The run's directory is runs/ENV unless --run or --lake names another place. Repeating the command goes on
     where it stopped; with a larger --steps it collects more.
 
     With --follow a run that is being trained acts, in this process or on another machine: at random until it has a
     checkpoint, then always with the newest. The trainer's side is `amago train --follow`.
+
+    With --from SOURCE trajectories are read from files or by own code: d4rl:FILE (or a known name), minari:DIR (or an
+    id), npz:DIR, parquet:GLOB, arrow:GLOB, module:attr. Then --env says whose spaces they are to fit, and --steps at
+    how many to stop.
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
@@ -67,7 +77,8 @@ def collect(
 
     named = {
         "env.name": env,
-        "collect.steps": steps,
+        "source.name": source,
+        "source.steps" if source is not None else "collect.steps": steps,
         "collect.actors": _count(actors),
         "collect.workers": _count(workers),
         "collect.on_env_error": on_env_error,
@@ -76,11 +87,22 @@ def collect(
         "seed": seed,
         "exploration": _constant(epsilon),
     }
+    if source is not None:
+        _refuse_acting(
+            {
+                "--actors": actors,
+                "--workers": workers,
+                "--on-env-error": on_env_error,
+                "--policy": policy,
+                "--follow": follow,
+                "--epsilon": epsilon,
+            }
+        )
     request = Request(common, named)
     if run is None and lake is None:
-        name = request.environment()
+        name = request.environment() if source is None else _label(source)
         if not name:
-            raise UsageError("no environment is named", hint="give --env; `amago envs` lists them")
+            raise UsageError("no environment is named", hint="give --env; `amago envs` lists them, or --from")
         run = Path("runs") / file_safe(name)
     settings = request.settings(stored(run))
     where: Path | str = lake if lake is not None else (run or Path()) / "lake"
@@ -88,9 +110,28 @@ def collect(
     if common.dry_run:
         return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}))
     with common.listening() as listener:
+        if settings.source.name:
+            from pipelines.stages import ingest
+
+            return ingest.run(settings, run=run, lake=lake, listener=listener, fresh=fresh)
         from pipelines.stages import collect as engine
 
         return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh)
+
+
+def _label(source: str) -> str:
+    """`d4rl:data/hopper-v2.hdf5` -> "hopper-v2"."""
+    kind, _, place = source.partition(":")
+    return Path(place.rstrip("/*")).stem if "*" not in place else Path(place).parent.name or kind
+
+
+def _refuse_acting(given: dict[str, Any]) -> None:
+    """UsageError for options that say how to act, where nobody acts."""
+    from pipelines.errors import UsageError
+
+    chosen = [name for name, value in given.items() if value is not None]
+    if chosen:
+        raise UsageError(f"{', '.join(chosen)} and --from exclude each other", hint="what is taken in was acted before")
 
 
 def _count(text: str | None) -> int | str | None:

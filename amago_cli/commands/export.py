@@ -24,7 +24,9 @@ def export(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="safetensors: the policy; parquet or npz: trajectories."),
+        typer.Option(
+            "--format", metavar="NAME", help="safetensors: the policy; parquet, npz, hdf5, minari: trajectories."
+        ),
     ] = None,
     where: Annotated[
         str | None,
@@ -35,7 +37,8 @@ def export(
     """Write a policy bundle that acts step by step, without the lake or the run; or trajectories for other tools.
 
     Trajectories are written whole and as they are learnt from: parquet has steps and a table of trajectories, npz a
-    file for each trajectory. Repeating the command writes what is missing.
+    file for each trajectory, hdf5 flat arrays as D4RL has them, minari a dataset of Minari. Repeating the command
+    writes what is missing.
 
     Example: amago export runs/quickstart --format parquet --where success
     """

@@ -15,12 +15,13 @@ from pydantic_core import PydanticCustomError
 from pipelines.config.base import SettingsModel
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.model import AgentSettings
+from pipelines.config.source import SourceSettings
 
 StageName = Literal["collect", "relabel", "train", "evaluate", "export"]
 
 # Which tables fix what a stage adds to a run: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
-    "collect": ("env", "exploration", "collect", "lake"),
+    "collect": ("env", "exploration", "collect", "lake", "source"),
     "train": ("agent", "train"),
     "run": ("profile", "env", "exploration", "agent", "collect", "lake", "relabel", "train", "stages"),
 }
@@ -39,6 +40,8 @@ EXTENSIBLE = frozenset(
         "collect.follow",
         "collect.reload_seconds",
         "collect.seal_seconds",
+        "source.steps",
+        "source.check",
         "lake.max_steps",
         "lake.max_bytes",
         "lake.grace_seconds",
@@ -232,7 +235,7 @@ class ExportSettings(SettingsModel):
 
     to: str = ""
     """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
-    format: Literal["safetensors", "parquet", "npz"] = "safetensors"
+    format: Literal["safetensors", "minari", "parquet", "npz", "hdf5"] = "safetensors"
     """safetensors: the policy; the others: trajectories of the lake."""
     where: str = ""
     """Of trajectories: SQL predicate over the `trajectories` table; empty: all."""
@@ -275,6 +278,7 @@ class Settings(SettingsModel):
     exploration: ExplorationSettings = ExplorationSettings()
     agent: AgentSettings = AgentSettings()
     collect: CollectSettings = CollectSettings()
+    source: SourceSettings = SourceSettings()
     lake: LakeSettings = LakeSettings()
     relabel: RelabelSettings = RelabelSettings()
     train: TrainSettings = TrainSettings()

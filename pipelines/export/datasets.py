@@ -1,11 +1,14 @@
 """Trajectories for other tools: whole ones, overlays applied, in files that need nothing of this project.
 
 npz: `UID.npz` for each trajectory, its step columns of T + 1 rows by name, and `trajectory`, its row of the table
-`trajectories` as JSON text (`json.loads(str(file["trajectory"]))`). A file that is there is not written again.
+`trajectories` and its `spaces` as JSON text (`json.loads(str(file["trajectory"]))`). A file that is there is not
+written again.
 
 parquet: `steps-SCHEMA-NNNNN.parquet` with the step columns and before them `uid` and `t` (time in the trajectory),
 trajectories one after another, and `trajectories.parquet`, a row for each with `file`, `row_group`, `first_row` (in
 that row group) and `rows`. A column of shape (a, b) is a list of a * b values; its field's metadata has `shape`.
+
+hdf5, minari: see `hdf5`.
 
 `dataset.json` says what the folder holds; `complete` is true once all is there.
 """
@@ -30,6 +33,8 @@ from pipelines.config.atomic import explained, write_atomically
 from pipelines.config.json_files import read_object
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
+from pipelines.export.hdf5 import flat, minari_dataset
+from pipelines.export.items import Exported, Item, plain
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.reading import Reader
@@ -37,22 +42,13 @@ from pipelines.lake.schema import Column, Schema
 from pipelines.lake.segment import as_stored
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
+from pipelines.sources.tables import SPACES
 
 MARK = "dataset.json"
 GROUP_BYTES = 32 << 20  # of steps in a row group, by their size in memory
 FILE_BYTES = 512 << 20
 _ROWS_HELD = 10_000  # of trajectories as Python objects
 _PLACES = pa.schema([("file", pa.string()), ("row_group", pa.int64()), ("first_row", pa.int64()), ("rows", pa.int64())])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was written; `trajectories` and `steps` count what is there now, `written` what was not there before."""
-
-    trajectories: int
-    steps: int
-    written: int
-    bytes: int
 
 
 def export(
@@ -93,49 +89,28 @@ def _claim(to: Path, mark: Mapping[str, Any]) -> Mapping[str, Any]:
     return known or {}
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A trajectory, read when it is asked for."""
-
-    uid: str
-    reader: Reader
-
-    def trajectory(self) -> Trajectory:
-        return self.reader.read(self.uid)
-
-    def row(self) -> dict[str, Any]:
-        return dict(self.reader.row(self.uid))
-
-    def schema(self) -> Schema:
-        return self.reader.lake.schema(self.reader.locate(self.uid)[0].schema_id)
-
-
-def _told(reader: Reader, uids: Sequence[str], listener: Listener) -> Iterator[_Item]:
+def _told(reader: Reader, uids: Sequence[str], listener: Listener) -> Iterator[Item]:
     for number, uid in enumerate(uids, 1):
-        yield _Item(uid, reader)
+        yield Item(uid, reader)
         listener(Progress(stage="export", done=number, total=len(uids), unit="trajectories"))
 
 
-def _npz(items: Iterable[_Item], to: Path) -> Exported:
+def _npz(items: Iterable[Item], to: Path) -> Exported:
     trajectories = steps = written = size = 0
     for item in items:
         path = to / f"{item.uid}.npz"
         row = item.row()
         trajectories, steps = trajectories + 1, steps + row["length"]
         if not path.exists():
-            columns: dict[str, Any] = {**item.trajectory().columns, "trajectory": np.array(json.dumps(_plain(row)))}
+            record = json.dumps({**plain(row), "spaces": item.schema().spaces.to_json()})
+            columns: dict[str, Any] = {**item.trajectory().columns, "trajectory": np.array(record)}
             write_atomically(path, partial(np.savez_compressed, **columns))
             written += 1
         size += path.stat().st_size
     return Exported(trajectories=trajectories, steps=steps, written=written, bytes=size)
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
-    return {**plain, "tags": dict(row["tags"] or ())}
-
-
-def _parquet(items: Iterable[_Item], to: Path) -> Exported:
+def _parquet(items: Iterable[Item], to: Path) -> Exported:
     for old in to.glob("*.parquet"):  # of an attempt that was interrupted, or of fewer trajectories
         old.unlink()
     parts: dict[str, _Part] = {}
@@ -209,8 +184,9 @@ class _Part:
         )
         time = np.concatenate([np.arange(count, dtype=np.int64) for count in rows])
         arrays = [uids.dictionary_decode(), pa.array(time), *(self._column(column) for column in self.schema.columns)]
+        spaces = {SPACES: json.dumps(self.schema.spaces.to_json()).encode()}
         fields = [pa.field("uid", pa.string()), pa.field("t", pa.int64()), *map(_described, self.schema.columns)]
-        table = pa.table(arrays, schema=pa.schema(fields))
+        table = pa.table(arrays, schema=pa.schema(fields, metadata=spaces))
         if self._writer is None:
             self._writer = pq.ParquetWriter(self.to / self._name(), table.schema, compression="zstd")
         self._writer.write_table(table, row_group_size=table.num_rows)
@@ -233,4 +209,9 @@ def _described(column: Column) -> pa.Field:
     return plain.with_metadata({"shape": json.dumps(list(column.shape)), "dtype": column.dtype, "role": column.role})
 
 
-FORMATS: Mapping[str, Callable[[Iterable[_Item], Path], Exported]] = {"npz": _npz, "parquet": _parquet}
+FORMATS: Mapping[str, Callable[[Iterable[Item], Path], Exported]] = {
+    "npz": _npz,
+    "parquet": _parquet,
+    "hdf5": flat,
+    "minari": minari_dataset,
+}

@@ -1,0 +1,42 @@
+"""`[source]`: data that was collected elsewhere, and how its columns are to be understood."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+
+
+class SourceSettings(SettingsModel):
+    """`[source]`: what `collect --from` takes into a lake."""
+
+    name: str = ""
+    """`d4rl:FILE-or-NAME`, `minari:DIR-or-ID`, `npz:DIR`, `parquet:GLOB`, `arrow:GLOB`, `module:attr`; empty: none."""
+    steps: int = Field(0, ge=0)
+    """Take whole trajectories until so many steps are in the lake (0: all there are)."""
+    task: str = ""
+    """What `task` of the trajectories shall be, where the source does not say; empty: its own name."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Ours to theirs, e.g. obs.x = "position": for tables; for `d4rl:` arrays that become observations too."""
+    layout: Literal["transitions", "arrival"] = "transitions"
+    """Rows of a table: `transitions` hold a step and what it led to; `arrival` has T + 1 rows for T actions."""
+    action_low: float | tuple[float, ...] = -1.0
+    """Least action of the source's environment, where neither it nor --env says so."""
+    action_high: float | tuple[float, ...] = 1.0
+    """Its greatest."""
+    num_actions: int = Field(0, ge=0)
+    """Choices of a discrete action, where nothing says so (0: one more than the greatest found)."""
+    clip_actions: bool = False
+    """Move actions out of bounds to the nearest bound, instead of refusing them."""
+    horizon: int = Field(0, ge=0)
+    """Steps after which the source's environment began anew, where it does not mark that itself (0: it does)."""
+    longest: int = Field(10_000, ge=1)
+    """A longer trajectory is stored in pieces; each but the last is truncated, and the next begins where it ends."""
+    missing_final: Literal["repeat", "drop"] = "repeat"
+    """A terminated trajectory whose last observation is missing: repeat the one before, or drop the last step."""
+    max_length: int = Field(256, ge=1)
+    """Characters or numbers of a text or a sequence whose space sets no limit."""
+    check: bool = True
+    """Read everything once before the first trajectory is stored: what is bad is refused as a whole."""

@@ -1,0 +1,79 @@
+"""What every source of trajectories offers, and how a source says what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipelines.config.source import SourceSettings
+from pipelines.errors import InputMissing
+from pipelines.events import Listener, silent
+from pipelines.lake.spaces import Spaces
+from pipelines.lake.trajectory import Trajectories
+
+EPISODE = "episode"  # the tag that holds a trajectory's number in its source
+BATCH_BYTES = 8 << 20  # of steps that a source hands over at a time, where one trajectory is not longer
+_EDGE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked of a source: what follows `KIND:` in its name, its settings, and the spaces of the environment
+    that its steps are to fit (None: as the source has them).
+    """
+
+    place: str
+    settings: SourceSettings
+    spaces: Spaces | None = None
+    listener: Listener = silent
+
+
+class Source(Protocol):
+    """Trajectories in a fixed order; a trajectory's number is its place in it.
+
+    `label` names it in file names, `fingerprint` changes with what is in it, `env` is its environment as far as it
+    knows. `steps` is an estimate of all there are (None: unknown); `dropped` counts those that `batches` could not use.
+    """
+
+    label: str
+    fingerprint: str
+    env: str
+    spaces: Spaces
+    steps: int | None
+    dropped: int
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """Trajectories from number `start` on, as the lake stores them; each `info` has the tag `episode`.
+
+        IntegrityError for damaged or impossible values, InputMissing for what does not fit the spaces.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def require(module: str, extra: str, what: str) -> None:
+    """InputMissing unless `module` can be imported."""
+    if importlib.util.find_spec(module) is None:
+        raise InputMissing(f"{what} needs {module}, which is not installed", hint=f'pip install "amago[{extra}]"')
+
+
+def fingerprint(files: Iterable[Path], *more: Any) -> str:
+    """16 hex digits that follow from the sizes and both ends of some files, and from `more`; a file may be moved."""
+    digest = hashlib.sha256(repr(more).encode())
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {size}".encode() + file.read(_EDGE))
+            file.seek(max(size - _EDGE, 0))
+            digest.update(file.read(_EDGE))
+    return digest.hexdigest()[:16]
+
+
+def texts(tags: Mapping[str, Any]) -> dict[str, str]:
+    """Tags as the lake takes them: what is empty is left out."""
+    return {name: str(value) for name, value in tags.items() if value not in (None, "")}

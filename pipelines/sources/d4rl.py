@@ -1,0 +1,287 @@
+"""D4RL's HDF5 files: flat arrays over N steps, of all families, and of our own `export --format hdf5`.
+
+    observations (N, ...), or a group of such   actions (N, ...)   rewards (N,) or (N, 1)   terminals, bool or float
+    timeouts            optional: where an episode ends otherwise
+    next_observations   optional: what each step led to
+    resets              optional (ours): steps that led to a soft reset
+    trajectories        optional (ours): what is known of each trajectory, as JSON
+    infos/*, metadata/* infos may become observations (source.columns); metadata of one line goes into tags
+
+An episode ends where terminals or timeouts say so, and at the last step of the file. Its last observation is
+next_observations there; without these it is in no file. Then a truncated episode loses its last step, the observation
+of which is what it ends with. A terminated one keeps it, for with it would go the reward that ended the episode: the
+observation before it is repeated, which no target is computed from (`source.missing_final = "drop"` drops it too).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
+from pipelines.sources.d4rl_files import environment, locate
+from pipelines.sources.hdf5 import CHUNK_CACHE, array, chunk_bytes, leaves, open_file, reading, scalar
+from pipelines.sources.intake import Intake, action_box, agreed, inferred
+from pipelines.sources.minari import own_paths
+from pipelines.sources.records import info_of, spaces_of
+from pipelines.sources.transitions import Steps, lay
+
+_KEYS = ("observations", "actions", "rewards", "terminals")
+_SCAN = 1 << 20  # steps of flags read at a time
+_LONGEST_TAG = 200
+_LARGEST_CACHE = 64 << 20  # of each array
+SPACES = "amago_spaces"  # attribute of a file that we wrote
+
+
+class D4rl:
+    """See the module."""
+
+    def __init__(self, request: Request) -> None:
+        self._settings = request.settings
+        self._path = locate(request.place, request.listener)
+        self._what = f"'{self._path}'"
+        self.label = self._path.stem
+        self.env = environment(self.label)
+        self.dropped = 0
+        self._file = open_file(self._path)
+        self.fingerprint = fingerprint([self._path])
+        try:
+            with reading(self._path):
+                self._arrays = self._open_arrays()
+                largest = max(map(chunk_bytes, self._arrays.all()))
+                if largest > CHUNK_CACHE:  # else a chunk would be unpacked for each block of it
+                    self._file.close()
+                    self._file = open_file(self._path, cache_bytes=min(largest, _LARGEST_CACHE))
+                    self._arrays = self._open_arrays()
+                self._pieces = _pieces(self._arrays, self._settings.horizon, self._settings.longest, self._path)
+                self.spaces = self._spaces(request.spaces)
+                self._tags = self._metadata()
+        except BaseException:
+            self._file.close()
+            raise
+        self.steps: int | None = self._arrays.steps
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open_arrays(self) -> _Arrays:
+        file, path = self._file, self._path
+        missing = [name for name in _KEYS if name not in file]
+        if missing:
+            raise InputMissing(
+                f"{self._what} lacks {', '.join(repr(name) for name in missing)}: no file of D4RL's kind",
+                hint=f"it has: {', '.join(sorted(file.keys())) or 'nothing'}",
+            )
+        observation, following = {}, {}
+        for column, name in self._places().items():
+            observation[column] = array(file, f"observations{name}", path=path)
+            if f"next_observations{name}" in file:
+                following[column] = array(file, f"next_observations{name}", path=path)
+        for column, name in self._settings.columns.items():
+            observation[column] = array(file, name, path=path)
+        action, reward, terminal = (array(file, name, path=path) for name in _KEYS[1:])
+        found = _Arrays(
+            observation=observation,
+            following=following,
+            action=action,
+            reward=reward,
+            terminal=terminal,
+            timeout=array(file, "timeouts", path=path) if "timeouts" in file else None,
+            reset=array(file, "resets", path=path) if "resets" in file else None,
+            records=array(file, "trajectories", path=path) if "trajectories" in file else None,
+        )
+        sizes = {values.name.lstrip("/"): len(values) for values in found.all()}
+        if len(set(sizes.values())) != 1:
+            told = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+            raise IntegrityError(f"{self._what} has arrays of different lengths: {told}", hint="fetch it again")
+        if not found.steps:
+            raise InputMissing(f"{self._what} has no steps")
+        return found
+
+    def _places(self) -> dict[str, str]:
+        """Column -> where it is below `observations`."""
+        if SPACES in self._file.attrs:
+            own = spaces_of(self._file.attrs[SPACES], what=self._what)
+            paths = own_paths(list(own.observation))
+            return {column: "".join(f"/{key}" for key in path) for column, path in paths.items()}
+        names = [name for name, _ in leaves(self._file["observations"])]
+        return {".".join([OBSERVATION, *filter(None, name.split("/"))]): f"/{name}" if name else "" for name in names}
+
+    def _spaces(self, wanted: Spaces | None) -> Spaces:
+        if SPACES in self._file.attrs:
+            own = spaces_of(self._file.attrs[SPACES], what=self._what)
+            return own if wanted is None else agreed(_shapes(own), wanted, what=self._what)
+        shapes = {name: values.shape[1:] for name, values in self._arrays.observation.items()}
+        if wanted is not None:
+            return agreed(shapes, wanted, what=self._what)
+        observation: dict[str, Space] = {
+            name: inferred(values.shape[1:], values.dtype) for name, values in self._arrays.observation.items()
+        }
+        return Spaces(observation=observation, action=self._action_space())
+
+    def _action_space(self) -> Space:
+        action = self._arrays.action
+        if action.dtype.kind not in "iu":
+            return action_box(action.shape[1:], self._settings, what=self._what)
+        size = int(np.prod(action.shape[1:], dtype=np.int64))
+        count = self._settings.num_actions
+        if not count:
+            count = 1 + max(int(action[at : at + _SCAN].max()) for at in range(0, len(action), _SCAN))
+        return Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size)
+
+    def _metadata(self) -> dict[str, str]:
+        if "metadata" not in self._file:
+            return {}
+        found = {}
+        for name, values in leaves(self._file["metadata"]):
+            if values.shape == () and len(text := str(scalar(values[()]))) <= _LONGEST_TAG:
+                found[name.replace("/", ".")] = text
+        return texts(found)
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """See `Source`."""
+        self.dropped = 0
+        pieces, block = self._pieces, self._block_rows()
+        number = start
+        while number < len(pieces):
+            begin = int(pieces.begin[number])
+            after = int(np.searchsorted(pieces.end, max(begin + block, int(pieces.end[number])), side="right"))
+            with reading(self._path):
+                batch = self._batch(number, max(after, number + 1))
+            if batch is not None:
+                yield batch
+            number = max(after, number + 1)
+
+    def _block_rows(self) -> int:
+        """Steps that are read at a time: whole chunks of the file, and `BATCH_BYTES` where these are smaller."""
+        values = list(self._arrays.all())
+        chunk = max([array.chunks[0] for array in values if array.chunks] or [1])
+        step = sum(array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) for array in values)
+        wanted = max(BATCH_BYTES // max(step, 1), 1)
+        return max(chunk * round(wanted / chunk), 1) if chunk <= 2 * wanted else wanted
+
+    def _batch(self, first: int, last: int) -> Trajectories | None:
+        """Trajectories [first, last) of the file's numbering; None where none of them has a step."""
+        arrays, pieces = self._arrays, self._pieces
+        origin, stop = int(pieces.begin[first]), int(pieces.end[last - 1])
+        continued = pieces.continued[first:last]
+        after = {}
+        if continued.any() and not arrays.following:
+            following = np.minimum(pieces.end[first:last], arrays.steps - 1)
+            after = {name: np.stack([values[int(r)] for r in following]) for name, values in arrays.observation.items()}
+        steps = Steps(
+            begin=pieces.begin[first:last] - origin,
+            end=pieces.end[first:last] - origin,
+            terminated=pieces.terminated[first:last],
+            truncated=pieces.truncated[first:last],
+            observation={name: values[origin:stop] for name, values in arrays.observation.items()},
+            following={name: values[origin:stop] for name, values in arrays.following.items()},
+            after=after,
+            known=continued if after else None,
+            action=arrays.action[origin:stop],
+            reward=arrays.reward[origin:stop],
+            reset=None if arrays.reset is None else arrays.reset[origin:stop].reshape(-1).astype(np.uint8),
+        )
+        laid = lay(steps, keep_terminated=self._settings.missing_final == "repeat")
+        self.dropped += int((~laid.usable).sum())
+        if laid.raw is None:
+            return None
+        columns = self._intake.columns(laid.raw, first=first)
+        infos = [self._info(first + int(place), bool(laid.dropped[place])) for place in np.flatnonzero(laid.usable)]
+        return Trajectories(columns, laid.raw.rows, infos)
+
+    def _info(self, number: int, dropped: bool) -> TrajectoryInfo:
+        tags = {**self._tags, EPISODE: str(number)}
+        if not self._arrays.following and not self._pieces.continued[number]:
+            tags["final_observation"] = "last step dropped" if dropped else "repeated"
+        if self._arrays.records is not None:
+            return info_of(json.loads(scalar(self._arrays.records[number])), source="d4rl", tags=tags)
+        return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source="d4rl", tags=tags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arrays:
+    """Datasets of a file; `following` has those of `observation` whose next value is there."""
+
+    observation: Mapping[str, Any]
+    following: Mapping[str, Any]
+    action: Any
+    reward: Any
+    terminal: Any
+    timeout: Any
+    reset: Any
+    records: Any
+
+    @property
+    def steps(self) -> int:
+        return len(self.reward)
+
+    def all(self) -> Iterator[Any]:
+        """Those with a value for each step."""
+        yield from self.observation.values()
+        yield from self.following.values()
+        yield from (self.action, self.reward, self.terminal)
+        yield from (values for values in (self.timeout, self.reset) if values is not None)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Trajectories as steps [begin, end) of the file, (n,) each. `continued`: the next row goes on where it ends."""
+
+    begin: np.ndarray
+    end: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    continued: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+def _pieces(arrays: _Arrays, horizon: int, longest: int, path: Path) -> _Pieces:
+    """Where trajectories begin and end, read from the flags alone."""
+    over = _flags(arrays.terminal, path)
+    cut = _flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
+    marks = over | cut
+    marks[-1] = True
+    ends = np.flatnonzero(marks) + 1
+    if horizon:
+        ends = _divided(ends, horizon)
+    episodes = set(ends.tolist())
+    ends = _divided(ends, longest)
+    begin = np.concatenate([[0], ends[:-1]])
+    continued = np.array([end not in episodes for end in ends.tolist()], dtype=bool)
+    terminated = over[ends - 1]
+    truncated = cut[ends - 1] | ~terminated
+    return _Pieces(begin, ends, terminated, truncated, continued)
+
+
+def _divided(ends: np.ndarray, most: int) -> np.ndarray:
+    """Ends of pieces of at most `most` steps of what ends at `ends`."""
+    begin = np.concatenate([[0], ends[:-1]])
+    if (ends - begin).max() <= most:
+        return ends
+    parts = [np.append(np.arange(a + most, b, most), b) for a, b in zip(begin.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate(parts)
+
+
+def _flags(values: Any, path: Path) -> np.ndarray:
+    """(N,) bool from flags of any dtype and of shape (N,) or (N, 1)."""
+    if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
+        raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
+    return np.concatenate(
+        [np.asarray(values[at : at + _SCAN]).reshape(-1) > 0.5 for at in range(0, len(values), _SCAN)]
+    )
+
+
+def _shapes(spaces: Spaces) -> dict[str, tuple[int, ...]]:
+    return {name: space.shape for name, space in spaces.observation.items()}

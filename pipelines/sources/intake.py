@@ -1,0 +1,241 @@
+"""From arrays as other tools store them to step columns, with everything refused that would poison a lake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.config.source import SourceSettings
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
+
+TOLERANCE = 1e-4  # of a bound's range: rounding of other tools, moved to the bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raw:
+    """Whole trajectories laid one after another, R rows and S = R - len(rows) steps in all.
+
+    `rows`: T + 1 of each. `observation`: (R, ...) by column name; `action`, `reward`: (S, ...); `terminated`,
+    `truncated`: of each trajectory; `reset`: (R,), None for none.
+    """
+
+    rows: Sequence[int]
+    observation: Mapping[str, np.ndarray]
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    reset: np.ndarray | None = None
+
+
+class Intake:
+    """Raw trajectories of one source in, step columns out.
+
+    `native`: actions are as the environment takes them; else as the lake stores them. `what` names the source.
+    """
+
+    def __init__(self, spaces: Spaces, *, what: str, clip: bool = False, native: bool = True) -> None:
+        self.schema = Schema(spaces)
+        self._spaces, self._what, self._clip, self.native = spaces, what, clip, native
+
+    def columns(self, raw: Raw, *, first: int) -> dict[str, np.ndarray]:
+        """Step columns; `first` is the number of the first trajectory, for messages.
+
+        IntegrityError for what is not finite, InputMissing for what is outside the spaces.
+        """
+        rows = np.asarray(raw.rows)
+        ends = np.cumsum(rows) - 1
+        starts = ends + 1 - rows
+        later = np.ones(int(rows.sum()), dtype=bool)
+        later[starts] = False
+        place = _Place(self._what, first, starts, later)
+        columns = {
+            name: self._observation(name, space, raw.observation[name], place)
+            for name, space in self._spaces.observation.items()
+        }
+        columns[ACTION] = _spread(self._action(raw.action, place), later)
+        reward = np.asarray(raw.reward).reshape(-1).astype(np.float32, copy=False)
+        place.require(np.isfinite(reward), "reward", "is not finite", of_step=True)
+        columns[REWARD] = _spread(reward, later)
+        columns |= {name: np.zeros(len(later), dtype=np.uint8) for name in (TERMINATED, TRUNCATED, RESET)}
+        columns[TERMINATED][ends], columns[TRUNCATED][ends] = raw.terminated, raw.truncated
+        if raw.reset is not None:
+            columns[RESET][...] = raw.reset
+        return columns
+
+    def _observation(self, name: str, space: Space, values: np.ndarray, place: _Place) -> np.ndarray:
+        values = np.asarray(values)
+        size = int(np.prod(values.shape[1:], dtype=np.int64))
+        if size != int(np.prod(space.shape, dtype=np.int64)):
+            raise InputMissing(f"{self._what}: '{name}' has {size} values a step, its space says {space.shape}")
+        stored = self._stored(name, space, values.reshape(len(values), *space.shape), place)
+        if stored.dtype.kind == "f":
+            place.require(_finite(stored), name, "is not finite")
+        return stored
+
+    def _stored(self, name: str, space: Space, values: np.ndarray, place: _Place) -> np.ndarray:
+        """`values` in the dtype of `space`; discrete ones counted from 0."""
+        of_step = name == ACTION
+        if self.native and isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
+            values = values - np.asarray(space.start)
+        with np.errstate(invalid="ignore", over="ignore"):
+            stored = values.astype(space.dtype, copy=False)
+        if stored.dtype.kind != "f" and stored.dtype != values.dtype:
+            place.require(_alike(stored, values), name, f"is not {stored.dtype}", of_step=of_step)
+        limit: np.ndarray | int | None = None
+        if isinstance(space, Discrete):
+            limit = space.n
+        elif isinstance(space, MultiDiscrete):
+            limit = np.array(space.nvec)
+        elif isinstance(space, MultiBinary):
+            limit = 2
+        if limit is not None:
+            fine = _every((stored >= 0) & (stored < limit))
+            place.require(fine, name, f"is outside its space of {limit} choices", of_step=of_step, fits=True)
+        return stored
+
+    def _action(self, values: np.ndarray, place: _Place) -> np.ndarray:
+        space = self._spaces.action
+        values = np.asarray(values)
+        size, wanted = int(np.prod(values.shape[1:], dtype=np.int64)), int(np.prod(space.shape, dtype=np.int64))
+        if size != wanted:
+            raise InputMissing(f"{self._what}: an action has {size} values, its space {wanted}")
+        values = values.reshape(len(values), *space.shape)
+        if not isinstance(space, Box):
+            return self._stored(ACTION, space, values, place)
+        place.require(_finite(values), ACTION, "is not finite", of_step=True)
+        scaled = values if not self.native or is_plain(space) else normalised(values, space)
+        if space.low is None:
+            return scaled.astype(space.dtype, copy=False)
+        allowed = 1 + 2 * TOLERANCE
+        beyond = np.abs(scaled) > allowed
+        if beyond.any() and not self._clip:
+            place.refuse(
+                _every(~beyond),
+                f"an action is {float(values[beyond].flat[0]):g}, outside its bounds",
+                hint="say them by source.action_low and source.action_high, name the environment by --env, or "
+                "set source.clip_actions",
+            )
+        return np.clip(scaled, -1, 1).astype(space.dtype, copy=False)
+
+
+def is_plain(space: Box) -> bool:
+    """Whether the environment takes actions of this space as they are stored."""
+    return space.low is None or (set(space.low) <= {-1.0} and set(space.high or ()) <= {1.0})
+
+
+def normalised(values: np.ndarray, space: Box) -> np.ndarray:
+    """(n, *shape) actions of the environment as float64 in [-1, 1]. Inverse of `native`."""
+    middle, half = _linear(space)
+    return (values.astype(np.float64) - middle) / half
+
+
+def native(values: np.ndarray, space: Box) -> np.ndarray:
+    """(n, *shape) stored actions as the environment takes them: float64, unless nothing is to be done."""
+    if is_plain(space):
+        return values
+    middle, half = _linear(space)
+    return middle + values.astype(np.float64) * half
+
+
+def _linear(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    assert space.low is not None
+    assert space.high is not None
+    low, high = (np.asarray(bound, dtype=np.float64).reshape(space.shape) for bound in (space.low, space.high))
+    return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0)
+
+
+class _Place:
+    """Where a fault is, in words."""
+
+    def __init__(self, what: str, first: int, starts: np.ndarray, later: np.ndarray) -> None:
+        self._what, self._first, self._starts, self._later = what, first, starts, later
+
+    def require(self, fine: np.ndarray, name: str, fault: str, *, of_step: bool = False, fits: bool = False) -> None:
+        """IntegrityError (InputMissing: `fits`) with the place of the first of `fine`, (R,) or (S,), that is not."""
+        if not fine.all():
+            text = f"{self._what}: '{name}' {fault}, {self._words(fine, of_step)}"
+            raise InputMissing(text) if fits else IntegrityError(text, hint="leave it out, or mend the file")
+
+    def refuse(self, fine: np.ndarray, fault: str, *, hint: str) -> None:
+        raise InputMissing(f"{self._what}: {fault}, {self._words(fine, True)}", hint=hint)
+
+    def _words(self, fine: np.ndarray, of_step: bool) -> str:
+        row = int(np.argmin(fine))
+        if of_step:  # steps are rows but the first of each trajectory
+            row = int(np.flatnonzero(self._later)[row])
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return f"at step {row - int(self._starts[number]) - of_step} of trajectory {self._first + number}"
+
+
+def _every(fine: np.ndarray) -> np.ndarray:
+    """(n,): whether all of a row."""
+    return np.asarray(fine.reshape(len(fine), -1).all(axis=1))
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """(n,): whether a row is finite; the sum first, which is one pass and no array."""
+    if values.dtype.kind != "f" or np.isfinite(np.add.reduce(values, axis=None, dtype=np.float64)):
+        return np.ones(len(values), dtype=bool)
+    return _every(np.isfinite(values))
+
+
+def _alike(stored: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return _every(stored == values)
+
+
+def _spread(values: np.ndarray, later: np.ndarray) -> np.ndarray:
+    """Values of steps as rows: zeros in the first row of each trajectory."""
+    out = np.zeros((len(later), *values.shape[1:]), dtype=values.dtype)
+    out[later] = values
+    return out
+
+
+def inferred(values_shape: Sequence[int], dtype: np.dtype) -> Box:
+    """The space of an observation of which only a step's shape and dtype are known."""
+    if dtype == np.uint8 or dtype == np.bool_:
+        kind = "uint8"
+    else:
+        kind = "int32" if dtype.kind in "iu" else "float32"
+    return Box(shape=tuple(int(n) for n in values_shape), dtype=kind)
+
+
+def action_box(shape: Sequence[int], settings: SourceSettings, *, what: str) -> Box:
+    """The space of actions by the bounds of the settings. InputMissing where they do not fit."""
+    size = int(np.prod(shape, dtype=np.int64))
+    bounds = []
+    for bound in (settings.action_low, settings.action_high):
+        values = (float(bound),) * size if isinstance(bound, float | int) else tuple(map(float, bound))
+        if len(values) != size:
+            raise InputMissing(f"{what}: {len(values)} bounds of actions are given, an action has {size} values")
+        bounds.append(values)
+    low, high = bounds
+    if not all(a < b for a, b in zip(low, high, strict=True)):
+        raise InputMissing(f"{what}: source.action_low is not below source.action_high")
+    return Box(shape=tuple(int(n) for n in shape), low=low, high=high)
+
+
+def agreed(found: Mapping[str, Sequence[int]], wanted: Spaces, *, what: str) -> Spaces:
+    """`wanted`, the spaces of the environment, if observations of these shapes fit them; InputMissing says what
+    differs.
+    """
+    problems = [
+        f"{name}: {_size(found.get(name))} in the source, {_size(space.shape if space else None)} of the environment"
+        for name in dict.fromkeys([*found, *wanted.observation])
+        for space in [wanted.observation.get(name)]
+        if name not in found or space is None or np.prod(found[name]) != np.prod(space.shape)
+    ]
+    if problems:
+        raise InputMissing(
+            f"{what} does not fit the environment: {'; '.join(problems)}",
+            hint="name another --env, or none, or map its columns by source.columns",
+        )
+    return wanted
+
+
+def _size(shape: Sequence[int] | None) -> str:
+    return "nothing" if shape is None else f"{int(np.prod(shape, dtype=np.int64))} values"

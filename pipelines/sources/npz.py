@@ -1,0 +1,198 @@
+"""Folders of NPZ files, a trajectory each, in the order of their names.
+
+Ours (`amago export --format npz`): the step columns of T + 1 rows by name, and `trajectory`, JSON with what is known of
+it and its spaces. AMAGO's own: `_OBS_KEY_*` of T + 1 rows, `actions`, `rews`, `dones` of T rows, `rl2s`, `goals`; there
+a discrete action is one-hot, which --env or source.num_actions says.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint
+from pipelines.sources.intake import Intake, Raw, action_box, agreed, inferred
+from pipelines.sources.records import info_of
+
+RECORD = "trajectory"
+_THEIRS = "_OBS_KEY_"
+_NEEDED = ("actions", "rews", "dones")
+_OURS = frozenset({ACTION, REWARD, TERMINATED, TRUNCATED, RESET, RECORD})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A trajectory as a file holds it: (T + 1, ...) observations, (T, ...) actions as stored, (T,) rewards."""
+
+    observation: Mapping[str, np.ndarray]
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: bool
+    truncated: bool
+    reset: np.ndarray
+    record: Mapping[str, Any] | None
+
+
+class Npz:
+    """See the module."""
+
+    def __init__(self, request: Request) -> None:
+        folder = Path(request.place)
+        if not folder.is_dir():
+            raise InputMissing(f"no folder '{folder}'", hint="npz: takes the folder of the files")
+        self._settings = request.settings
+        self._what = f"'{folder}'"
+        self._files = sorted(folder.rglob("*.npz"))
+        if not self._files:
+            raise InputMissing(f"{self._what} has no .npz files")
+        self.label = folder.resolve().name
+        self.fingerprint = fingerprint([], [(path.name, path.stat().st_size) for path in self._files])
+        first = self._read(self._files[0])
+        self.env = str((first.record or {}).get("env", "")) or self.label
+        self.steps: int | None = None
+        self.dropped = 0
+        self.spaces = self._spaces(first, request.spaces)
+        self._intake = Intake(
+            self.spaces, what=self._what, clip=self._settings.clip_actions, native=first.record is None
+        )
+        self._one_hot = isinstance(self.spaces.action, Discrete) and first.record is None
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def _spaces(self, first: _File, wanted: Spaces | None) -> Spaces:
+        shapes = {name: values.shape[1:] for name, values in first.observation.items()}
+        if first.record is not None and "spaces" in first.record:
+            own = Spaces.from_json(first.record["spaces"])
+            return own if wanted is None else agreed(shapes, wanted, what=self._what)
+        if wanted is not None:
+            return agreed(shapes, wanted, what=self._what)
+        observation: dict[str, Space] = {
+            name: inferred(values.shape[1:], values.dtype) for name, values in first.observation.items()
+        }
+        action: Space
+        if self._settings.num_actions:
+            action = Discrete(n=self._settings.num_actions)
+        elif first.action.dtype.kind in "iu":
+            raise InputMissing(
+                f"{self._what} has discrete actions", hint="say how many: --set source.num_actions=N, or give --env"
+            )
+        else:
+            action = action_box(first.action.shape[1:], self._settings, what=self._what)
+        return Spaces(observation=observation, action=action)
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """See `Source`."""
+        held: list[tuple[int, _File]] = []
+        size = self.dropped = 0
+        for number in range(start, len(self._files)):
+            file = self._read(self._files[number])
+            if not len(file.reward):
+                self.dropped += 1
+                continue
+            self._same_columns(file, self._files[number])
+            held.append((number, file))
+            size += sum(values.nbytes for values in file.observation.values())
+            if size >= BATCH_BYTES:
+                yield self._batch(held)
+                held, size = [], 0
+        if held:
+            yield self._batch(held)
+
+    def _same_columns(self, file: _File, path: Path) -> None:
+        missing = [name for name in self.spaces.observation if name not in file.observation]
+        more = [name for name in file.observation if name not in self.spaces.observation]
+        if missing or more:
+            told = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has also {', '.join(more)}"] * bool(more)
+            raise InputMissing(f"'{path}' has other observations than the files before it: {'; '.join(told)}")
+        if (file.record is None) != self._intake.native:
+            raise InputMissing(f"'{path}' is of another kind than the files before it")
+
+    def _batch(self, held: list[tuple[int, _File]]) -> Trajectories:
+        files = [file for _, file in held]
+        over = np.array([file.terminated for file in files])
+        action = np.concatenate([file.action for file in files])
+        raw = Raw(
+            rows=[len(file.reward) + 1 for file in files],
+            observation={
+                name: np.concatenate([file.observation[name] for file in files]) for name in self.spaces.observation
+            },
+            action=action.argmax(axis=-1) if self._one_hot and action.ndim > 1 and action.shape[1] > 1 else action,
+            reward=np.concatenate([file.reward for file in files]),
+            terminated=over,
+            truncated=np.array([file.truncated for file in files]) | ~over,
+            reset=np.concatenate([file.reset for file in files]),
+        )
+        columns = self._intake.columns(raw, first=held[0][0])
+        return Trajectories(columns, raw.rows, [self._info(number, file) for number, file in held])
+
+    def _info(self, number: int, file: _File) -> TrajectoryInfo:
+        tags = {EPISODE: str(number), "file": self._files[number].name}
+        if file.record is not None:
+            return info_of(file.record, source="npz", tags=tags)
+        return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source="npz", tags=tags)
+
+    def _read(self, path: Path) -> _File:
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                values = {name: archive[name] for name in archive.files}
+            return _ours(values, path) if RECORD in values or ACTION in values else _theirs(values, path)
+        except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
+            reason = str(error).split("\n")[0][:160]
+            raise IntegrityError(f"'{path}' is damaged: {reason}", hint="fetch or make it again") from error
+
+
+def _ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
+    missing = sorted(_OURS - {RECORD} - values.keys())
+    if missing:
+        raise InputMissing(f"'{path}' lacks {', '.join(missing)}")
+    record = json.loads(str(values[RECORD])) if RECORD in values else {}
+    return _File(
+        observation={name: array for name, array in values.items() if name not in _OURS},
+        action=values[ACTION][1:],
+        reward=values[REWARD][1:],
+        terminated=bool(values[TERMINATED][-1]),
+        truncated=bool(values[TRUNCATED][-1]),
+        reset=values[RESET],
+        record=record,
+    )
+
+
+def _theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
+    missing = [name for name in _NEEDED if name not in values]
+    observed = {name.removeprefix(_THEIRS): array for name, array in values.items() if name.startswith(_THEIRS)}
+    if missing or not observed:
+        lacking = ", ".join([*missing, *([f"{_THEIRS}*"] * (not observed))])
+        raise InputMissing(f"'{path}' lacks {lacking}", hint=f"it has: {', '.join(sorted(values))}")
+    if values.get("goals") is not None and values["goals"].size:
+        observed["goals"] = values["goals"]
+    plain = list(observed) == ["observation"]
+    action, over = values["actions"], values["dones"].reshape(-1)
+    steps, reset = len(over), np.zeros(len(over) + 1, dtype=np.uint8)
+    lengths = {len(action), len(values["rews"])} | {len(array) - 1 for array in observed.values()}
+    if lengths != {steps}:
+        raise IntegrityError(f"'{path}' has arrays of different lengths", hint="fetch or make it again")
+    inputs = values.get("rl2s")
+    width = int(np.prod(action.shape[1:], dtype=np.int64))
+    if inputs is not None and inputs.ndim == 2 and inputs.shape[1] == width + 3:  # reset, reward, time, action
+        reset[1:] = inputs[1:, 0] > 0.5
+    return _File(
+        observation={OBSERVATION if plain else f"{OBSERVATION}.{name}": array for name, array in observed.items()},
+        action=action,
+        reward=values["rews"].reshape(-1),
+        terminated=bool(steps and over[-1]),
+        truncated=False,
+        reset=reset,
+        record=None,
+    )

@@ -1,0 +1,352 @@
+"""Parquet and Arrow files whose rows are steps, read a piece at a time.
+
+`source.columns` says which columns are meant: ours = theirs.
+
+    obs, obs.NAME            an observation; "x, y, z" makes one of several columns
+    next_obs, next_obs.NAME  what the step led to (optional)
+    action, reward           as they are called by default
+    terminated, truncated    flags of a step (truncated may be missing)
+    reset                    steps that led to a soft reset (optional)
+    episode                  what is the same in all rows of a trajectory; by default uid, episode or episode_id, and
+                             without one the flags end a trajectory
+
+Rows of a trajectory lie together, in order. `amago export --format parquet` needs none of this: it is recognised.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.lake.arrow import UNREADABLE
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint
+from pipelines.sources.intake import Intake, Raw, action_box, agreed, inferred
+from pipelines.sources.minari_arrow import flat_values
+from pipelines.sources.records import info_of, spaces_of
+from pipelines.sources.transitions import Steps, lay
+
+SPACES = b"amago_spaces"  # metadata of a file that we wrote
+_FOLLOWING = f"next_{OBSERVATION}"
+_IDS = ("uid", "episode", "episode_id")
+_FLAGS = (TERMINATED, TRUNCATED, RESET)
+_FEWEST_ROWS = 64
+
+Block = dict[str, np.ndarray]
+
+
+class Tables:
+    """See the module; `form` is parquet or arrow."""
+
+    form = "parquet"
+
+    def __init__(self, request: Request) -> None:
+        self._settings = request.settings
+        self._files = _files(request.place, self.form)
+        self._what = f"'{request.place}'"
+        self.label = self._files[0].parent.name if len(self._files) > 1 else self._files[0].stem
+        self.fingerprint = fingerprint([], [(path.name, path.stat().st_size) for path in self._files])
+        self.dropped = 0
+        schema = self._schema(self._files[0])
+        own = (schema.metadata or {}).get(SPACES)
+        self._own = own is not None
+        self._arrival = self._own or self._settings.layout == "arrival"
+        self._columns = self._mapping(schema)
+        self._shapes = {
+            name: tuple(json.loads((schema.field(columns[0]).metadata or {}).get(b"shape", b"null")) or ())
+            for name, columns in self._columns.items()
+            if len(columns) == 1
+        }
+        self._records = self._own_records() if self._own else {}
+        self.env = next((str(row.get("env") or "") for row in self._records.values()), "") or self.label
+        self.steps: int | None = sum(self._rows(path) for path in self._files)
+        self.spaces = self._spaces(spaces_of(own, what=self._what) if own is not None else None, request.spaces)
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, native=not self._own)
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def _mapping(self, schema: pa.Schema) -> dict[str, list[str]]:
+        """Our name -> their columns."""
+        names = schema.names
+        given = {name: [part.strip() for part in text.split(",")] for name, text in self._settings.columns.items()}
+        observed = {name: [name] for name in names if name == OBSERVATION or name.startswith(f"{OBSERVATION}.")}
+        after = {name: [name] for name in names if name == _FOLLOWING or name.startswith(f"{_FOLLOWING}.")}
+        if any(name == OBSERVATION or name.startswith(f"{OBSERVATION}.") for name in given):
+            observed = after = {}
+        found = {**observed, **after, **{n: [n] for n in (ACTION, REWARD, *_FLAGS) if n in names}, **given}
+        if EPISODE not in found:
+            found |= next(({EPISODE: [name]} for name in _IDS if name in names), {})
+        problems = [f"'{part}'" for parts in found.values() for part in parts if part not in names]
+        problems += [f"'{name}'" for name in (ACTION, REWARD) if name not in found]
+        if not any(name == OBSERVATION or name.startswith(f"{OBSERVATION}.") for name in found):
+            problems.append(f"'{OBSERVATION}'")
+        if EPISODE not in found and TERMINATED not in found:
+            problems.append(f"'{EPISODE}' or '{TERMINATED}'")
+        if problems:
+            raise InputMissing(
+                f"{self._what} lacks {', '.join(dict.fromkeys(problems))}",
+                hint=f"say what is what by source.columns; it has: {', '.join(names)}",
+            )
+        unknown = [name for name in given if name not in (ACTION, REWARD, EPISODE, *_FLAGS) and not _observes(name)]
+        if unknown:
+            raise InputMissing(
+                f"source.columns: no such column of ours: {', '.join(unknown)}",
+                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {_FOLLOWING}, action, reward, episode, "
+                "terminated, truncated, reset",
+            )
+        return found
+
+    def _spaces(self, own: Spaces | None, wanted: Spaces | None) -> Spaces:
+        head = next(self._blocks(), None)
+        if head is None:
+            raise InputMissing(f"{self._what} has no rows")
+        observed = {name: values for name, values in head.items() if _observes(name) and not _follows(name)}
+        if wanted is not None:
+            return agreed({name: values.shape[1:] for name, values in observed.items()}, wanted, what=self._what)
+        if own is not None:
+            return own
+        observation: dict[str, Space] = {n: inferred(v.shape[1:], v.dtype) for n, v in observed.items()}
+        action = head[ACTION]
+        if action.dtype.kind not in "iu":
+            return Spaces(observation=observation, action=action_box(action.shape[1:], self._settings, what=self._what))
+        size = int(np.prod(action.shape[1:], dtype=np.int64))
+        count = self._settings.num_actions or 1 + max(int(b[ACTION].max()) for b in self._blocks([ACTION]))
+        return Spaces(
+            observation=observation,
+            action=Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size),
+        )
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """See `Source`."""
+        self.dropped = 0
+        number, held = 0, _empty()
+        blocks = self._blocks()
+        block = next(blocks, None)
+        while block is not None:
+            following = next(blocks, None)
+            held = {name: np.concatenate([held[name], block[name]]) if held else block[name] for name in block}
+            ends = self._ends(held, last=following is None)
+            if len(ends):
+                begin = np.concatenate([[0], ends[:-1]])
+                skipped = max(start - number, 0)
+                if skipped < len(ends):
+                    batch = self._batch(held, begin[skipped:], ends[skipped:], first=number + skipped)
+                    if batch is not None:
+                        yield batch
+                number += len(ends)
+                held = {name: values[int(ends[-1]) :] for name, values in held.items()}
+            block = following
+
+    def _ends(self, held: Block, *, last: bool) -> np.ndarray:
+        """Where trajectories end that are whole; the last one is once nothing follows."""
+        rows = len(held[REWARD])
+        marks = np.zeros(rows, dtype=bool)
+        if EPISODE in held:
+            marks[:-1] = held[EPISODE][1:] != held[EPISODE][:-1]
+        else:
+            for name in (TERMINATED, TRUNCATED):
+                if name in held:
+                    marks |= held[name].reshape(-1) > 0.5
+        if last and rows:
+            marks[-1] = True
+        ends = np.flatnonzero(marks) + 1
+        if self._arrival:
+            return ends
+        longest, cut = self._settings.longest, [0, *ends.tolist()]
+        # What is still open is cut only where a row follows: it says what the last step led to.
+        tail = list(range(cut[-1] + longest, rows, longest))
+        pieces = [at for a, b in itertools.pairwise(cut) for at in (*range(a + longest, b, longest), b)]
+        return np.array(pieces + tail, dtype=np.int64)
+
+    def _batch(self, held: Block, begin: np.ndarray, end: np.ndarray, *, first: int) -> Trajectories | None:
+        names = [name for name in self.spaces.observation]
+        if self._arrival:
+            raw, usable = self._arrived(held, begin, end, names), end - begin > 1
+            dropped = np.zeros(len(begin), dtype=bool)
+        else:
+            laid = self._laid(held, begin, end, names)
+            raw, usable, dropped = laid.raw, laid.usable, laid.dropped
+        self.dropped += int((~usable).sum())
+        if raw is None:
+            return None
+        ids = held.get(EPISODE)
+        infos = [
+            self._info(first + int(i), None if ids is None else ids[int(begin[i])], bool(dropped[i]))
+            for i in np.flatnonzero(usable)
+        ]
+        return Trajectories(self._intake.columns(raw, first=first), raw.rows, infos)
+
+    def _arrived(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Raw | None:
+        """Trajectories of T + 1 rows; one of a single row is none."""
+        fine = end - begin > 1
+        if not fine.any():
+            return None
+        chosen = np.concatenate([np.arange(a, b) for a, b in zip(begin[fine], end[fine], strict=True)])
+        rows = (end - begin)[fine]
+        later = np.ones(len(chosen), dtype=bool)
+        later[np.cumsum(rows) - rows] = False
+        over, cut = (self._flag(held, name)[end[fine] - 1] for name in (TERMINATED, TRUNCATED))
+        return Raw(
+            rows=rows.tolist(),
+            observation={name: held[name][chosen] for name in names},
+            action=held[ACTION][chosen][later],
+            reward=held[REWARD].reshape(-1)[chosen][later],
+            terminated=over,
+            truncated=cut | ~over,
+            reset=self._flag(held, RESET)[chosen].astype(np.uint8),
+        )
+
+    def _laid(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Any:
+        origin, stop = int(begin[0]), int(end[-1])
+        over, cut = (self._flag(held, name)[end - 1] for name in (TERMINATED, TRUNCATED))
+        after = np.minimum(end, len(held[REWARD]) - 1)
+        same = held[EPISODE][after] == held[EPISODE][end - 1] if EPISODE in held else ~(over | cut)
+        continued = same & (end < len(held[REWARD]))
+        steps = Steps(
+            begin=begin - origin,
+            end=end - origin,
+            terminated=over,
+            truncated=cut,
+            observation={name: held[name][origin:stop] for name in names},
+            following={name: held[_next(name)][origin:stop] for name in names if _next(name) in held},
+            after={name: held[name][after] for name in names},
+            known=continued,
+            action=held[ACTION][origin:stop],
+            reward=held[REWARD].reshape(-1)[origin:stop],
+            reset=self._flag(held, RESET)[origin:stop].astype(np.uint8),
+        )
+        return lay(steps, keep_terminated=self._settings.missing_final == "repeat")
+
+    def _flag(self, held: Block, name: str) -> np.ndarray:
+        return held[name].reshape(-1) > 0.5 if name in held else np.zeros(len(held[REWARD]), dtype=bool)
+
+    def _info(self, number: int, id: Any, dropped: bool) -> TrajectoryInfo:
+        tags = {EPISODE: str(number)}
+        if self._own:
+            return info_of(self._records.get(str(id), {}), source=self.form, tags=tags)
+        if id is not None:
+            tags["id"] = str(id)
+        if dropped:
+            tags["final_observation"] = "last step dropped"
+        return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source=self.form, tags=tags)
+
+    def _blocks(self, only: list[str] | None = None) -> Iterator[Block]:
+        """Rows of all files in order, by our names."""
+        chosen = {name: parts for name, parts in self._columns.items() if only is None or name in only}
+        wanted = list(dict.fromkeys(part for parts in chosen.values() for part in parts))
+        for path in self._files:
+            try:
+                for batch in self._batches_of(path, wanted):
+                    if batch.num_rows:
+                        yield {name: self._values(batch, name, parts) for name, parts in chosen.items()}
+            except UNREADABLE as error:
+                reason = str(error).strip("'\"").split("\n")[0][:160]
+                raise IntegrityError(f"'{path}' is damaged: {reason}", hint="make or fetch it again") from error
+
+    def _values(self, batch: pa.RecordBatch, name: str, parts: list[str]) -> np.ndarray:
+        if name == EPISODE:
+            return np.asarray(batch.column(parts[0]).to_numpy(zero_copy_only=False))
+        arrays = [flat_values(batch.column(part)) for part in parts]
+        if len(arrays) > 1:
+            return np.stack(arrays, axis=-1)
+        return arrays[0].reshape(len(arrays[0]), *self._shapes[name]) if self._shapes.get(name) else arrays[0]
+
+    def _batches_of(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(path) as file:
+            widest = max(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
+            rows = max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+            count = max(BATCH_BYTES * rows // max(widest, 1), _FEWEST_ROWS)
+            yield from file.iter_batches(batch_size=count, columns=columns)
+
+    def _schema(self, path: Path) -> pa.Schema:
+        try:
+            return pq.read_schema(path)
+        except UNREADABLE as error:
+            raise _unreadable(path, error) from error
+
+    def _rows(self, path: Path) -> int:
+        try:
+            return int(pq.read_metadata(path).num_rows)
+        except UNREADABLE as error:
+            raise _unreadable(path, error) from error
+
+    def _own_records(self) -> Mapping[str, Mapping[str, Any]]:
+        """What `trajectories.parquet` beside files of ours says, by uid."""
+        path = self._files[0].parent / "trajectories.parquet"
+        if not path.is_file():
+            return {}
+        try:
+            return {row["uid"]: {**row, "tags": dict(row["tags"] or ())} for row in pq.read_table(path).to_pylist()}
+        except UNREADABLE as error:
+            raise _unreadable(path, error) from error
+
+
+class ArrowTables(Tables):
+    """Arrow IPC files."""
+
+    form = "arrow"
+
+    def _batches_of(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        with pa.OSFile(str(path)) as source:
+            reader = pa.ipc.open_file(source)
+            for place in range(reader.num_record_batches):
+                batch = reader.get_batch(place).select(columns)
+                count = max(BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1), _FEWEST_ROWS)
+                yield from (batch.slice(at, count) for at in range(0, batch.num_rows, count))
+
+    def _schema(self, path: Path) -> pa.Schema:
+        try:
+            with pa.memory_map(str(path)) as source:
+                return pa.ipc.open_file(source).schema
+        except UNREADABLE as error:
+            raise _unreadable(path, error) from error
+
+    def _rows(self, path: Path) -> int:
+        with pa.memory_map(str(path)) as source:
+            reader = pa.ipc.open_file(source)
+            return sum(reader.get_batch(place).num_rows for place in range(reader.num_record_batches))
+
+
+def _unreadable(path: Path, error: BaseException) -> IntegrityError:
+    reason = str(error).split("\n")[0][:160]
+    return IntegrityError(f"'{path}' is damaged, or of another format: {reason}", hint="make or fetch it again")
+
+
+def _files(place: str, form: str) -> list[Path]:
+    path = Path(place)
+    if path.is_dir():
+        found = sorted(path.glob("steps-*.parquet")) if form == "parquet" else []
+        found = found or sorted(path.glob(f"*.{form}"))
+    else:
+        found = sorted(Path(name) for name in glob.glob(place, recursive=True) if Path(name).is_file())
+    if not found:
+        raise InputMissing(f"no {form} file matches '{place}'", hint="quote the pattern, or check the path")
+    return found
+
+
+def _observes(name: str) -> bool:
+    return name.removeprefix("next_").split(".")[0] == OBSERVATION
+
+
+def _follows(name: str) -> bool:
+    return name.startswith(_FOLLOWING)
+
+
+def _next(name: str) -> str:
+    return f"next_{name}"
+
+
+def _empty() -> Block:
+    return {}

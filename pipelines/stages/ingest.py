@@ -1,0 +1,242 @@
+"""collect --from: trajectories from elsewhere, into a lake.
+
+They come in the order of their source, and each bears its number there, so the same command repeated goes on with the
+first that is not in the lake, after a kill too. Everything is read and checked once before the first is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pipelines.config.locking import exclusive
+from pipelines.config.run_directory import RunDirectory, process
+from pipelines.config.settings import Settings
+from pipelines.errors import InputMissing
+from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.lake import collectors
+from pipelines.lake.schema import Schema
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.storage import connect
+from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import expired_steps
+from pipelines.lake.trajectory import Trajectories
+from pipelines.sources.base import EPISODE, Source
+from pipelines.sources.make import open_source
+from pipelines.stages.result import Result
+
+
+def run(
+    settings: Settings,
+    *,
+    run: Path | None = None,
+    lake: Path | str | None = None,
+    listener: Listener = silent,
+    fresh: bool = False,
+) -> Result:
+    """Take in what `source.name` offers, until there is no more or `source.steps` are in the lake.
+
+    InputMissing where it is not there or does not fit, IntegrityError where it is damaged: the lake is as before.
+    """
+    started = time.monotonic()
+    directory = RunDirectory(run) if run is not None else None
+    where = lake if lake is not None else (directory or RunDirectory(".")).lake
+    spaces = _environment_spaces(settings)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(contextlib.closing(open_source(settings.source, spaces=spaces, listener=listener)))
+        if directory is not None:
+            stack.enter_context(directory.lock("collect"))
+            directory.refuse_changes("collect", settings, fresh=fresh)
+            name = directory.identity
+        else:
+            name = f"{source.label}-{source.fingerprint[:8]}"
+            busy = f"lake '{where}' is being filled with '{name}'"
+            stack.enter_context(exclusive(connect(where).local / f".{quote(name, safe='')}.lock", what=busy))
+        replaced = fresh and directory is not None and lake is None
+        if fresh and not replaced:
+            name = f"{name}-{time.time_ns():x}"
+        intake = Ingestion(settings, source, None if replaced else Lake.find(where), name=name, listener=listener)
+        intake.refuse_other_content(fresh=fresh)
+        intake.check()
+        if directory is not None:
+            directory.record("collect", settings, fresh=fresh)
+            intake.name = name if fresh and not replaced else directory.identity
+        if replaced:
+            shutil.rmtree(where, ignore_errors=True)
+        metrics = intake.store(where, directory)
+    metrics["seconds"] = time.monotonic() - started
+    metrics["steps_per_second"] = metrics["steps"] / metrics["seconds"]
+    return Result(
+        command="collect",
+        status="done" if metrics["trajectories"] else "skipped",
+        run=run,
+        lake=where,
+        metrics=metrics,
+        outputs=[where],
+        seconds=metrics["seconds"],
+    )
+
+
+class Ingestion:
+    """One source on its way into a lake, from the first trajectory that is not there."""
+
+    def __init__(
+        self, settings: Settings, source: Source, existing: Lake | None, *, name: str, listener: Listener
+    ) -> None:
+        self._settings, self._source, self._existing, self.name = settings, source, existing, name
+        self._listener = listener
+        self._place = f"{settings.source.name}"
+        self.before = self._next = self._expired = 0
+        if existing is not None:
+            existing.require_schema(Schema(source.spaces))
+            self.before, self._next, self._expired = stored(existing, name)
+
+    def refuse_other_content(self, *, fresh: bool) -> None:
+        """InputMissing if what is in the lake came from the same place when something else was there."""
+        if self._existing is None or fresh:
+            return
+        for name, record in collectors.read_all(self._existing).items():
+            known = (record.get("env") or {}).get("source")
+            if not isinstance(known, dict) or known.get("name") != self._place or not stored(self._existing, name)[0]:
+                continue
+            if known.get("fingerprint") != self._source.fingerprint:
+                raise InputMissing(
+                    f"'{self._place}' was taken into lake '{self._existing.name}' before, and has changed since",
+                    hint="take all of it in with --fresh, or into another lake",
+                )
+
+    def check(self) -> None:
+        """Read what is to be stored, and refuse what is bad in it."""
+        if self._settings.source.check and getattr(self._source, "repeats", True):
+            done = self.before
+            for batch in self._batches():
+                done += steps_of(batch)
+                self._tell("check", done)
+
+    def store(self, where: Path | str, directory: RunDirectory | None) -> dict[str, Any]:
+        """Append it; what this call did."""
+        stream = self._batches()
+        first = next(stream, None)
+        done, returns, trajectories = self.before, 0.0, 0
+        if first is not None:
+            lake = Lake.open_or_create(where)
+            lake.require_schema(Schema(self._source.spaces))
+            self._register(lake, directory)
+            seconds = self._settings.collect.seal_seconds
+            with lake.writer(Schema(self._source.spaces), name=self.name, seal_seconds=seconds) as writer:
+                batch: Trajectories | None = first
+                while batch is not None:
+                    infos = [replace(info, collector=self.name) for info in batch.infos]
+                    writer.append_many(replace(batch, infos=infos))
+                    done += steps_of(batch)
+                    trajectories += len(batch)
+                    returns += float(batch.columns["reward"].sum(dtype="float64"))
+                    self._tell("collect", done)
+                    batch = next(stream, None)
+        if self._source.dropped:
+            text = f"{self._source.dropped} trajectories without a usable step were left out"
+            self._listener(Notice(text=text, level="warning"))
+        return {
+            "steps": done - self.before,
+            "steps_total": done,
+            "trajectories": trajectories,
+            "return_mean": returns / trajectories if trajectories else None,
+            "dropped": self._source.dropped,
+        }
+
+    def _register(self, lake: Lake, directory: RunDirectory | None) -> None:
+        about = {"name": self._place, "fingerprint": self._source.fingerprint}
+        env = {**self._settings.env.model_dump(mode="json"), "source": about}
+        env["name"] = env.get("name") or self._source.env
+        collectors.register(
+            lake,
+            self.name,
+            run=None if directory is None else collectors.place(directory.path) | {"id": directory.identity},
+            env=env,
+            seed=self._settings.seed,
+            process=process(),
+        )
+
+    def _batches(self) -> Iterator[Trajectories]:
+        """What is not in the lake yet, up to the steps asked for; with the environment's name that is asked for."""
+        target, done = self._settings.source.steps, self.before
+        if target and done >= target:
+            return
+        for batch in self._unseen():
+            if target and done + steps_of(batch) > target:
+                batch = _head(batch, target - done)
+            if self._settings.env.name:
+                batch = replace(batch, infos=[replace(i, env=self._settings.env.name) for i in batch.infos])
+            done += steps_of(batch)
+            yield batch
+            if target and done >= target:
+                return
+
+    def _unseen(self) -> Iterator[Trajectories]:
+        """Where some have expired, the highest number may be gone too: then steps are counted from the first."""
+        if not self._expired:
+            yield from self._source.batches(self._next)
+            return
+        seen = 0
+        for batch in self._source.batches():
+            kept = []
+            for trajectory in batch:
+                number = int(trajectory.info.tags[EPISODE])
+                fresh = number >= self._next and seen >= self.before
+                seen += trajectory.length
+                if fresh:
+                    kept.append(trajectory)
+            for trajectory in kept:
+                rows = [trajectory.length + 1]
+                yield Trajectories(trajectory.columns, rows, [trajectory.info])
+
+    def _tell(self, stage: str, done: int) -> None:
+        totals = [count for count in (self._settings.source.steps, self._source.steps) if count]
+        total = max(min(totals), done) if totals else None
+        self._listener(Progress(stage=stage, done=done, total=total, unit="steps"))
+
+
+def steps_of(batch: Trajectories) -> int:
+    """Actions of all trajectories."""
+    return sum(batch.rows) - len(batch)
+
+
+def stored(lake: Lake, collector: str) -> tuple[int, int, int]:
+    """Steps that `collector` has put into the lake, expired ones included; the number after the highest there; and how
+    many have expired.
+    """
+    lake.salvage()
+    quoted = collector.replace("'", "''")
+    highest = f"max(try_cast(map_extract(tags, '{EPISODE}')[1] as bigint))"
+    sql = f"select coalesce(sum(length), 0), coalesce({highest}, -1) from trajectories where collector = '{quoted}'"
+    expired = expired_steps(lake.storage)[collector]
+    _, rows = query(lake, f"{sql} and base_uid is null")
+    return int(rows[0][0]) + expired, int(rows[0][1]) + 1, expired
+
+
+def _head(batch: Trajectories, steps: int) -> Trajectories:
+    """The first trajectories of `batch`, until they have `steps` steps or more."""
+    count = taken = 0
+    while taken < steps:
+        taken += batch.rows[count] - 1
+        count += 1
+    rows = sum(batch.rows[:count])
+    return Trajectories(
+        {name: values[:rows] for name, values in batch.columns.items()}, batch.rows[:count], batch.infos[:count]
+    )
+
+
+def _environment_spaces(settings: Settings) -> Any:
+    """The spaces of the environment that is named; None without one."""
+    if not settings.env.name:
+        return None
+    from pipelines.stages.environment import make_env
+
+    with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
+        return env.spec.spaces
