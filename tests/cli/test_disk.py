@@ -48,6 +48,13 @@ def test_a_full_disk_stops_a_training(amago: Amago, disk: Path, small: Path) -> 
     failed_cleanly(amago("train", "--from-lake", small, "--run", disk / "a", "--steps", 2), "no space left")
 
 
+def test_a_full_disk_refuses_an_evaluation_before_it_is_played(amago: Amago, disk: Path, small: Path) -> None:
+    shutil.copytree(small, disk / "a", symlinks=True)
+    with pytest.raises(OSError, match="No space left"):
+        (disk / "ballast").write_bytes(bytes(2 << 20))
+    failed_cleanly(amago("evaluate", disk / "a", "--episodes", 10**8), "no space left")
+
+
 def test_a_read_only_disk_is_named_and_can_still_be_asked(amago: Amago, disk: Path) -> None:
     collect = ("collect", "--env", "tmaze", "--run", disk / "a", "--actors", 2)
     assert amago(*collect, "--steps", 40).code == 0
