@@ -1,6 +1,6 @@
 """Two tasks in one lake of random play, whose rewards differ a thousandfold: what each kind of agent makes of them.
 
-    python tests/benchmarks/scales.py [--updates 300] [--seeds 3] [--scale 1000] [--alone] [--json]
+    python tests/benchmarks/scales.py [--updates 5000] [--seeds 3] [--scale 1000] [--alone] [--json]
 
 A grid of 4 x 4 cells, a start and a goal, both seen; an episode ends at the goal, which pays, or after 12 steps. Task 0
 pays 1. Task 1 pays `--scale`; it is shown in numbers of its own, and all four moves go the other way. Agents learn
@@ -23,7 +23,7 @@ MOVES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
 AGENTS: dict[str, dict[str, Any]] = {
     "actor-critic": {"kind": "actor-critic"},
     "actor-critic, two-hot": {"kind": "actor-critic", "critic": {"kind": "two-hot", "hidden": [64, 64]}},
-    "multi-task": {"kind": "multi-task"},
+    "multi-task": {"kind": "multi-task", "critic": {"hidden": [64, 64], "labels": "hl-gauss"}},
 }
 NETWORK = {
     "timestep": {"hidden": [64, 64], "output": 64},
@@ -132,10 +132,10 @@ def trained(kind: dict[str, Any], scales: list[float], updates: int, seed: int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--updates", type=int, default=5000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1000.0)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--only", metavar="AGENT", help="one of the agents")
     parser.add_argument("--alone", action="store_true", help="train on task 0 alone")
     parser.add_argument("--json", action="store_true")
