@@ -122,7 +122,8 @@ def collect(
 def _label(source: str) -> str:
     """`d4rl:data/hopper-v2.hdf5` -> "hopper-v2"."""
     kind, _, place = source.partition(":")
-    return Path(place.rstrip("/*")).stem if "*" not in place else Path(place).parent.name or kind
+    path = Path(place)
+    return (path.parent.name if "*" in path.name else path.stem) or kind
 
 
 def _refuse_acting(given: dict[str, Any]) -> None:

@@ -222,6 +222,8 @@ class EvaluateSettings(SettingsModel):
     """SQL predicate over the `trajectories` table of the run's lakes: only tasks of those it holds for are played."""
     mark_best: bool = False
     """Point `checkpoints/best` at the judged checkpoint when it beats the best so far."""
+    reference: str = "auto"
+    """Task of D4RL by which returns are normalised, e.g. `hopper`; `auto`: by the environment's name; `none`."""
     best_by: str = "return_mean"
     """Figure by which checkpoints are compared, e.g. `per_attempt[-1]`."""
     label: str = ""

@@ -8,6 +8,7 @@ import secrets
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
 from pipelines.config.atomic import explained, publish
 from pipelines.config.locking import locked
@@ -66,7 +67,7 @@ def _fetch(url: str, path: Path, sha256: str | None, listener: Listener) -> None
         with explained(f"write '{path}'"):
             publish(part, path)
     except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
-        reason = getattr(error, "reason", None) or error
+        reason = error if isinstance(error, HTTPError) else getattr(error, "reason", None) or error
         raise InputMissing(
             f"cannot fetch '{url}': {reason}", hint=f"fetch it elsewhere and give its path, or put it at '{path}'"
         ) from error

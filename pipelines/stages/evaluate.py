@@ -24,6 +24,7 @@ from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.store import Lake
+from pipelines.sources.scores import Reference, reference, reference_of_environment
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.policies import trained
 from pipelines.stages.result import Result, Table
@@ -35,7 +36,7 @@ from pipelines.training.metrics_log import MetricsLog
 _MOST_COLUMNS = 8  # attempts in a table
 _MOST_ROWS = 20  # tasks
 _REPORT_BYTES = 1 << 16
-_NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label"}
+_NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference"}
 
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
@@ -43,6 +44,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     directory = RunDirectory.open(run)
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
+    known_returns = _reference(settings)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
     tasks = _tasks(settings, directory, listener)
     path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings, tasks)}.json"
@@ -50,10 +52,11 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     known = report is not None
     if report is None:
         _require_space(path)
-        report = judge(settings, checkpoint, listener, tasks=tasks)
+        report = scored(judge(settings, checkpoint, listener, tasks=tasks), known_returns)
         write_atomically(path, json.dumps(report, indent=1))
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
         MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
+    report = scored(report, known_returns)
     if wanted.mark_best:
         _mark_best(directory, checkpoint.update, report["metrics"], wanted.best_by, listener)
     result = Result(
@@ -115,6 +118,23 @@ def judge(
     }
 
 
+def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]:
+    """The report with its return as D4RL normalises it, and its interval; without them where nothing is known."""
+    figures = {key: value for key, value in report["metrics"].items() if not key.startswith("normalized_")}
+    if known is not None:
+        figures["normalized_score"] = known.score(figures["return_mean"])
+        figures["normalized_ci95"] = [known.score(bound) for bound in figures["return_ci95"]]
+        figures["normalized_by"] = f"d4rl {known.task}"
+    return {**report, "metrics": figures}
+
+
+def _reference(settings: Settings) -> Reference | None:
+    wanted = settings.evaluate.reference
+    if wanted in ("none", "auto"):
+        return reference_of_environment(settings.env.name) if wanted == "auto" else None
+    return reference(wanted)
+
+
 def baselines(env: Env) -> dict[str, dict[str, Any]]:
     """What is known exactly of the environment: success by attempt and return of random and optimal play."""
     spec = env.spec
@@ -131,6 +151,8 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
     rows = [["return", figures["return_mean"], low, high]]
     if "success_mean" in figures:
         rows.append(["success", figures["success_mean"], *figures["success_ci95"]])
+    if "normalized_score" in figures:
+        rows.append([figures["normalized_by"], figures["normalized_score"], *figures["normalized_ci95"]])
     split = report["settings"]["split"]
     which = f"tasks where {chosen}" if (chosen := report["settings"].get("tasks")) else f"{split} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
