@@ -42,6 +42,19 @@ class Intake:
         self.schema = Schema(spaces)
         self._spaces, self._what, self._clip, self.native = spaces, what, clip, native
 
+    def require_shapes(self, number: int, observation: Mapping[str, np.ndarray], action: np.ndarray) -> None:
+        """InputMissing unless a step of trajectory `number` has as many numbers as the spaces say."""
+        for name, space in {**self._spaces.observation, ACTION: self._spaces.action}.items():
+            values = np.asarray(action) if name == ACTION else observation[name]
+            found, wanted = _count(values.shape[1:]), _count(space.shape)
+            one_hot = name == ACTION and isinstance(space, Discrete) and found == space.n
+            if values.dtype.kind not in "biuf" or (found != wanted and not one_hot):
+                what = f"{found} {values.dtype}" if values.ndim else "no sequence of"
+                raise InputMissing(
+                    f"{self._what}: '{name}' has {what} values a step in trajectory {number}, {wanted} expected",
+                    hint="one source has trajectories of one space",
+                )
+
     def columns(self, raw: Raw, *, first: int) -> dict[str, np.ndarray]:
         """Step columns; `first` is the number of the first trajectory, for messages.
 
@@ -69,8 +82,9 @@ class Intake:
 
     def _observation(self, name: str, space: Space, values: np.ndarray, place: _Place) -> np.ndarray:
         values = np.asarray(values)
-        size = int(np.prod(values.shape[1:], dtype=np.int64))
-        if size != int(np.prod(space.shape, dtype=np.int64)):
+        _require_numbers(values, name, self._what)
+        size = _count(values.shape[1:])
+        if size != _count(space.shape):
             raise InputMissing(f"{self._what}: '{name}' has {size} values a step, its space says {space.shape}")
         stored = self._stored(name, space, values.reshape(len(values), *space.shape), place)
         if stored.dtype.kind == "f":
@@ -101,7 +115,8 @@ class Intake:
     def _action(self, values: np.ndarray, place: _Place) -> np.ndarray:
         space = self._spaces.action
         values = np.asarray(values)
-        size, wanted = int(np.prod(values.shape[1:], dtype=np.int64)), int(np.prod(space.shape, dtype=np.int64))
+        _require_numbers(values, ACTION, self._what)
+        size, wanted = _count(values.shape[1:]), _count(space.shape)
         if size != wanted:
             raise InputMissing(f"{self._what}: an action has {size} values, its space {wanted}")
         values = values.reshape(len(values), *space.shape)
@@ -121,6 +136,15 @@ class Intake:
                 "set source.clip_actions",
             )
         return np.clip(scaled, -1, 1).astype(space.dtype, copy=False)
+
+
+def _count(shape: Sequence[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _require_numbers(values: np.ndarray, name: str, what: str) -> None:
+    if values.dtype.kind not in "biuf":
+        raise InputMissing(f"{what}: '{name}' holds {values.dtype}, not numbers")
 
 
 def is_plain(space: Box) -> bool:

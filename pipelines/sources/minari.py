@@ -158,6 +158,7 @@ class Minari:
                 f"{max(lengths.values())} observations",
                 hint="fetch or make it again",
             )
+        self._intake.require_shapes(number, columns, episode.actions)
         return columns
 
     def _batch(self, held: list[tuple[int, Episode, dict[str, np.ndarray]]]) -> Trajectories:

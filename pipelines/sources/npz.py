@@ -101,7 +101,7 @@ class Npz:
             if not len(file.reward):
                 self.dropped += 1
                 continue
-            self._same_columns(file, self._files[number])
+            self._same_columns(number, file, self._files[number])
             held.append((number, file))
             size += sum(values.nbytes for values in file.observation.values())
             if size >= BATCH_BYTES:
@@ -110,7 +110,7 @@ class Npz:
         if held:
             yield self._batch(held)
 
-    def _same_columns(self, file: _File, path: Path) -> None:
+    def _same_columns(self, number: int, file: _File, path: Path) -> None:
         missing = [name for name in self.spaces.observation if name not in file.observation]
         more = [name for name in file.observation if name not in self.spaces.observation]
         if missing or more:
@@ -118,6 +118,7 @@ class Npz:
             raise InputMissing(f"'{path}' has other observations than the files before it: {'; '.join(told)}")
         if (file.record is None) != self._intake.native:
             raise InputMissing(f"'{path}' is of another kind than the files before it")
+        self._intake.require_shapes(number, file.observation, file.action)
 
     def _batch(self, held: list[tuple[int, _File]]) -> Trajectories:
         files = [file for _, file in held]

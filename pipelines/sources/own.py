@@ -126,8 +126,11 @@ class Own:
             yield self._batch(held)
 
     def _checked(self, number: int, part: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        observed = dict(_flat(part["observations"], OBSERVATION))
-        steps = len(part["rewards"])
+        try:
+            observed = dict(_flat(part["observations"], OBSERVATION))
+            steps, action = len(part["rewards"]), np.asarray(part["actions"])
+        except (TypeError, ValueError) as error:
+            raise InputMissing(f"{self._what}: trajectory {number} holds no arrays: {error}") from error
         if observed.keys() != self.spaces.observation.keys():
             raise InputMissing(
                 f"{self._what}: trajectory {number} has the observations {', '.join(observed)}, "
@@ -140,6 +143,7 @@ class Own:
                 f"{max(lengths.values())} observations",
                 hint="T actions and rewards have T + 1 observations, the last one included",
             )
+        self._intake.require_shapes(number, observed, action)
         return observed
 
     def _batch(self, held: list[tuple[int, Mapping[str, Any], dict[str, np.ndarray]]]) -> Trajectories:

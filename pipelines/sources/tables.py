@@ -63,6 +63,8 @@ class Tables:
         self._own = own is not None
         self._arrival = self._own or self._settings.layout == "arrival"
         self._columns = self._mapping(schema)
+        for path in self._files[1:]:
+            self._require_alike(schema, path)
         self._shapes = {
             name: tuple(json.loads((schema.field(columns[0]).metadata or {}).get(b"shape", b"null")) or ())
             for name, columns in self._columns.items()
@@ -76,6 +78,18 @@ class Tables:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+    def _require_alike(self, first: pa.Schema, path: Path) -> None:
+        """InputMissing where what is read of a file is of other types than in the first."""
+        other = self._schema(path)
+        wanted = dict.fromkeys(part for parts in self._columns.values() for part in parts)
+        unlike = [n for n in wanted if n not in other.names or not other.field(n).type.equals(first.field(n).type)]
+        if unlike:
+            told = [f"{n}: {other.field(n).type if n in other.names else 'nothing'}" for n in unlike]
+            raise InputMissing(
+                f"'{path}' has other columns than '{self._files[0]}': {', '.join(told)}",
+                hint="take in files of one space at a time",
+            )
 
     def _mapping(self, schema: pa.Schema) -> dict[str, list[str]]:
         """Our name -> their columns."""

@@ -164,6 +164,19 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
         read("parquet:nothing/*.parquet")
 
 
+def test_files_of_different_spaces_are_refused(tmp_path: Path) -> None:
+    name = write_parts(tmp_path, "parquet", table(steps(LENGTHS)))
+    wider = {**steps(LENGTHS), "points": np.array(["a"] * 11)}
+    pq.write_table(table(wider), tmp_path / "part2.parquet")
+    with pytest.raises(InputMissing, match=r"part2\.parquet' has other columns than .*points: string"):
+        read(name, columns=MAPPING)
+    for number, size in enumerate((2, 3)):
+        file = {"_OBS_KEY_observation": np.zeros((3, size)), "actions": np.zeros((2, 1)), "rews": [0, 0]}
+        np.savez(tmp_path / f"{number}.npz", **file, dones=[False, False])
+    with pytest.raises(InputMissing, match="'obs' has 3 float64 values a step in trajectory 1, 2 expected"):
+        read(f"npz:{tmp_path}")
+
+
 def test_npz_of_amago(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(2):
@@ -230,6 +243,21 @@ def uneven() -> Iterator[dict[str, Any]]:
     yield {**next(few()), "rewards": [1.0, 2.0]}
 
 
+def mixed() -> Iterator[dict[str, Any]]:
+    yield from few()
+    yield {**next(few()), "observations": {"a": np.zeros((2, 5)), "b": {"c": np.zeros(2)}}}
+
+
+def words() -> Iterator[dict[str, Any]]:
+    yield from few()
+    yield {**next(few()), "actions": [["left"]]}
+
+
+def ragged() -> Iterator[dict[str, Any]]:
+    yield from few()
+    yield {**next(few()), "observations": {"a": [[1], [2, 3]], "b": {"c": [0, 1]}}}
+
+
 def nothing() -> list[Any]:
     return []
 
@@ -253,6 +281,9 @@ def test_own_code(name: str) -> None:
     [
         (f"{HERE}:failing", StageFailed, "raised ValueError: out of ideas"),
         (f"{HERE}:uneven", InputMissing, "trajectory 3 has 2 rewards, 1 actions and 2 observations"),
+        (f"{HERE}:mixed", InputMissing, "'obs.a' has 5 float64 values a step in trajectory 3, 2 expected"),
+        (f"{HERE}:words", InputMissing, "'action' has 1 <U4 values a step"),
+        (f"{HERE}:ragged", InputMissing, "trajectory 3 holds no arrays"),
         (f"{HERE}:nothing", InputMissing, "gives no trajectories"),
         (f"{HERE}:HERE", InputMissing, "trajectory 0 lacks observations"),
         (f"{HERE}:missing", InputMissing, "has no 'missing'"),

@@ -240,6 +240,15 @@ def test_lengths_that_do_not_agree_are_refused(tmp_path: Path) -> None:
         read(folder)
 
 
+def test_episodes_of_different_spaces_are_refused(tmp_path: Path) -> None:
+    folder = dataset(tmp_path / "a-v0", "hdf5", [4, 4])
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_1/observations/goal"]
+        file["episode_1/observations"].create_dataset("goal", data=np.zeros((5, 3)))
+    with pytest.raises(InputMissing, match=r"'obs\.goal' has 3 float64 values a step in trajectory 1, 2 expected"):
+        read(folder)
+
+
 @pytest.mark.parametrize("form", ["hdf5", "arrow"])
 def test_pictures_that_are_jpeg(tmp_path: Path, form: str) -> None:
     pytest.importorskip("PIL")
