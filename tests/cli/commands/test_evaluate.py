@@ -49,3 +49,14 @@ def test_mistakes_are_named_without_a_traceback(
     assert failed.code == code, failed.err
     assert words in failed.err
     assert "Traceback" not in failed.err
+
+
+def test_a_return_is_normalised_by_the_task_that_is_named(amago: Amago, small: Path) -> None:
+    chosen = ("--episodes", 2, "--set", "evaluate.reference=hopper", "--require", "normalized_score < 50")
+    done = amago("evaluate", small, *chosen, "--output", "json")
+    assert done.code == 0, done.err
+    metrics = done.json["metrics"]
+    assert metrics["normalized_score"] == pytest.approx(100 * (metrics["return_mean"] + 20.272305) / 3254.572305)
+    plain = amago("evaluate", small, "--episodes", 2, "--set", "evaluate.reference=auto", "--output", "json")
+    assert plain.json["status"] == "skipped"  # the same episodes, which no task of D4RL has
+    assert "normalized_score" not in plain.json["metrics"]
