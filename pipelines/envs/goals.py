@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -16,10 +17,25 @@ from pipelines.errors import InputMissing
 from pipelines.registry import Registry
 
 
+def same(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """(..., d), (..., d) -> (...) bool: all d numbers are equal. Column by column: numpy is slow along a short axis."""
+    equal = achieved == goal
+    return reduce(np.logical_and, (equal[..., i] for i in range(equal.shape[-1])))
+
+
+def within(tolerance: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """`reached` of places that count as one up to a Euclidean distance of `tolerance`."""
+
+    def near(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
+        return np.linalg.norm(achieved - goal, axis=-1) <= tolerance
+
+    return near
+
+
 @dataclass(frozen=True, kw_only=True)
 class GoalRule:
-    """`reached(achieved, desired)` (..., d), (..., d) -> (...) bool. Reaching pays `reward` and ends the
-    episode.
+    """`reached(achieved, desired)` (..., d), (..., d) -> (...) bool. Reaching pays `reward` and, if it `ends` the
+    episode, is its end.
 
     Every other step pays `step_reward`. `achieved` and `desired` name the columns.
     """
@@ -29,12 +45,13 @@ class GoalRule:
     step_reward: float = 0.0
     achieved: str = "obs.achieved_goal"
     desired: str = "obs.desired_goal"
+    ends: bool = True
 
     def outcome(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Rewards (T + 1,) float32 and successes (T + 1,) bool of a path up to its first success.
+        """Rewards (T + 1,) float32 and successes (T + 1,) bool of a path, up to its first success if that is its end.
 
         Row 0 is where the path begins: nothing was done to get there, so it neither pays nor succeeds. Rows
-        after the first success are not part of the episode any more; their entries mean nothing.
+        after the end are not part of the episode any more; their entries mean nothing.
         """
         success = self.reached(columns[self.achieved], columns[self.desired])
         reward = np.where(success, self.reward, self.step_reward).astype(np.float32)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipelines.envs.goals import GoalSequenceRule
+from pipelines.envs.goals import GoalSequenceRule, same
 
 WORDS_PER_GOAL, ACHIEVED_GOALS, BLOCK, WORLD = 3, 3, 5, 64
 CORNERS = tuple(str(metre) for metre in range(0, WORLD, BLOCK))
@@ -32,7 +32,7 @@ Goal = tuple[int, ...]
 
 def same_words(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
     """(..., 3), (..., 3) -> (...) bool."""
-    return (achieved == goal).all(axis=-1)
+    return same(achieved, goal)
 
 
 GOAL_RULE = GoalSequenceRule(reached=same_words, done=0.0)

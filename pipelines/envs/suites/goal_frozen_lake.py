@@ -15,7 +15,7 @@ from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.goals import GoalRule
+from pipelines.envs.goals import GoalRule, same
 from pipelines.envs.suites.frozen_lake import MOVES
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import MapSource, holes_of
@@ -26,7 +26,7 @@ MAP, GOAL = range(2)  # purposes of random draws
 
 def same_cell(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
     """(..., 2), (..., 2) -> (...) bool. Both are the same float32 quotients, so equality is exact."""
-    return (achieved == desired).all(axis=-1)
+    return same(achieved, desired)
 
 
 GOAL_RULE = GoalRule(reached=same_cell)

@@ -46,7 +46,7 @@ class Steps:
         for schema in lake.schemas().values():
             for column in schema.columns:
                 self._definitions.setdefault(column.name, []).append(column)
-        self._types = {name: _sql_type(columns) for name, columns in self._definitions.items()}
+        self._types = {name: sql_type(columns) for name, columns in self._definitions.items()}
 
     def schema(self, *, wide: bool) -> pa.Schema:
         """Names and types; `wide`: with the columns of 1 KiB a step or more."""
@@ -87,7 +87,7 @@ class Steps:
                 arrays.append(pa.nulls(piece.count, field.type))
             else:
                 column = columns[field.name]
-                arrays.append(_shaped(column, files.values(column, piece), field.type))
+                arrays.append(shaped(column, files.values(column, piece), field.type))
         return pa.record_batch(arrays, schema=schema)
 
 
@@ -216,7 +216,7 @@ def _flat_size(kind: pa.DataType) -> int:
     return kind.list_size * _flat_size(kind.value_type) if pa.types.is_fixed_size_list(kind) else 1
 
 
-def _sql_type(columns: Sequence[Column]) -> pa.DataType:
+def sql_type(columns: Sequence[Column]) -> pa.DataType:
     """The type of a column of `steps` that is defined so in the schemas of a lake."""
     value = pa.from_numpy_dtype(np.result_type(*(storage_dtype(c) for c in columns)))
     shapes = {c.shape for c in columns}
@@ -228,8 +228,8 @@ def _sql_type(columns: Sequence[Column]) -> pa.DataType:
     return value
 
 
-def _shaped(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """`values` (rows, *shape) as an array of a type that `_sql_type` gave."""
+def shaped(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """`values` (rows, *shape) as an array of a type that `sql_type` gave."""
     array = to_arrow(column, values)
     flat = array if column.shape == () else array.values
     if pa.types.is_list(kind):

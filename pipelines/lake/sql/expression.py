@@ -1,0 +1,114 @@
+"""A user's SQL expression over the columns of steps, evaluated on arrays.
+
+It sees one row a step: the step columns as in the table `steps` (a column of more than one value is an array, a name
+with a dot in it is quoted), `t`, the time in the trajectory, and `trajectory`, a number: windows over a trajectory are
+written `over (partition by trajectory order by t)`. It cannot name tables, reach a file or change a setting; it is not
+limited in time, as it runs beside the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import UsageError
+from pipelines.lake.arrow import storage_dtype
+from pipelines.lake.schema import Column
+from pipelines.lake.sql import query as sql
+from pipelines.lake.sql.steps import shaped, sql_type
+
+_TIME, _TRAJECTORY, _ROW = "t", "trajectory", "row_number_of_all"
+_NUMBERS = (
+    *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "TINYINT", "SMALLINT", "INTEGER", "BIGINT"),
+    *("HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN"),
+)
+_MEGABYTES = 2048
+
+
+class StepExpression:
+    """One SQL expression that is a number, or for a `predicate` true or false, in every step of these columns.
+
+    `reads`: the columns it names. UsageError, with the place in the text, for anything else. Not for several threads at
+    once.
+    """
+
+    def __init__(self, text: str, columns: Sequence[Column], *, predicate: bool = False) -> None:
+        self.text, self._lock = text, threading.Lock()
+        self._connection = duckdb.connect(":memory:", config={"threads": 1})
+        sql.lock_down(self._connection, _MEGABYTES)
+        self._columns = {column.name: column for column in columns}
+        sql.check_expression(self._connection, text)
+        self._query = f"select (\n{text}\n)::double as value, {_ROW} from steps"
+        found = sql.parsed(self._connection, f"select (\n{text}\n) from steps")
+        if found is None or found.tables != {"steps"} or found.functions or found.lists:
+            raise UsageError(f"SQL: '{text.strip()}' asks for tables", hint="it can use the columns of steps alone")
+        self.reads = self._named()
+        self._require_kind(predicate)
+
+    def _named(self) -> tuple[str, ...]:
+        """Columns in the text; all of them where it has a star."""
+        (tree,) = self._connection.execute("select json_serialize_sql(?)", [f"select (\n{self.text}\n)"]).fetchall()[0]
+        names: set[str] = set()
+        waiting = [json.loads(tree)]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, list):
+                waiting += node
+            elif isinstance(node, dict):
+                if node.get("class") == "STAR":
+                    return tuple(self._columns)
+                names.update(name.lower() for name in node.get("column_names", ()))
+                waiting += node.values()
+        return tuple(name for name in self._columns if name.lower() in names)
+
+    def _require_kind(self, predicate: bool) -> None:
+        with self._given({name: np.zeros((0, *c.shape), storage_dtype(c)) for name, c in self._columns.items()}):
+            result = self._connection.execute(f"select (\n{self.text}\n), {_ROW} from steps limit 0")
+            assert result.description is not None
+            kind = str(result.description[0][1])
+        wanted = ("BOOLEAN",) if predicate else _NUMBERS
+        if not kind.startswith(wanted) or kind.endswith("]"):
+            what = "predicate" if predicate else "number"
+            raise UsageError(f"SQL: '{self.text.strip()}' is no {what}: its type is {kind}")
+
+    def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
+        """(R,) float64 for the columns `reads` (R, ...); NaN where it is NULL."""
+        values = np.full(len(time), np.nan)
+        with self._lock, self._given(columns, time, trajectory):
+            table = self._connection.execute(self._query).to_arrow_table()
+            found = table["value"].combine_chunks()
+            values[table[_ROW].to_numpy()] = found.fill_null(np.nan).to_numpy(zero_copy_only=False)
+        return values
+
+    @contextlib.contextmanager
+    def _given(
+        self,
+        columns: Mapping[str, np.ndarray],
+        time: np.ndarray | None = None,
+        trajectory: np.ndarray | None = None,
+    ) -> Iterator[None]:
+        """The table `steps` with these columns; errors are about the user's text."""
+        rows = 0 if time is None else len(time)
+        arrays: dict[str, Any] = {_TIME: time, _TRAJECTORY: trajectory, _ROW: np.arange(rows)}
+        table = {name: pa.array(np.zeros(0, np.int64) if v is None else v) for name, v in arrays.items()}
+        for name, values in columns.items():
+            column = self._columns[name]
+            stored = np.ascontiguousarray(values).view(storage_dtype(column))
+            table[name] = shaped(column, stored, sql_type([column]))
+        self._connection.register("steps", pa.table(table))
+        try:
+            with sql.in_users_words({2: self.text}):
+                yield
+        except (duckdb.OutOfMemoryException, duckdb.InterruptException) as error:
+            raise UsageError(
+                f"SQL: '{self.text.strip()}' takes more than {_MEGABYTES} MB", hint="make it smaller"
+            ) from error
+        finally:
+            self._connection.unregister("steps")
