@@ -13,12 +13,18 @@ from amago_cli.options import Common, FromLake, Seed, stage
 def relabel(
     common: Common,
     from_lake: FromLake = None,
-    relabeler: Annotated[
-        str | None, typer.Option("--with", metavar="NAME", help="Relabeler: hindsight, or module:attr.")
+    relabelers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="NAME[:ARG]",
+            help="hindsight:future|final|random, instruction:some|all, reward:SQL, reward:module:attr, success:SQL, "
+            "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, or module:attr; repeat it: one after the other.",
+        ),
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="NAME", help="How goals are chosen; hindsight: final, future, random."),
+        typer.Option("--strategy", metavar="ARG", help="The ARG of hindsight, where --with does not give it."),
     ] = None,
     where: Annotated[
         str | None,
@@ -34,13 +40,13 @@ def relabel(
 ) -> Any:
     """Derive new goals and rewards in hindsight, as an overlay that copies no observation.
 
-    Example: amago relabel --from-lake runs/reach --with hindsight --strategy future --copies 4
+    Example: amago relabel --from-lake runs/maze --with instruction:some --with clip:0..1 --copies 4
     """
     from amago_cli.configuration import Request, preview, stored
     from amago_cli.lakes import directory, locate, only
 
     named = {
-        "relabel.relabeler": relabeler,
+        "relabel.relabeler": relabelers or None,
         "relabel.strategy": strategy,
         "relabel.where": where,
         "relabel.fraction": fraction,

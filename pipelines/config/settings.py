@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from pipelines.config.base import SettingsModel
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.model import AgentSettings
+from pipelines.config.relabelling import RelabelSettings, ReplaySettings
 from pipelines.config.source import SourceSettings
 
 StageName = Literal["collect", "relabel", "train", "evaluate", "export"]
@@ -123,21 +124,6 @@ class LakeSettings(SettingsModel):
     """Merge small segments once there are 16 or more of about one size: sampling from few files is faster."""
 
 
-class RelabelSettings(SettingsModel):
-    """`[relabel]`: derive new goals and rewards as an overlay."""
-
-    relabeler: str = "hindsight"
-    """A registered relabeler or `module:attr`."""
-    strategy: str = "future"
-    """How the relabeler chooses (hindsight: final, future, random)."""
-    where: str = ""
-    """SQL predicate over the `trajectories` table; empty: all."""
-    fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the matching trajectories to relabel."""
-    copies: int = Field(1, ge=1, le=64)
-    """Relabelled versions of each."""
-
-
 class TrainSettings(SettingsModel):
     """`[train]`: gradient updates on windows drawn from a lake."""
 
@@ -163,6 +149,8 @@ class TrainSettings(SettingsModel):
     """SQL predicate over the `trajectories` table: what is drawn from; empty: all."""
     weight: str = ""
     """SQL expression over it: relative weight of a trajectory, on top of the other ways to weigh; empty: 1."""
+    relabel: ReplaySettings = ReplaySettings()
+    """Other goals and rewards, made up as windows are drawn."""
     weighting: Literal["timestep", "trajectory", "task"] = "timestep"
     """Draw trajectories in proportion to their windows, all alike, or so that every task has the same share."""
     half_life: float = Field(0.0, ge=0)

@@ -7,7 +7,7 @@ one `take` of all their rows is the fastest copy there is in numpy; where a file
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from pipelines.config.atomic import storage_error
 from pipelines.data.batch import Batch
 from pipelines.data.buffers import Buffers
 from pipelines.data.readahead import Readahead, prepare
+from pipelines.data.versions import Drawn
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.lake.blob import BlobCache
@@ -49,13 +50,17 @@ class Gatherer:
         self._readahead = Readahead()
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 
-    def gather(self, chosen: np.ndarray, start: np.ndarray, out: Columns | None = None) -> Batch:
-        """Windows that begin at row `start` of the trajectories `chosen` (rows of the view's table), in `out` or in
-        memory of our own.
+    def gather(
+        self, chosen: np.ndarray, start: np.ndarray, out: Columns | None = None, drawn: Drawn | None = None
+    ) -> Batch:
+        """Windows that begin at row `start` of the trajectories `chosen` (rows of the view's table), or of the versions
+        `drawn` of some, in `out` or in memory of our own.
         """
         if self._moves != self._view.moves:
             self._close_moved()
         table = self._view.table[chosen]
+        if drawn is not None:
+            table = drawn.located(table)
         order = np.lexsort((table["row0"] + start.astype(np.uint64), table["base"], table["segment"]))
         table, start = table[order], start[order]
         lengths = np.minimum(table["length"].astype(np.int64) + 1 - start, self._rows)
@@ -68,6 +73,8 @@ class Gatherer:
         for a, b in self._by_file(table["segment"]):
             self._gather_file(table[a:b], start[a:b], {name: buffer[a:b] for name, buffer in out.items()})
         self._readahead.end()
+        if drawn is not None:
+            drawn.lay(start, order, out)
         for i in np.flatnonzero(lengths < self._rows).tolist():
             for buffer in out.values():
                 buffer[i, lengths[i] :] = 0
@@ -77,6 +84,24 @@ class Gatherer:
             start=start,
             trajectory=np.asarray(chosen)[order],
         )
+
+    def whole(self, chosen: np.ndarray, names: Sequence[str]) -> tuple[Columns, np.ndarray]:
+        """Columns of originals `chosen` (rows of the view's table) one after another, and how many rows each has."""
+        table = self._view.table[chosen]
+        rows = table["length"].astype(np.int64) + 1
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        for number, start, count in zip(table["segment"].tolist(), table["row0"].tolist(), rows.tolist(), strict=True):
+            file = self._file(number)
+            for name in names:
+                values = file.columns.get(name)
+                try:
+                    part = (
+                        file.read_rows(name, start, start + count) if values is None else values[start : start + count]
+                    )
+                except (IntegrityError, FileNotFoundError) as error:
+                    raise self._lost(number, error) from error
+                columns[name].append(part)
+        return {name: np.concatenate(parts) for name, parts in columns.items()}, rows
 
     def _fetch(self, table: np.ndarray) -> None:
         """Have the files of windows on this host that are not open yet, several fetched at a time."""

@@ -16,6 +16,7 @@ from pipelines.data.buffers import Buffers
 from pipelines.data.gather import Columns
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
+from pipelines.data.versions import Versions
 from pipelines.data.view import View, lake_of
 from pipelines.errors import InputMissing
 from pipelines.lake.schema import Schema
@@ -44,7 +45,7 @@ class Part:
 
 
 class Mixture:
-    """Draws batches from `lakes`: views of one schema, made with the strategy's extra fields.
+    """Draws batches from `lakes`: views of one schema, made with the strategy's extra fields; with `versions` of each.
 
     `state_dict`, `snapshots` and `arrays` together restore it in another process.
     """
@@ -57,13 +58,14 @@ class Mixture:
         seed: int,
         strategy: Strategy | None = None,
         anneal_steps: int = 0,
+        versions: Sequence[Versions] | None = None,
     ) -> None:
         schema: Schema = lakes[0][0].schema
         assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
         self._rng, self._anneal_steps = np.random.default_rng(seed), anneal_steps
         self.parts = [
-            Part(view, WindowSampler(view, length=length, seed=self._rng, strategy=strategy), share)
-            for view, share in lakes
+            Part(view, WindowSampler(view, length=length, seed=self._rng, strategy=strategy, versions=own), share)
+            for (view, share), own in zip(lakes, versions or (None,) * len(lakes), strict=True)
         ]
         self._buffers = Buffers(schema.columns, length + 1)
 

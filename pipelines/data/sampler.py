@@ -12,6 +12,7 @@ from pipelines.data.batch import Batch
 from pipelines.data.gather import Columns, Gatherer, SegmentLost
 from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
+from pipelines.data.versions import Derivation, Drawn, Versions
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.lake.uids import positions
@@ -24,11 +25,17 @@ class WindowSampler:
     """Draws batches of windows of `length` steps from a view, the same ones for the same seed and view.
 
     `seed` may be a generator that is shared with others. With priorities, the view must have been made with the
-    strategy's `extra` fields.
+    strategy's `extra` fields. With `versions`, some windows show one of them instead of the trajectory drawn.
     """
 
     def __init__(
-        self, view: View, *, length: int, seed: int | np.random.Generator, strategy: Strategy | None = None
+        self,
+        view: View,
+        *,
+        length: int,
+        seed: int | np.random.Generator,
+        strategy: Strategy | None = None,
+        versions: Versions | None = None,
     ) -> None:
         self.view, self.length, self.strategy = view, length, strategy or Strategy()
         self._rng = np.random.default_rng(seed)
@@ -39,6 +46,11 @@ class WindowSampler:
         self._mass = np.zeros(0)
         self._tree = SumTree(self._mass)
         self._highest = 1.0
+        self._versions = versions
+        self._derivation: Derivation | None = None
+        self._uids = np.zeros(0, "S16")
+        self._varied = np.zeros(0, dtype=bool)  # rows of the table that have versions
+        self._varied_at = -1
 
     @property
     def is_empty(self) -> bool:
@@ -51,16 +63,22 @@ class WindowSampler:
         nothing to draw from.
         """
         while True:
-            chosen, start = self.draw(batch_size)
+            chosen = self._choose(batch_size)
             try:
-                batch = self._gatherer.gather(chosen, start, out)
+                drawn = self._vary(chosen) if self._versions is not None else None
+                start = self._begin(chosen, drawn)
+                batch = self._gatherer.gather(chosen, start, out, drawn)
             except SegmentLost as lost:
                 self.view.lose(lost.number, str(lost))
                 continue
             return replace(batch, importance=self._importance(batch)) if self.strategy.priority else batch
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the view's table and starts of the windows, both (batch_size,) int64."""
+        """Rows of the view's table and starts of the windows, both (batch_size,) int64; without versions."""
+        chosen = self._choose(batch_size)
+        return chosen, self._begin(chosen)
+
+    def _choose(self, batch_size: int) -> np.ndarray:
         if self.is_empty:
             raise InputMissing(
                 f"lake '{self.view.lake.name}' has no trajectories to draw from",
@@ -68,12 +86,33 @@ class WindowSampler:
             )
         point = self._rng.random(batch_size) * self._total
         if self.strategy.priority:
-            chosen = self._tree.find(point)
-        else:
-            chosen = np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
-        starts = self.strategy.starts(self.view.table["length"][chosen].astype(np.int64), self.length)
-        start = (self._rng.random(batch_size) * starts).astype(np.int64)
-        return chosen, np.minimum(start, starts - 1)
+            return self._tree.find(point)
+        return np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
+
+    def _begin(self, chosen: np.ndarray, drawn: Drawn | None = None) -> np.ndarray:
+        length = self.view.table["length"][chosen].astype(np.int64)
+        starts = self.strategy.starts(length if drawn is None else drawn.lengths(length), self.length)
+        start = (self._rng.random(len(chosen)) * starts).astype(np.int64)
+        return np.minimum(start, starts - 1)
+
+    def _vary(self, chosen: np.ndarray) -> Drawn | None:
+        """Versions of some of the trajectories `chosen`."""
+        versions = self._versions
+        assert versions is not None
+        if self._varied_at != self.view.version:
+            table = self.view.table
+            self._uids = self.view.uids()
+            self._varied = (table["segment"] == table["base"]) & versions.evaluate(self._uids)
+            self._varied_at = self.view.version
+        u = self._rng.random((2, len(chosen)))
+        windows = np.flatnonzero(self._varied[chosen] & (u[0] < versions.share))
+        if not len(windows):
+            return None
+        if self._derivation is None:
+            self._derivation = versions.derivation()
+        columns, rows = self._gatherer.whole(chosen[windows], self._derivation.reads)
+        copies = (u[1, windows] * versions.copies).astype(np.int64)
+        return Drawn(windows, self._derivation.derive(columns, rows, self._uids[chosen[windows]], copies))
 
     def prioritise(self, trajectory: np.ndarray, error: np.ndarray) -> None:
         """Let the mean absolute TD errors (n,) of windows of the trajectories (n,) count in their priorities."""

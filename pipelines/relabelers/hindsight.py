@@ -2,88 +2,97 @@
 fact reached.
 
 Strategies: `final` takes the last place of the trajectory, `random` any place of it; `future` begins at a
-random step and takes a place reached later, so the stretch before it is left out. The trajectory is cut at
-the first arrival at the new goal, which pays and ends it by the environment's goal rule. No goal is taken
-that already held in the first row (arriving there without an action is no success), nor the place where an
-episode ended in failure: there the environment would not have paid. Rewards are replayed by the rule for the
-whole stretch, never edited.
+random step and takes a place reached later, so the stretch before it is left out. Where reaching a goal ends an
+episode, the trajectory is cut at the first arrival at the new one. No goal is taken that already held in the first row
+(arriving there without an action is no success), nor the place where an episode ended in failure: there the
+environment would not have paid. Rewards are replayed by the rule for the whole stretch, never edited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from pipelines.envs.goals import GoalRule, goal_rule
-from pipelines.errors import InputMissing, UsageError
+from pipelines.envs.goals import GoalRule
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
-from pipelines.lake.trajectory import Trajectory
-from pipelines.relabelers.base import Relabeled
+from pipelines.relabelers.paths import Paths, picked, taken
 
 Strategy = Literal["final", "future", "random"]
+BEGIN, GOAL = range(2)  # purposes of draws
+TRIES = 16  # beginnings that are drawn for `future`; at all of them it would have to stand still from there on
 
 
 class Hindsight:
-    """Relabels goals by `strategy`. `rule`: the goal rule; None: that of each trajectory's environment."""
+    """Gives trajectories the goals that `strategy` chooses, by the rule of their environment."""
 
-    def __init__(self, strategy: Strategy = "future", *, rule: GoalRule | None = None) -> None:
-        self.strategy = strategy
-        self.method = f"hindsight-{strategy}"
-        self._rule = rule
-        desired = GoalRule.desired if rule is None else rule.desired
-        self.columns = (desired, ACTION, REWARD, TERMINATED, TRUNCATED, RESET)
+    def __init__(self, rule: GoalRule, strategy: Strategy = "future") -> None:
+        self.rule, self.strategy = rule, strategy
+        flags = (TERMINATED, TRUNCATED) if rule.ends else ()
+        self.changes = (rule.desired, REWARD, *flags, *((ACTION, RESET) if strategy == "future" else ()))
+        self.reads = (rule.achieved, TERMINATED, TRUNCATED, *self.changes)
 
-    def relabel(self, trajectory: Trajectory, rng: np.random.Generator) -> Relabeled | None:
-        """The trajectory with another goal, reached in its last row; None where it reached no place to
-        choose.
-
-        InputMissing where the environment has no goal rule or the trajectory no goal columns.
+    def relabel(self, paths: Paths) -> Paths:
+        """Each with another goal, which it reaches (in its last row, where that ends it); without those that reached
+        no place to choose.
         """
-        rule = self._rule or goal_rule(trajectory.info.env)
-        base = trajectory.columns
-        for name in (rule.achieved, rule.desired):
-            if name not in base:
-                raise InputMissing(f"trajectory {trajectory.uid}: no column '{name}'; hindsight needs shown goals")
-        begins = rng.permutation(trajectory.length) if self.strategy == "future" else [0]
-        for offset in map(int, begins):
-            candidates = _candidates(rule, base, offset)
-            if len(candidates):
-                chosen = candidates[-1] if self.strategy == "final" else rng.choice(candidates)
-                return self._with_goal(rule, base, offset, base[rule.achieved][chosen])
-        return None
+        begin = np.zeros(len(paths), dtype=np.int64)
+        count, goal_row = self._choose(paths, begin, round=0)
+        for round in range(1, TRIES):
+            left = np.flatnonzero(count == 0)
+            if self.strategy != "future" or not len(left):
+                break
+            some = paths.only(count == 0)
+            begun = np.zeros(len(some), dtype=np.int64)
+            count[left], rows = self._choose(some, begun, round=round)
+            begin[left] = begun
+            goal_row[left] = rows - some.first + paths.first[left]
+        return self._with_goal(paths, np.flatnonzero(count), begin, goal_row)
 
-    def _with_goal(self, rule: GoalRule, base: Mapping[str, np.ndarray], offset: int, goal: np.ndarray) -> Relabeled:
-        path = {name: base[name][offset:] for name in (rule.achieved, rule.desired, ACTION, RESET)}
-        path[rule.desired] = np.broadcast_to(goal, path[rule.desired].shape)
-        reward, success = rule.outcome(path)
-        stop = int(success.argmax()) + 1
-        columns = {
-            rule.desired: path[rule.desired][:stop].copy(),
-            ACTION: path[ACTION][:stop].copy(),
-            REWARD: reward[:stop],
-            TERMINATED: success[:stop].astype(np.uint8),
-            TRUNCATED: np.zeros(stop, dtype=np.uint8),
-            RESET: path[RESET][:stop].copy(),
+    def _choose(self, paths: Paths, begin: np.ndarray, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """How many rows each may choose its goal from (n,), and the one it chose (n,); `begin` (n,) is where it begins,
+        drawn here for `future`.
+        """
+        rule, achieved = self.rule, paths.columns[self.rule.achieved]
+        if self.strategy == "future":
+            begin[:] = paths.uniform(BEGIN, round) * (paths.rows - 1)
+        free = ~rule.reached(achieved, paths.spread(achieved[paths.first + begin]))
+        free[paths.first] = False
+        if begin.any():
+            free &= paths.time > paths.spread(begin)
+        if rule.ends:
+            over = paths.columns[TERMINATED][paths.last] != 0
+            won = rule.reached(achieved[paths.last], paths.columns[rule.desired][paths.last])
+            free[paths.last[over & ~won]] = False
+        return picked(free, paths, None if self.strategy == "final" else paths.uniform(GOAL, round))
+
+    def _with_goal(self, paths: Paths, which: np.ndarray, begin: np.ndarray, goal_row: np.ndarray) -> Paths:
+        rule = self.rule
+        goal, begin = paths.columns[rule.achieved][goal_row[which]], begin[which]
+        end = paths.rows[which] - 1
+        if rule.ends:
+            all_goals = np.zeros((len(paths), *goal.shape[1:]), dtype=goal.dtype)
+            all_goals[which] = goal
+            arrivals = np.flatnonzero(rule.reached(paths.columns[rule.achieved], paths.spread(all_goals)))
+            start = paths.first[which]
+            end = taken(arrivals, np.searchsorted(arrivals, start + begin + 1)) - start
+        cut = paths.cut(which, begin, end - begin + 1)
+        desired = cut.columns[rule.desired]
+        changed: dict[str, np.ndarray] = {
+            rule.desired: cut.spread(goal.astype(desired.dtype, copy=False)).reshape(desired.shape)
         }
-        columns[ACTION][0] = 0
-        columns[RESET][0] = 0
-        return Relabeled(columns=columns, length=stop - 1, offset=offset, success=True)
-
-
-def make(strategy: str = "future") -> Hindsight:
-    """Hindsight by the name of its strategy. UsageError for another name."""
-    if strategy not in get_args(Strategy):
-        raise UsageError(f"unknown hindsight strategy '{strategy}'", hint=f"known: {', '.join(get_args(Strategy))}")
-    return Hindsight(strategy)  # type: ignore[arg-type]
-
-
-def _candidates(rule: GoalRule, base: Mapping[str, np.ndarray], offset: int) -> np.ndarray:
-    """Rows after `offset` whose place may be the goal of a stretch that begins at `offset`."""
-    achieved = base[rule.achieved]
-    rows = np.arange(offset + 1, len(achieved))
-    if base[TERMINATED][-1] and not rule.reached(achieved[-1], base[rule.desired][-1]):
-        rows = rows[:-1]
-    held_before = rule.reached(achieved[rows], np.broadcast_to(achieved[offset], achieved[rows].shape))
-    return rows[~held_before]
+        if rule.ends:
+            reward: np.ndarray = np.full(len(desired), rule.step_reward, dtype=np.float32)
+            reward[cut.last] = rule.reward
+            over = np.zeros(len(desired), dtype=np.uint8)
+            over[cut.last] = 1
+            changed |= {TERMINATED: over, TRUNCATED: np.zeros_like(over)}
+        else:
+            reached = rule.reached(cut.columns[rule.achieved], changed[rule.desired])
+            reward = np.where(reached, rule.reward, rule.step_reward).astype(np.float32)
+        reward[cut.first] = 0.0
+        changed[REWARD] = reward
+        for name in (ACTION, RESET) if self.strategy == "future" else ():
+            changed[name] = cut.columns[name].copy()
+            changed[name][cut.first] = 0
+        return cut.with_columns(changed, success=np.ones(len(cut), dtype=np.int8), names_goal=False)

@@ -21,6 +21,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.sql.selection import select
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake, difference
+from pipelines.stages.versions import make_versions
 
 POLL_SECONDS = 0.5
 T = TypeVar("T")
@@ -107,14 +108,23 @@ def make_mixture(
         priority=train.priority,
         beta=train.priority_beta,
     )
-    views = []
+    views, versions = [], []
     for lake, share in lakes:
         schema_id = lake.require_schema(schema)
         selection = Selection(where=train.where, weight=train.weight)
         if train.where or train.weight:
             selection = replace(selection, evaluate=partial(_weights, lake, selection, schema_id, listener))
         views.append((View(lake, schema_id, selection=selection, extra=strategy.extra, listener=listener), share))
-    return Mixture(views, length=train.window, seed=seed, strategy=strategy, anneal_steps=train.anneal_steps)
+        if train.relabel.relabeler:
+            versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
+    return Mixture(
+        views,
+        length=train.window,
+        seed=seed,
+        strategy=strategy,
+        anneal_steps=train.anneal_steps,
+        versions=versions or None,
+    )
 
 
 def _weights(lake: Lake, selection: Selection, schema_id: str, listener: Listener, uids: np.ndarray) -> np.ndarray:

@@ -1,106 +1,151 @@
 """relabel: derive new goals and rewards from what a lake holds, as overlays that leave the originals alone.
 
-Which trajectories, which goals: all follows from the seed and a trajectory's uid, and what was already derived by
-the same method, strategy and seed is not derived again; so the command can be repeated, after a kill too, and after
-more has been collected.
+Which trajectories, which goals: all follows from the seed and a trajectory's uid, and so does the uid of what is
+derived. What is there already is not derived again, so the command can be repeated, after a kill too, and after more
+has been collected. An error leaves the lake as it was.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import time
-from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from pipelines.config.settings import Settings
-from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.lake.footer import hex_uids
-from pipelines.lake.reading import Reader
-from pipelines.lake.sql.catalog import query
+from pipelines.lake.deriving import DerivedWriter, uids_of
+from pipelines.lake.originals import Originals
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
-from pipelines.lake.trajectory import Trajectory
-from pipelines.relabelers.base import Relabeler, generator_for, make_relabeler
+from pipelines.lake.uids import positions
+from pipelines.relabelers.base import Chain, Context
+from pipelines.relabelers.paths import shares_of
 from pipelines.stages.result import Result
+
+CHUNK_BYTES = 32 << 20  # of columns that are relabelled at once
 
 
 def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
     """Relabel the chosen share of the lake's original trajectories, `relabel.copies` times each."""
-    wanted, started = settings.relabel, time.monotonic()
+    started = time.monotonic()
     store = Lake.open(lake)
     store.salvage(listener=listener)
-    relabeler = make_relabeler(wanted.relabeler, **({"strategy": wanted.strategy} if wanted.strategy else {}))
-    method = f"{relabeler.method}/{settings.seed}"
-    schema = store.only_schema()
-    done = _done(store, method)
-    reader = Reader(store, listener=listener)
-    chosen = _chosen(reader, wanted.where, wanted.fraction, settings.seed, done, wanted.copies, listener)
-    written = steps = overlay_bytes = read = expired = 0
-    with store.overlay_writer(schema, relabeler.columns, name="relabel") as writer:
-        for uid in chosen:
-            try:
-                trajectory = reader.read(uid)
-                for copy in range(done[uid], wanted.copies):
-                    uid_steps = _relabel(writer, relabeler, trajectory, settings.seed, copy, method)
-                    written += uid_steps > 0
-                    steps += uid_steps
-            except InputMissing:
-                if reader.lives(uid):
-                    raise
-                expired += 1
-            read += 1
-            figures = {"written": float(written)}
-            listener(Progress(stage="relabel", done=read, total=len(chosen), unit="trajectories", metrics=figures))
-        overlay_bytes = writer.bytes
-    if expired:
-        listener(Notice(text=f"{expired} of {len(chosen)} trajectories expired before they were relabelled"))
+    job = _Job(store, settings, listener)
+    work = job.plan()
+    with contextlib.ExitStack() as stack:
+        for part in work:
+            job.relabel(part, stack)
+    if job.expired:
+        text = f"{job.expired} of {job.total} trajectories expired before they were relabelled"
+        listener(Notice(text=text))
     seconds = time.monotonic() - started
+    writers = job.writers.values()
+    steps = sum(writer.steps for writer in writers)
     return Result(
         command="relabel",
-        status="done" if chosen else "skipped",
+        status="done" if job.total else "skipped",
         lake=store.name,
         metrics={
-            "trajectories": written,
+            "trajectories": sum(writer.trajectories for writer in writers),
             "steps": steps,
-            "overlay_bytes": overlay_bytes,
-            "base_bytes": steps * schema.step_bytes,
-            "considered": len(chosen),
-            "trajectories_per_second": read / seconds if read else 0.0,
+            "overlay_bytes": sum(writer.bytes for writer in writers),
+            "base_bytes": steps * job.schema.step_bytes,
+            "considered": job.total,
+            "trajectories_per_second": job.done / seconds if job.done else 0.0,
         },
         outputs=[store.name],
         seconds=seconds,
     )
 
 
-def _relabel(writer: Any, relabeler: Relabeler, base: Trajectory, seed: int, copy: int, method: str) -> int:
-    """Write one relabelled copy; returns its length in steps (0: the relabeler found nothing to choose)."""
-    found = relabeler.relabel(base, generator_for(seed, base.uid, copy))
-    if found is None:
-        return 0
-    info = replace(base.info, success=found.success, source="relabel")
-    writer.append(base.uid, found.columns, base_offset=found.offset, method=method, info=info)
-    return found.length
+@dataclass(frozen=True)
+class Part:
+    """Trajectories `uids` (n,) "S16" of one environment in the segment `number`."""
+
+    number: int
+    env: str
+    uids: np.ndarray
 
 
-def _done(lake: Lake, method: str) -> Counter[str]:
-    """How many copies by `method` each original already has."""
-    quoted = method.replace("'", "''")
-    _, rows = query(lake, f"select base_uid from trajectories where relabel_method = '{quoted}'")
-    return Counter(uid for (uid,) in rows)
+class _Job:
+    """Counts originals: `total` that lack versions, `done`, and `expired` before they were read."""
 
+    def __init__(self, store: Lake, settings: Settings, listener: Listener) -> None:
+        self.store, self.settings, self.listener = store, settings, listener
+        self.schema = store.only_schema()
+        self.writers: dict[tuple[str, ...], DerivedWriter] = {}
+        self.total = self.done = self.expired = 0
+        self._chains: dict[str, Chain] = {}
 
-def _chosen(
-    reader: Reader, where: str, fraction: float, seed: int, done: Counter[str], copies: int, listener: Listener
-) -> list[str]:
-    """Originals that match, belong to the share, and lack copies, in the lake's order."""
-    matching = set(hex_uids(select(reader.lake, where, originals=True, listener=listener).uids))
-    return [uid for uid in reader.uids() if uid in matching and _share(seed, uid) < fraction and done[uid] < copies]
+    def plan(self) -> list[Part]:
+        """What lacks versions. Whatever is wrong with the settings is found here."""
+        wanted, seed = self.settings.relabel, self.settings.seed
+        chosen = select(self.store, wanted.where, originals=True, listener=self.listener).uids
+        if wanted.fraction < 1:
+            chosen = chosen[shares_of(seed, chosen) < wanted.fraction]
+        self._originals = Originals(self.store, listener=self.listener)
+        self._known = self._originals.derived()
+        parts = []
+        for segment in self._originals.segments():
+            mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
+            portion = self._originals.portion(segment.number, mine)
+            if portion is not None:
+                names, codes = portion.envs()
+                found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
+                parts += [Part(segment.number, env, self._lacking(env, uids)) for env, uids in found]
+        parts = [part for part in parts if len(part.uids)]
+        self.total = sum(len(part.uids) for part in parts)
+        return parts
 
+    def _chain(self, env: str) -> Chain:
+        if env not in self._chains:
+            wanted = self.settings.relabel
+            context = Context(schema=self.schema, env=env, goal=wanted.goal)
+            self._chains[env] = Chain(wanted.relabelers, context, seed=self.settings.seed)
+        return self._chains[env]
 
-def _share(seed: int, uid: str) -> float:
-    """A number in [0, 1) that the seed and the uid decide."""
-    digest = hashlib.sha256(f"{seed}/{uid}/share".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+    def _lacking(self, env: str, uids: np.ndarray) -> np.ndarray:
+        """Those of `uids` that lack a version."""
+        lacks = np.zeros(len(uids), dtype=bool)
+        for copy in range(self.settings.relabel.copies):
+            lacks |= ~self._is_known(uids_of(uids, self._chain(env).method, copy))
+        return uids[lacks]
+
+    def _is_known(self, uids: np.ndarray) -> np.ndarray:
+        """(n,) bool: which are in the lake."""
+        return positions(self._known, uids, np.arange(len(self._known))) >= 0
+
+    def relabel(self, part: Part, stack: contextlib.ExitStack) -> None:
+        """Write the versions that a part lacks."""
+        chain = self._chain(part.env)
+        portion = self._originals.portion(part.number, part.uids)
+        gone = len(part.uids) - (len(portion) if portion is not None else 0)
+        self.expired += gone
+        self.done += gone
+        if portion is None:
+            return
+        for chunk in portion.chunks(chain.reads, CHUNK_BYTES):
+            for copy in range(self.settings.relabel.copies):
+                targets = uids_of(chunk.uids, chain.method, copy)
+                lacking = np.flatnonzero(~self._is_known(targets))
+                if not len(lacking):
+                    continue
+                some = chunk.only(lacking)
+                derived = chain.derive(some.columns(chain.reads), some.rows, some.uids, copy)
+                own = targets[lacking][derived.place]
+                self._writer(chain, stack).append(some.id, some.table, derived, own, chain.method)
+            self.done += len(chunk)
+            figures = {"written": float(sum(writer.trajectories for writer in self.writers.values()))}
+            self.listener(
+                Progress(stage="relabel", done=self.done, total=self.total, unit="trajectories", metrics=figures)
+            )
+
+    def _writer(self, chain: Chain, stack: contextlib.ExitStack) -> DerivedWriter:
+        """The one for these columns; `stack` ends its work."""
+        if chain.changes not in self.writers:
+            writer = DerivedWriter(self.store, self.schema, chain.changes, name="relabel")
+            self.writers[chain.changes] = stack.enter_context(writer)
+        return self.writers[chain.changes]

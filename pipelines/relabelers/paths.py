@@ -1,0 +1,155 @@
+"""Many trajectories as one array a column, so that a relabeler costs numpy calls and not Python a trajectory.
+
+n trajectories, R rows of all of them together: `columns` (R, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipelines.envs.draws import mix, unit
+from pipelines.lake.derived import Derived
+from pipelines.lake.uids import halves
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_STREAM = np.uint64(32)
+SHARE_COPY = 2**62  # no copy has this number: it decides whether a trajectory is relabelled at all
+
+
+def keys_of(seed: int, uids: np.ndarray, copies: np.ndarray | int) -> np.ndarray:
+    """(n,) uint64: what all draws for these copies of these trajectories (uids "S16") follow from."""
+    parts = halves(uids)
+    start = mix(np.array([seed], dtype=np.uint64) + _GOLDEN)
+    number = np.atleast_1d(copies).astype(np.uint64) * _GOLDEN
+    return mix(mix(mix(start + parts.first) + parts.second) + number)
+
+
+def shares_of(seed: int, uids: np.ndarray) -> np.ndarray:
+    """(n,) float64 in [0, 1): those below a fraction are the ones that this fraction chooses."""
+    return unit(keys_of(seed, uids, SHARE_COPY))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """`rows` (n,) of each, T + 1 for T actions; `keys` (n,) uint64 seed their draws; `uids` (n,) "S16", `place` (n,)
+    and `offset` (n,): original, which one of those given, and its row at which each begins. The rest as in `Derived`.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    rows: np.ndarray
+    keys: np.ndarray
+    uids: np.ndarray
+    place: np.ndarray
+    offset: np.ndarray
+    success: np.ndarray | None = None
+    tasks: tuple[str, ...] | None = None
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names_goal: bool = True
+
+    @classmethod
+    def of(cls, columns: Mapping[str, np.ndarray], rows: np.ndarray, uids: np.ndarray, keys: np.ndarray) -> Paths:
+        """Originals, whole."""
+        count = len(rows)
+        rows = np.asarray(rows, dtype=np.int64)
+        offset = np.zeros(count, dtype=np.int64)
+        return cls(columns=columns, rows=rows, keys=keys, uids=uids, place=np.arange(count), offset=offset)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """(n,) row of `columns` that is row 0 of each."""
+        return np.cumsum(self.rows) - self.rows
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """(n,) row of `columns` that is the last of each."""
+        return np.cumsum(self.rows) - 1
+
+    @cached_property
+    def time(self) -> np.ndarray:
+        """(R,) row of its own trajectory that each row is."""
+        return np.arange(int(self.rows.sum())) - self.spread(self.first)
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """(n, ...) -> (R, ...): of each trajectory, in each of its rows."""
+        return np.repeat(values, self.rows, axis=0)
+
+    def uniform(self, purpose: int, counter: np.ndarray | int = 0) -> np.ndarray:
+        """float64 in [0, 1), (n,), or (n, c) for counters (c,)."""
+        number = np.atleast_1d(counter).astype(np.uint64) + (np.uint64(purpose + 1) << _STREAM)
+        keys = self.keys[:, None] if np.ndim(counter) else self.keys
+        return unit(mix(keys + number * _GOLDEN))
+
+    def keyed(self) -> Paths:
+        """The same, with other draws: each relabeler of a chain has its own."""
+        return replace(self, keys=mix(self.keys + _GOLDEN))
+
+    def with_columns(self, columns: Mapping[str, np.ndarray], **said: Any) -> Paths:
+        """The same with some columns changed, and what is `said` of them as a whole."""
+        return replace(self, columns={**self.columns, **columns}, **said)
+
+    def only(self, keep: np.ndarray) -> Paths:
+        """Some of them; `keep` (n,) bool."""
+        if keep.all():
+            return self
+        kept = np.flatnonzero(keep)
+        return self.cut(kept, np.zeros(len(kept), dtype=np.int64), self.rows[kept])
+
+    def cut(self, which: np.ndarray, begin: np.ndarray, rows: np.ndarray) -> Paths:
+        """Of the trajectories `which` (m,), the `rows` (m,) rows from row `begin` (m,) on."""
+        whole = len(which) == len(self) and np.array_equal(rows, self.rows)
+        index = slice(None) if whole else ranges(self.first[which] + begin, rows)
+        return replace(
+            self,
+            columns={name: values[index] for name, values in self.columns.items()},
+            rows=rows,
+            keys=self.keys[which],
+            uids=self.uids[which],
+            place=self.place[which],
+            offset=self.offset[which] + begin,
+            success=None if self.success is None else self.success[which],
+            tasks=None if self.tasks is None else tuple(self.tasks[i] for i in which.tolist()),
+            tags={name: tuple(values[i] for i in which.tolist()) for name, values in self.tags.items()},
+        )
+
+    def derived(self, names: tuple[str, ...]) -> Derived:
+        """What differs from the originals: the columns `names`."""
+        return Derived(
+            place=self.place,
+            offset=self.offset,
+            rows=self.rows,
+            columns={name: self.columns[name] for name in names},
+            success=self.success,
+            tasks=self.tasks,
+            tags=self.tags,
+            names_goal=self.names_goal,
+        )
+
+
+def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """start[0], start[0] + 1, ... (count[0] of them), start[1], ..."""
+    before = np.cumsum(count) - count
+    return np.repeat(start - before, count) + np.arange(int(count.sum()))
+
+
+def picked(flags: np.ndarray, paths: Paths, u: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Of the rows with `flags` (R,) bool: how many each trajectory has (n,), and one of them (n,), chosen by `u` (n,)
+    in [0, 1); None: the last. Where there is none, the row means nothing.
+    """
+    marked = np.flatnonzero(flags)
+    before, end = np.searchsorted(marked, paths.first), np.searchsorted(marked, paths.last, side="right")
+    count = end - before
+    rank = count - 1 if u is None else (u * count).astype(np.int64)
+    return count, taken(marked, before + np.maximum(rank, 0))
+
+
+def taken(marked: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """`marked[at]`; anything where it has no such place."""
+    return marked[np.minimum(at, len(marked) - 1)] if len(marked) else np.zeros_like(at)

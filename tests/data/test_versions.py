@@ -1,0 +1,102 @@
+"""Windows of versions that are made as they are drawn are windows of the versions that `relabel` stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.config.relabelling import ReplaySettings
+from pipelines.data.sampler import WindowSampler
+from pipelines.data.strategy import Strategy
+from pipelines.data.view import View
+from pipelines.errors import InputMissing, UsageError
+from pipelines.events import silent
+from pipelines.lake.reading import trajectories
+from pipelines.lake.store import Lake
+from pipelines.stages import collect, relabel
+from pipelines.stages.versions import make_versions
+from tests.stages.recipes import tiny
+
+ENVS = {
+    "mazerunner": {"name": "mazerunner", "size": 9, "goals": 3, "max_episode_steps": 30},
+    "goal-frozen-lake": {"name": "goal-frozen-lake"},
+}
+WINDOW = 8
+
+
+def sampler(lake: Lake, settings: ReplaySettings, *, seed: int = 5, placement: str = "any") -> WindowSampler:
+    schema = lake.only_schema()
+    view = View(lake, schema.id)
+    view.refresh()
+    versions = make_versions(lake, schema, settings, seed=seed, listener=silent)
+    return WindowSampler(view, length=WINDOW, seed=1, strategy=Strategy(placement=placement), versions=versions)
+
+
+def windows(batch):
+    """Each window's real rows of every column, and where it begins."""
+    for i, rows in enumerate(batch.lengths.tolist()):
+        yield int(batch.start[i]), {name: values[i, :rows] for name, values in batch.columns.items()}
+
+
+@pytest.mark.parametrize("placement", ["any", "full"])
+@pytest.mark.parametrize(
+    ("env", "relabelers"),
+    [("mazerunner", ("instruction:some", "scale:2")), ("goal-frozen-lake", ("hindsight:future",))],
+)
+def test_drawn_versions_are_the_stored_ones(tmp_path: Path, env: str, relabelers: tuple[str, ...], placement) -> None:
+    settings = tiny(env=ENVS[env], collect={"steps": 240})
+    collect.run(settings, lake=tmp_path / "lake")
+    lake = Lake.open(tmp_path / "lake")
+    drawn = sampler(lake, ReplaySettings(relabeler=relabelers, share=1.0, copies=3), placement=placement)
+    batches = [drawn.sample(16) for _ in range(12)]
+    again = sampler(lake, ReplaySettings(relabeler=relabelers, share=1.0, copies=3), placement=placement)
+    np.testing.assert_array_equal(again.sample(16).columns["reward"], batches[0].columns["reward"])
+    stored = tiny(seed=5, env=ENVS[env], relabel={"relabeler": relabelers, "copies": 3})
+    relabel.run(stored, lake=tmp_path / "lake")
+    known, relabelled = {}, 0
+    for each in trajectories(lake):
+        for start in range(each.length):
+            rows = slice(start, min(start + WINDOW + 1, each.length + 1))
+            window = {name: values[rows] for name, values in each.columns.items()}
+            known.setdefault(digest(start, window), set()).add(each.info.source)
+    for batch in batches:
+        for start, window in windows(batch):
+            sources = known[digest(start, window)]  # a KeyError: no stored trajectory has such a window
+            relabelled += sources == {"relabel"}
+        for i, rows in enumerate(batch.lengths.tolist()):
+            assert all(not values[i, rows:].any() for values in batch.columns.values())
+    assert relabelled > 30
+
+
+def digest(start, window):
+    return start, b"".join(name.encode() + np.ascontiguousarray(window[name]).tobytes() for name in sorted(window))
+
+
+def test_a_share_of_the_windows_and_of_the_trajectories(tmp_path: Path) -> None:
+    collect.run(tiny(env=ENVS["mazerunner"], collect={"steps": 240}), lake=tmp_path / "lake")
+    lake = Lake.open(tmp_path / "lake")
+
+    def doubled(**settings):
+        drawn = sampler(lake, ReplaySettings(relabeler=("reward:7",), **settings))
+        found = [
+            (b.trajectory[i], b.columns["reward"][i, 1])
+            for b in (drawn.sample(64) for _ in range(5))
+            for i in range(64)
+        ]
+        return np.array(found)
+
+    assert 0.2 < (doubled(share=0.3)[:, 1] == 7).mean() < 0.4
+    some = doubled(share=1.0, fraction=0.5)
+    assert 0 < len(set(some[some[:, 1] == 7, 0])) < len(set(some[:, 0]))
+    assert not (doubled(share=1.0, where="length < 0")[:, 1] == 7).any()
+
+
+def test_what_is_wrong_is_said_before_anything_is_drawn(tmp_path: Path) -> None:
+    collect.run(tiny(), lake=tmp_path / "lake")
+    lake = Lake.open(tmp_path / "lake")
+    with pytest.raises(InputMissing, match="'tmaze' has no goal rule"):
+        sampler(lake, ReplaySettings(relabeler=("hindsight",)))
+    with pytest.raises(UsageError, match="nothing"):
+        sampler(lake, ReplaySettings(relabeler=("reward:nothing",)))
