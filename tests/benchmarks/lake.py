@@ -11,6 +11,7 @@ writing   appends, MB/s, commits a second by one and by eight processes, against
 refresh   100 new trajectories beside 1,000, 100,000 and 1,000,000 others: a follower, and the SQL index
 index     the SQL index at a million trajectories, --large: ten million
 overlay   new rewards: bytes, and the speed of sampling through them
+relabel   relabelling trajectories of 500 steps: how many a second, and bytes of the overlays
 
 What limits, by profiles: a warm window is copying, 13 kB at the speed of memory plus a call of numpy a column and file;
 end to end the draw adds a few per cent. Cold, the disk's queue: all ranges of a batch are named before the first is
@@ -32,7 +33,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lake_sections import growth, images, sampling, writing
+from lake_sections import growth, images, relabelling, sampling, writing
 from lake_sections.common import Section, table
 
 
@@ -54,6 +55,7 @@ def main() -> None:
         "refresh": lambda folder: growth.refresh(folder, [1_000, 100_000, 1_000_000]),
         "index": lambda folder: growth.index(folder, [1_000_000, *([10_000_000] if options.large else [])]),
         "overlay": lambda folder: sampling.overlay(folder, count),
+        "relabel": lambda folder: relabelling.relabelling(folder, 4 * count),
     }
     chosen = options.only.split(",") if options.only else list(sections)
     if unknown := set(chosen) - set(sections):
