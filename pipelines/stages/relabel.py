@@ -54,7 +54,7 @@ def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) ->
             "overlay_bytes": sum(writer.bytes for writer in writers),
             "base_bytes": steps * job.schema.step_bytes,
             "considered": job.total,
-            "trajectories_per_second": job.done / seconds if job.done else 0.0,
+            "trajectories_per_second": job.done * settings.relabel.copies / seconds if job.done else 0.0,
         },
         outputs=[store.name],
         seconds=seconds,

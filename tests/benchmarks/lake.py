@@ -55,7 +55,7 @@ def main() -> None:
         "refresh": lambda folder: growth.refresh(folder, [1_000, 100_000, 1_000_000]),
         "index": lambda folder: growth.index(folder, [1_000_000, *([10_000_000] if options.large else [])]),
         "overlay": lambda folder: sampling.overlay(folder, count),
-        "relabel": lambda folder: relabelling.relabelling(folder, 4 * count),
+        "relabel": lambda folder: relabelling.relabelling(folder, count),
     }
     chosen = options.only.split(",") if options.only else list(sections)
     if unknown := set(chosen) - set(sections):

@@ -18,7 +18,7 @@ from pipelines.relabelers.paths import Paths
 from pipelines.stages import relabel
 from pipelines.stages.environment import env_model
 
-STEPS = 500
+STEPS, COPIES = 500, 20
 # 101 B a step: 90 of observations, 4 of action and reward each, 3 of flags; the goals are among the observations.
 GOAL = Schema(
     Spaces(
@@ -60,10 +60,9 @@ def sparse(argument: str, context: object) -> Sparse:
 
 
 def relabelling(folder: Path, count: int) -> Section:
-    """`count` trajectories of 500 steps, in segments of 64 MB."""
-    section = Section(
-        notes=[f"{count} trajectories of {STEPS} steps; all that the stage does, from opening the lake on"]
-    )
+    """`COPIES` versions each of `count` trajectories."""
+    what = f"{COPIES} versions of {count} trajectories of {STEPS} steps"
+    section = Section(notes=[f"{what}; all that the stage does, from opening the lake on"])
     rows = (
         ("5 B a step", GOAL, "goal-frozen-lake", "lake_sections.relabelling:sparse"),
         ("scale", GOAL, "goal-frozen-lake", "scale:0.5"),
@@ -74,7 +73,7 @@ def relabelling(folder: Path, count: int) -> Section:
     )
     for name, schema, env, relabeler in rows:
         lake = _filled(folder / name.replace(" ", "-"), schema, env, count)
-        settings = resolve({"relabel": {"relabeler": relabeler}}, env_model=env_model)
+        settings = resolve({"relabel": {"relabeler": relabeler, "copies": COPIES}}, env_model=env_model)
         begun = time.perf_counter()
         relabel.run(settings, lake=lake.path)
         seconds = time.perf_counter() - begun
@@ -84,8 +83,8 @@ def relabelling(folder: Path, count: int) -> Section:
             for path in (lake.path / "segments").rglob("*.arrow")
             if path not in files
         )
-        section.figures[f"{name}, trajectories/s"] = count / seconds
-        section.figures[f"{name}, bytes / of the base"] = sum(path.stat().st_size for path in files) / base
+        section.figures[f"{name}, trajectories/s"] = COPIES * count / seconds
+        section.figures[f"{name}, bytes / of the base"] = sum(path.stat().st_size for path in files) / base / COPIES
     return section
 
 
