@@ -300,6 +300,8 @@ def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error as error:
+        if "INTERRUPT Error" in str(error):  # one that comes between two tasks is told as a query that was closed
+            raise duckdb.InterruptException(str(error)) from error
         lost = _LOST.search(str(error))
         if lost is not None:
             raise StageFailed(f"cannot read the steps: {lost[1]}") from error

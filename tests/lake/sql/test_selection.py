@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from uuid import UUID
 
 import numpy as np
 import pytest
@@ -96,8 +95,8 @@ def test_weights_by_uid(filled: Lake) -> None:
 
 
 def test_uids_that_end_in_zeros_come_back(lake: Lake, monkeypatch) -> None:
-    uids = iter([UUID(bytes=b"\x01\x00\x02" + bytes(13)), UUID(bytes=b"\x01" + bytes(15))])
-    monkeypatch.setattr("pipelines.lake.writer.uuid4", lambda: next(uids))
+    uids = iter([b"\x01\x00\x02" + bytes(13), b"\x01" + bytes(15)])
+    monkeypatch.setattr("pipelines.lake.writer._new_uids", lambda count: [next(uids) for _ in range(count)])
     fill(lake, [3, 4])
     assert hex_uids(select(lake).uids) == ["01" + "00" * 15, "010002" + "00" * 13]
 
