@@ -3,7 +3,8 @@
     python tests/benchmarks/ingest.py [--steps 1000000] [--episode 500] [--json] [--dir DIR]
 
 Each in a process of its own. Rates are by the clock and by the CPU time of the process, imports left out of both;
-memory is its highest resident set. `check` reads and checks everything before the first trajectory is stored; `once` leaves that out.
+memory is its highest resident set. `check` reads and checks everything before the first trajectory is stored; `once`
+leaves that out.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def test_unsupported_spaces_are_refused():
     [
         ("gym:CartPol-v1", UsageError, "CartPole"),
         ("gym:CartPole-v99", UsageError, "CartPole"),
-        ("gym:CarRacing-v3", InputMissing, "needs a package"),
+        ("gym:CarRacing-v3", InputMissing, r"needs the extra .box2d."),
         ("no_such_module:Env", InputMissing, "no module 'no_such_module'"),
         ("tests.envs.own:Nothing", InputMissing, "has no 'Nothing'"),
         ("tests.envs.own:not_an_environment", UsageError, "gives int, not a gymnasium.Env"),
