@@ -141,9 +141,9 @@ def hex_uids(uids: np.ndarray) -> list[str]:
     return [uid.ljust(16, b"\0").hex() for uid in uids.tolist()]
 
 
-def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Trajectories given as rows of `TRAJECTORIES`."""
-    return pa.Table.from_pylist(list(rows), schema=TRAJECTORIES)
+def table_of(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Trajectories given as columns of `TRAJECTORIES`."""
+    return pa.Table.from_pydict(dict(columns), schema=TRAJECTORIES)
 
 
 def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:

@@ -73,7 +73,7 @@ class OverlayWriter(Writer):
         except FileNotFoundError:  # rewritten and swept since the last look
             self._reader.refresh()
             row = self._row(base_uid, stored, method, base_offset, info)
-        return self._append(stored, [rows], [row])[0]
+        return self._append(stored, [rows], row, {})[0]
 
     def _row(
         self,

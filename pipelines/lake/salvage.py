@@ -96,4 +96,4 @@ def _unsealed(columns: Sequence[Column], row: dict[str, Any], data: memoryview) 
         flat = np.frombuffer(data, storage_dtype(column), count, start)
         start += flat.nbytes
         values[column.name] = flat.reshape(rows, *column.shape)
-    return Unsealed(uid.bytes, values, row)
+    return Unsealed([uid.bytes], values, row)

@@ -12,7 +12,8 @@ import functools
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,11 +35,18 @@ FETCHES = 4  # of a file that this host keeps for a while only
 
 @dataclass
 class Unsealed:
-    """A trajectory on its way into a segment: its uid, its columns and its row of the footer's table."""
+    """Trajectories on their way into a segment: their uids, their columns one after another, what their rows of the
+    footer's table have in common, and, a column a field, what they have not.
+    """
 
-    uid: bytes
+    uids: Sequence[bytes]
     columns: Mapping[str, np.ndarray]
     row: dict[str, Any]
+    each: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def column(self, name: str) -> Sequence[Any]:
+        """A field of the footer's table, None where nothing is known."""
+        return self.each[name] if name in self.each else [self.row.get(name)] * len(self.uids)
 
 
 @dataclass(frozen=True)
@@ -71,19 +79,15 @@ def stage(
     overlay: bool,
 ) -> Staged:
     """Write the files of a segment into `tmp`. OSError as the system gives it, with nothing left behind."""
-    names, row0, rows = {c.name: c for c in columns}, 0, []
-    for item in items:
-        base = item.row.get("base_uid")
-        rows.append(
-            {
-                **item.row,
-                "uid": item.uid,
-                "row0": row0,
-                "base_uid": bytes.fromhex(base) if base else None,
-                "tags": [(key, value) for key, value in item.row["tags"]],
-            }
-        )
-        row0 += item.row["length"] + 1
+    names = [c.name for c in columns]
+    said = {name: list(chain.from_iterable(item.column(name) for item in items)) for name in footer.TRAJECTORIES.names}
+    ends = np.cumsum(np.array(said["length"]) + 1)
+    said |= {
+        "uid": [uid for item in items for uid in item.uids],
+        "row0": [0, *ends[:-1].tolist()],
+        "base_uid": [bytes.fromhex(base) if base else None for base in said["base_uid"]],
+        "tags": [[(key, value) for key, value in tags] if tags else tags for tags in said["tags"]],
+    }
     values = {name: np.concatenate([item.columns[name] for item in items]) for name in names}
     header = {
         "format": footer.FORMAT,
@@ -91,10 +95,10 @@ def stage(
         "schema": schema_id,
         "writer": writer,
         "t_commit": time.time(),
-        "rows": row0,
+        "rows": int(ends[-1]),
         "columns": {name: checksum(values[name]) for name in names},
     }
-    return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(rows)))
+    return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(said)))
 
 
 def stage_files(

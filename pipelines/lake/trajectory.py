@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, overload
 
 import numpy as np
 
@@ -33,6 +34,39 @@ class TrajectoryInfo:
     t_start: float = 0.0
     t_end: float = 0.0
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class Infos(Sequence[TrajectoryInfo]):
+    """What is said of several trajectories, a column a field: `each` has a value for each of them, `shared` all that
+    they have in common. One that is asked for is made then, which costs more than all of a batch's columns.
+    """
+
+    def __init__(self, shared: TrajectoryInfo, each: Mapping[str, Sequence[Any]]) -> None:
+        self.shared, self.each = shared, each
+        self._count = len(next(iter(each.values())))
+        if any(len(values) != self._count for values in each.values()):
+            raise ValueError(f"columns of {sorted({len(v) for v in each.values()})} trajectories given together")
+
+    @classmethod
+    def of(cls, infos: Sequence[TrajectoryInfo]) -> Infos:
+        """`infos` (one at least) as columns."""
+        if isinstance(infos, Infos):
+            return infos
+        names = [info_field.name for info_field in fields(TrajectoryInfo)] if len(infos) > 1 else ["seed"]
+        return cls(infos[0], {name: [getattr(info, name) for info in infos] for name in names})
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> TrajectoryInfo: ...
+    @overload
+    def __getitem__(self, place: slice) -> Infos: ...
+    def __getitem__(self, place: int | slice) -> TrajectoryInfo | Infos:
+        if isinstance(place, slice):
+            return Infos(self.shared, {name: values[place] for name, values in self.each.items()})
+        chosen: dict[str, Any] = {name: values[place] for name, values in self.each.items()}
+        return replace(self.shared, **chosen)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Log:
         os.close(descriptor)
         return None
 
-    def append(self, records: Iterable[tuple[bytes, bytes, int]]) -> None:
+    def append(self, records: Iterable[tuple[bytes, bytes | memoryview, int]]) -> None:
         """Log trajectories, all or none: for each its JSON row, the bytes of its columns and their CRC32."""
         self._frames((b"T", struct.pack("<I", len(row)) + row, data, crc) for row, data, crc in records)
 
@@ -130,9 +130,9 @@ class Log:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _frames(self, frames: Iterable[tuple[bytes, bytes, bytes, int]]) -> None:
+    def _frames(self, frames: Iterable[tuple[bytes, bytes, bytes | memoryview, int]]) -> None:
         """Write (kind, beginning of the payload, rest of it, CRC32 of the rest)."""
-        pieces: list[bytes] = []
+        pieces: list[bytes | memoryview] = []
         for kind, begun, rest, crc_rest in frames:
             length = len(begun) + len(rest)
             crc = zlib.crc32(begun, zlib.crc32(_CHECKED.pack(kind, length)))
@@ -140,7 +140,7 @@ class Log:
             pieces += _FRAME.pack(kind, length, crc), begun, rest
         self._write(pieces if len(pieces) <= _PIECES else [b"".join(pieces)])
 
-    def _write(self, parts: Sequence[bytes]) -> None:
+    def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         total = sum(len(part) for part in parts)
         try:
             written = os.writev(self._descriptor, parts)

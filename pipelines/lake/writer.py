@@ -8,13 +8,15 @@ dropping its log doubles nothing: the log names the segment before it is publish
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
 from pipelines.lake.sealer import Sealer
 from pipelines.lake.segment import Unsealed
 from pipelines.lake.storage import Storage
-from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
 LOG_FORMAT = 1
@@ -97,8 +99,11 @@ class Writer:
     def append_many(self, trajectories: Trajectories) -> list[str]:
         """As `append`, for several at once: a fraction of the cost each. All are stored or none."""
         stored, rows = checked(self.columns, trajectories.columns, trajectories.rows), trajectories.rows
-        described = [row_of(info) for info in trajectories.infos]
-        return self._append(stored, rows, [a | b for a, b in zip(described, _summaries(stored, rows), strict=True)])
+        infos = Infos.of(trajectories.infos)
+        if len(infos) != len(rows):
+            raise ValueError(f"{len(infos)} trajectories are described, {len(rows)} given")
+        each = {name: described(name, values) for name, values in infos.each.items()}
+        return self._append(stored, rows, row_of(infos.shared), each | _summaries(stored, rows))
 
     def poll(self) -> None:
         """Begin to seal if the oldest unsealed trajectory has waited long enough."""
@@ -134,35 +139,37 @@ class Writer:
             self._log, self._unsealed = None, []
 
     def _append(
-        self, stored: Mapping[str, np.ndarray], rows: Sequence[int], described: list[dict[str, Any]]
+        self,
+        stored: Mapping[str, np.ndarray],
+        rows: Sequence[int],
+        row: dict[str, Any],
+        each: Mapping[str, Sequence[Any]],
     ) -> list[str]:
-        """Log trajectories laid one after another, of `rows` rows each, with all of their row but uid and crc."""
+        """Log trajectories laid one after another, of `rows` rows each, with all of their rows in the footer's table
+        but uid and crc: what is the same for all of them, and what `each` has of its own.
+        """
         self._sealer.check()
         owned = {name: np.array(values) for name, values in stored.items()}
-        items, blobs, told, start = [], [], [], 0
-        for uid, count, row in zip(_new_uids(len(described)), rows, described, strict=True):
-            stop = start + count
-            columns = {name: values[start:stop] for name, values in owned.items()}
-            blobs.append(b"".join([values.data for values in columns.values()]))
-            row["crc"], start = zlib.crc32(blobs[-1]), stop
-            told.append({"uid": uid.hex(), **row})
-            items.append(Unsealed(uid, columns, row))
-        records = [(text, data, row["crc"]) for text, data, row in zip(_to_json(told), blobs, told, strict=True)]
+        blobs, uids = _one_by_one(owned, rows), _new_uids(len(rows))
+        crcs, names = [zlib.crc32(blob) for blob in blobs], [uid.hex() for uid in uids]
+        row, each = {name: value for name, value in row.items() if name not in each}, {**each, "crc": crcs}
+        items = Unsealed(uids, owned, row, each)
+        records = list(zip(_to_json({"uid": names, **each}, row), blobs, crcs, strict=True))
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
             self._log.append(records)
         size = sum(values.nbytes for values in owned.values())
-        self._unsealed += items
+        self._unsealed.append(items)
         self._unsealed_bytes += size
-        self.trajectories += len(items)
-        self.steps += sum(rows) - len(items)
+        self.trajectories += len(uids)
+        self.steps += sum(rows) - len(uids)
         self.bytes += size
         if self._unsealed_bytes >= self._seal_bytes:
             self._cut()
         else:
             self.poll()
-        return [item.uid.hex() for item in items]
+        return names
 
     def _open_log(self) -> Log:
         name = f"{self.name}-{self._sequence:08d}"
@@ -202,19 +209,23 @@ def row_of(info: TrajectoryInfo) -> dict[str, Any]:
 
     ValueError unless the footer can hold it: what is logged must be possible to seal.
     """
-    row = dict(vars(info))
-    row["tags"] = [list(pair) for pair in info.tags.items()]
-    row["attempts"] = [_of_kind(bool, value, "attempts") for value in info.attempts]
-    for name, kind in _KINDS.items():
-        value = row[name]
-        if type(value) is not kind and not (value is None and name == "success"):
-            row[name] = _of_kind(kind, value, name)
-    for name in ("policy_version", "seed"):
-        if not -(2**63) <= row[name] < 2**63:
-            raise ValueError(f"'{name}' of a trajectory is {row[name]}, more than 64 bits")
-    if row["tags"] and not all(isinstance(text, str) for pair in row["tags"] for text in pair):
-        raise ValueError(f"'tags' of a trajectory are {row['tags']!r}, texts expected")
-    return row
+    return {name: described(name, [value])[0] for name, value in vars(info).items()}
+
+
+def described(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    """A field of several trajectories; see `row_of`."""
+    if name == "tags":
+        if not all(isinstance(text, str) for tags in values if tags for pair in tags.items() for text in pair):
+            raise ValueError(f"'tags' of a trajectory are {next(filter(None, values))!r}, texts expected")
+        return [[list(pair) for pair in tags.items()] if tags else [] for tags in values]
+    if name == "attempts":
+        return [[_of_kind(bool, one, name) for one in value] if len(value) else [] for value in values]
+    kind, kinds = _KINDS[name], set(map(type, values))
+    if not kinds <= ({kind, type(None)} if name == "success" else {kind}):
+        values = [value if value is None and name == "success" else _of_kind(kind, value, name) for value in values]
+    if kind is int and (min(values) < -(2**63) or max(values) >= 2**63):
+        raise ValueError(f"'{name}' of a trajectory is {max(values, key=abs)}, more than 64 bits")
+    return values
 
 
 def _of_kind(kind: type, value: Any, name: str) -> Any:
@@ -233,24 +244,54 @@ def _new_uids(count: int) -> list[bytes]:
     return [uid.tobytes() for uid in drawn]
 
 
-_BETWEEN = '}, {"uid": '  # inside a text the quotes would be escaped
+def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[bytes | memoryview]:
+    """The bytes of each trajectory: its rows of the first column, then of the second, and so on."""
+    if len(rows) == 1:
+        return [b"".join([values.data for values in owned.values()])]
+    counts = np.asarray(rows, dtype=np.int64)
+    widths = [values.nbytes // len(values) for values in owned.values()]
+    starts = np.concatenate([[0], np.cumsum(counts * sum(widths))])
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    laid, begins = np.empty(starts[-1], dtype=np.uint8), starts[:-1]
+    for values, width in zip(owned.values(), widths, strict=True):
+        if not width:
+            continue
+        places = np.ndarray((len(laid) - width + 1,), f"V{width}", laid, strides=(1,))  # where a row may begin
+        places[np.repeat(begins, counts) + within * width] = values.reshape(len(values), -1).view(f"V{width}")[:, 0]
+        begins = begins + counts * width
+    cuts, data = starts.tolist(), laid.data
+    return [data[start:stop] for start, stop in itertools.pairwise(cuts)]
 
 
-def _to_json(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Each row, whose first key is "uid"; encoded together, which costs half."""
-    pieces = json.dumps(rows)[len('[{"uid": ') : -len("}]")].split(_BETWEEN)
-    return [f'{{"uid": {piece}}}'.encode() for piece in pieces]
+def _to_json(each: Mapping[str, Sequence[Any]], row: Mapping[str, Any]) -> list[bytes]:
+    """Rows as JSON objects: a value of `each` column, and `row` in all of them."""
+    own = ", ".join(json.dumps(name).replace("%", "%%") + ": %s" for name in each)
+    shared = json.dumps(row)[1:-1].replace("%", "%%")
+    form = "{" + ", ".join(filter(None, [own, shared])) + "}"
+    return [(form % values).encode() for values in zip(*map(_values, each.values()), strict=True)]
 
 
-def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _values(column: Sequence[Any]) -> Sequence[str]:
+    """Each value as JSON; numbers are encoded together."""
+    kinds = set(map(type, column))
+    if kinds == {str}:
+        return [encode_basestring_ascii(text) for text in column]
+    if kinds <= {int, float, bool, type(None)}:
+        return json.dumps(column)[1:-1].split(", ")
+    return [json.dumps(value) for value in column]
+
+
+def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, list[Any]]:
     """What follows from the columns of each trajectory."""
     ends = np.cumsum(rows)
     spans = np.column_stack([ends - rows + 1, ends]).ravel()  # what lies in a first row led to nothing
     returns = np.add.reduceat(np.append(stored[REWARD], 0.0), spans, dtype=np.float64)[::2]
-    terminated, truncated = stored[TERMINATED][ends - 1] != 0, stored[TRUNCATED][ends - 1] != 0
-    summed = zip(rows, returns.tolist(), terminated.tolist(), truncated.tolist(), strict=True)
-    for count, value, over, cut in summed:
-        yield {"length": count - 1, "return": value, "terminated": over, "truncated": cut}
+    return {
+        "length": [count - 1 for count in rows],
+        "return": returns.tolist(),
+        "terminated": (stored[TERMINATED][ends - 1] != 0).tolist(),
+        "truncated": (stored[TRUNCATED][ends - 1] != 0).tolist(),
+    }
 
 
 def publish_log(

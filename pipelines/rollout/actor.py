@@ -20,7 +20,7 @@ from pipelines.errors import StageFailed
 from pipelines.events import Listener, Progress, silent
 from pipelines.lake.schema import TERMINATED, TRUNCATED
 from pipelines.lake.spaces import Box
-from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.rollout.group import Group, Joined
 from pipelines.rollout.policy_client import Policy
 from pipelines.rollout.summary import Episode, RolloutStats
@@ -75,8 +75,7 @@ class Rollout:
         self._clear_counters()
 
     def _clear_counters(self) -> None:
-        self._returns: list[float] = []
-        self._successes: list[bool] = []
+        self._returns, self._successes, self._ended = 0.0, 0, 0  # sums over episodes that ended, and their number
         self._env_seconds = self._policy_seconds = 0.0
         self._before = self.total_steps, self.env_errors, self.episodes_dropped
         self._began = time.perf_counter()
@@ -139,9 +138,9 @@ class Rollout:
         """What the last call of `run` has done so far."""
         return RolloutStats(
             steps=self._done,
-            trajectories=len(self._returns),
-            return_mean=_mean(self._returns),
-            success_mean=_mean(self._successes),
+            trajectories=self._ended,
+            return_mean=self._mean(self._returns),
+            success_mean=self._success_mean,
             seconds=time.perf_counter() - self._began,
             env_seconds=self._env_seconds,
             policy_seconds=self._policy_seconds,
@@ -294,32 +293,29 @@ class Rollout:
                 columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
             now, tags = time.time(), {UNFINISHED: "true"} if unfinished else {}
             epsilon, began = (group.epsilon[actors] / lengths).tolist(), group.began[actors].tolist()
-            infos = [
-                TrajectoryInfo(
-                    env=spec.name,
-                    task=tasks[i],
-                    policy_id=self.policy_id,
-                    policy_version=self.policy_version,
-                    collector=self.collector,
-                    seed=self._seed,
-                    success=None if unfinished else success[i],
-                    attempts=attempts[i],
-                    epsilon=epsilon[i],
-                    goal_text=goals[i],
-                    t_start=began[i],
-                    t_end=now,
-                    tags=tags,
-                )
-                for i in range(len(actors))
-            ]
+            shared = TrajectoryInfo(
+                env=spec.name,
+                policy_id=self.policy_id,
+                policy_version=self.policy_version,
+                collector=self.collector,
+                seed=self._seed,
+                t_end=now,
+                tags=tags,
+            )
+            each: dict[str, list[Any]] = {"task": tasks, "epsilon": epsilon, "t_start": began}
+            each |= {"attempts": attempts} if any(attempts) else {}
+            each |= {"goal_text": goals} if any(goals) else {}
+            each |= {"success": success} if spec.has_success and not unfinished else {}
             group.time[actors] = 0  # from here on they are the sink's
-            self._sink(Trajectories(columns, rows, infos))
+            self._sink(Trajectories(columns, rows, Infos(shared, each)))
         self.total_trajectories += len(actors)
         if unfinished:
             return
         returns = group.total[actors].tolist()
-        self._returns += returns
-        self._successes += [outcome for outcome in success if outcome is not None]
+        self._returns += sum(returns)
+        self._ended += len(actors)
+        if spec.has_success:
+            self._successes += sum(map(bool, success))
         if self._on_episode is None:
             return
         for i, actor in enumerate(actors.tolist()):
@@ -372,17 +368,21 @@ class Rollout:
         if self.exploration is not None and state["exploration"] is not None:
             self.exploration.load_state_dict(state["exploration"])
 
+    def _mean(self, total: float) -> float:
+        """Over the episodes that ended."""
+        return total / self._ended if self._ended else math.nan
+
+    @property
+    def _success_mean(self) -> float:
+        return self._mean(self._successes) if self.env.spec.has_success else math.nan
+
     def _progress(self, stage: str, steps: int) -> Progress:
         seconds = time.perf_counter() - self._began
         shown = {
-            "return_mean": _mean(self._returns),
-            "success_mean": _mean(self._successes),
+            "return_mean": self._mean(self._returns),
+            "success_mean": self._success_mean,
             "policy_share": self._policy_seconds / seconds,
             "env_share": self._env_seconds / seconds,
         }
         known = {name: value for name, value in shown.items() if not math.isnan(value)}
         return Progress(stage=stage, done=min(self._done, steps), total=steps, unit="steps", metrics=known)
-
-
-def _mean(values: list[Any]) -> float:
-    return float(np.mean(values)) if values else math.nan

@@ -108,7 +108,7 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
         {"row0": i * (STEPS + 1), "length": STEPS, "env": "maze", "task": f"t{i % 50}", "tags": []}
         for i in range(TRAJECTORIES)
     ]
-    table = footer.table_of([{"uid": bytes(16), **line} for line in lines])
+    table = pa.Table.from_pylist([{"uid": bytes(16), **line} for line in lines], schema=footer.TRAJECTORIES)
     folders = Folders(lake.storage)
     for number in range(segments):
         uids = pa.array([uuid.uuid4().bytes for _ in range(TRAJECTORIES)], pa.binary(16))

@@ -253,7 +253,7 @@ class _Job:
         base = row["base_uid"]
         row |= {"base_uid": base and base.hex(), "base_segment": lies_in, "tags": list(row["tags"] or ())}
         key = (segment.schema_id, tuple(own), base is not None)
-        self._pending.setdefault(key, []).append(Unsealed(bytes.fromhex(uid), own, row))
+        self._pending.setdefault(key, []).append(Unsealed([bytes.fromhex(uid)], own, row))
         self._pending_bytes += sum(values.nbytes for values in own.values())
         if self._pending_bytes >= SEAL_BYTES:
             self._flush()
