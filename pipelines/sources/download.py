@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import urllib.request
 from http.client import HTTPException
@@ -12,6 +11,7 @@ from urllib.error import HTTPError
 
 from pipelines.config.atomic import explained, publish
 from pipelines.config.locking import locked
+from pipelines.config.user_cache import cache_home
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, Progress
 
@@ -21,9 +21,7 @@ _TIMEOUT_SECONDS = 30.0
 
 def folder() -> Path:
     """Where downloads are kept: `datasets` in the cache folder of this host."""
-    home = os.environ.get("AMAGO_CACHE")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amago"
-    return base / "datasets"
+    return cache_home() / "datasets"
 
 
 def fetched(url: str, *, name: str, sha256: str | None, listener: Listener) -> Path:

@@ -12,7 +12,6 @@ read or does not hold what it should is written anew; where none can be written 
 from __future__ import annotations
 
 import contextlib
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.config.atomic import write_atomically
+from pipelines.config.user_cache import cache_home
 from pipelines.errors import StageFailed
 
 NUM_GOALS = 50
@@ -39,14 +39,6 @@ def goal_vectors(name: str, seed: int, draw: Callable[[], np.ndarray]) -> np.nda
             raise StageFailed(f"Meta-World's class '{name}' does not draw {NUM_GOALS} different goals with seed {seed}")
         _keep(path, found)
     return found
-
-
-def cache_home() -> Path:
-    """The folder in which this user's cached files are."""
-    home = os.environ.get("AMAGO_CACHE")
-    if home:
-        return Path(home)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amago"
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pipelines.config.atomic import explained
 from pipelines.config.locking import locked
+from pipelines.config.user_cache import cache_home
 from pipelines.errors import UsageError
 
 DEFAULT_BYTES, DEFAULT_SHARE = 20 * 10**9, 10
@@ -31,10 +32,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 def host_directory(identity: str, label: str) -> Path:
     """The directory of this host for a lake elsewhere, made if missing; `label` is for people who look around."""
-    home = os.environ.get("AMAGO_CACHE")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amago"
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[-40:].strip("-")
-    directory = base.absolute() / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    directory = cache_home().absolute() / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     with explained(f"write '{directory}', which this host needs for the lake (AMAGO_CACHE names another place)"):
         for name in _FOLDERS:
             (directory / name).mkdir(parents=True, exist_ok=True)
