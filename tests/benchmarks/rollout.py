@@ -9,12 +9,14 @@ Three tables, and all of it as JSON in the last line:
   (85% and more);
 - built-ins with random actions and 1,024 actors, recorded (500,000 steps/s and more are wanted).
 
-Rates are environment steps a second, the best of a few turns; `cpu` counts seconds of this process only.
+Rates are environment steps a second, the best of a few turns, in the second table the median of turns that alternate;
+`cpu` counts seconds of this process only.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import sys
@@ -45,13 +47,19 @@ AGENT = {
 REFERENCE = {8: 1716, 16: 1920, 24: 2113}  # steps a second of AMAGO 3.3 on two cores
 SLOW = {"name": "tests.envs.breaking:Walk", "seconds": 5e-4, "length": 200}
 BUILT_INS = (LAKE, {"name": "dark-key-door"}, {"name": "tmaze"}, {"name": "goal-frozen-lake"})
-_TURNS = 4
+_TURNS, _SHARED_TURNS = 4, 7
 
 
-def measure(env: dict[str, Any], *, actors: int, workers: int, seconds: float, agent: bool = False) -> dict[str, Any]:
-    """Rate of collecting into a new lake, wall and CPU of this process, the best of a few turns of `seconds`."""
-    settings = Settings.model_validate({"env": env, "agent": AGENT, "collect": {"actors": actors, "workers": workers}})
-    with tempfile.TemporaryDirectory() as folder, Collector(settings, Path(folder) / "lake", name="bench") as collector:
+class Collecting:
+    """Collecting into a new lake, in turns; with an agent, or at random."""
+
+    def __init__(self, env: dict[str, Any], *, actors: int, workers: int, agent: bool = False) -> None:
+        settings = Settings.model_validate(
+            {"env": env, "agent": AGENT, "collect": {"actors": actors, "workers": workers}}
+        )
+        self._stack = contextlib.ExitStack()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        collector = self._stack.enter_context(Collector(settings, Path(folder) / "lake", name="bench"))
         acting = collector.first_policy()
         if agent:
             learner = Agent(collector.env.spec.spaces, settings.agent).eval()
@@ -59,56 +67,81 @@ def measure(env: dict[str, Any], *, actors: int, workers: int, seconds: float, a
             acting = Acting(policy=policy, policy_id="bench", version=0)
         collector.act_by(acting)
         assert collector.rollout is not None
-        steps = 10 * actors
-        best: dict[str, Any] = {"rate": 0.0, "cpu": 0.0}
-        collector.rollout.run(steps=(collector.env.spec.horizon or 100) * actors if agent else steps)  # memories fill
-        for _ in range(_TURNS):
-            wall, cpu = time.perf_counter(), time.process_time()
-            done = 0
-            while time.perf_counter() - wall < seconds:
-                stats = collector.rollout.run(steps=steps)
-                done += stats.steps
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            best["cpu"] = max(best["cpu"], done / cpu)
-            if done / wall > best["rate"]:
-                shares = {
-                    "policy_share": stats.policy_seconds / stats.seconds,
-                    "env_share": stats.env_seconds / stats.seconds,
-                }
-                best |= {"rate": done / wall, **shares}
-        return best
+        self._rollout, self._steps = collector.rollout, 10 * actors
+        first = (collector.env.spec.horizon or 100) * actors if agent else self._steps  # memories fill
+        self._rollout.run(steps=first)
+
+    def __enter__(self) -> Collecting:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        """Rates by the clock and by the CPU of this process, and where its time went."""
+        wall, cpu, done = time.perf_counter(), time.process_time(), 0
+        while time.perf_counter() - wall < seconds:
+            stats = self._rollout.run(steps=self._steps)
+            done += stats.steps
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        shares = {
+            "policy_share": stats.policy_seconds / stats.seconds,
+            "env_share": stats.env_seconds / stats.seconds,
+        }
+        return {"rate": done / wall, "cpu": done / cpu, **shares}
 
 
-def _alone(env: dict[str, Any], actors: int, seconds: float, ready: Any, rates: Any) -> None:
+def measure(env: dict[str, Any], *, actors: int, workers: int, seconds: float, agent: bool = False) -> dict[str, Any]:
+    """The best of a few turns, by each clock."""
+    with Collecting(env, actors=actors, workers=workers, agent=agent) as collecting:
+        turns = [collecting.turn(seconds) for _ in range(_TURNS)]
+    return max(turns, key=lambda turn: turn["rate"]) | {"cpu": max(turn["cpu"] for turn in turns)}
+
+
+def _alone(env: dict[str, Any], actors: int, pipe: Any) -> None:
     params = {key: value for key, value in env.items() if key != "name"}
     made = make(env["name"], num_envs=actors, seed=0, params=params)
     policy = RandomPolicy(made.spec.spaces.action, seed=0)
     observation, anything = made.reset(), np.zeros(actors)  # random policies look at how many actors there are
-    best = 0.0
-    ready.wait()
-    for _ in range(_TURNS):
+    pipe.send(None)
+    while (seconds := pipe.recv()) is not None:
         began, done = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             result = made.step(policy.act(observation, anything, anything, anything))
             over = result.terminated | result.truncated
             observation = made.reset(over) if over.any() else result.observation
             done += actors
-        best = max(best, done / (time.perf_counter() - began))
-    rates.put(best)
+        pipe.send(done / (time.perf_counter() - began))
 
 
-def alone(env: dict[str, Any], *, actors: int, processes: int, seconds: float) -> float:
-    """Rate of environments that are only stepped, by as many processes at once."""
-    context = multiprocessing.get_context("spawn")
-    ready, rates = context.Barrier(processes), context.SimpleQueue()
-    share = max(actors // processes, 1)
-    started = [context.Process(target=_alone, args=(env, share, seconds, ready, rates)) for _ in range(processes)]
-    for process in started:
-        process.start()
-    total = sum(rates.get() for _ in started)
-    for process in started:
-        process.join()
-    return total
+class Alone:
+    """Environments that are only stepped, by some processes at once, in turns."""
+
+    def __init__(self, env: dict[str, Any], *, actors: int, processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._started = [], []
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_alone, args=(env, max(actors // processes, 1), theirs))
+            process.start()
+            self._pipes.append(ours)
+            self._started.append(process)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for pipe, process in zip(self._pipes, self._started, strict=True):
+            pipe.send(None)
+            process.join()
+
+    def turn(self, seconds: float) -> float:
+        """Their rate, together."""
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        return float(sum(pipe.recv() for pipe in self._pipes))
 
 
 def acting(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
@@ -125,14 +158,27 @@ def acting(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
 def sharing(
     envs: Sequence[dict[str, Any]], workers: Sequence[int], actors: int, seconds: float
 ) -> list[dict[str, Any]]:
+    """Of each environment and number of workers: medians over turns that took turns with one another."""
     found = []
     for env in envs:
-        one = 0.0
-        for count in workers:
-            row = {"env": env["name"], "workers": count} | measure(env, actors=actors, workers=count, seconds=seconds)
-            one = row["rate"] if count == 0 else one
-            free = alone(env, actors=actors, processes=max(count, 1), seconds=seconds)
-            found.append(row | {"times_one_process": row["rate"] / one, "of_alone": row["rate"] / free})
+        with contextlib.ExitStack() as stack:
+            counts = list(dict.fromkeys([0, *workers]))
+            made = [stack.enter_context(Collecting(env, actors=actors, workers=count)) for count in counts]
+            sizes = list(dict.fromkeys(max(count, 1) for count in counts))
+            free = {n: stack.enter_context(Alone(env, actors=actors, processes=n)) for n in sizes}
+            turns = []
+            for _ in range(_SHARED_TURNS):
+                alone = {n: each.turn(seconds) for n, each in free.items()}
+                rows = [each.turn(seconds) for each in made]
+                turns.append(
+                    [
+                        row | {"times_one_process": row["rate"] / rows[0]["rate"], "of_alone": row["rate"] / alone[n]}
+                        for row, n in zip(rows, (max(count, 1) for count in counts), strict=True)
+                    ]
+                )
+        for count, rows_of in zip(counts, zip(*turns, strict=True), strict=True):
+            medians = {name: float(np.median([row[name] for row in rows_of])) for name in rows_of[0]}
+            found.append({"env": env["name"], "actors": actors, "workers": count} | medians)
     return found
 
 
@@ -159,8 +205,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
     parser.add_argument("--actors", type=int, nargs="+", default=[8, 16, 24, 32, 64, 128, 256])
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--env", nargs="+", default=[], help="more environments to share out, e.g. minigrid:ID")
+    parser.add_argument("--shared-actors", type=int, nargs="+", default=[16, 32], help="actors of those")
     parser.add_argument("--only", choices=["acting", "sharing", "built-ins"])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -170,8 +217,10 @@ def main() -> None:
         show("meta-frozen-lake, a Transformer acts", result["acting"])
     if options.only in (None, "sharing"):
         envs = [SLOW, *({"name": name} for name in options.env)]
-        result["sharing"] = sharing(envs, options.workers, 16, options.seconds)
-        show("environments in workers, 16 actors, random actions", result["sharing"])
+        result["sharing"] = [
+            row for actors in options.shared_actors for row in sharing(envs, options.workers, actors, options.seconds)
+        ]
+        show("environments in workers, random actions", result["sharing"])
     if options.only in (None, "built-ins"):
         result["built_ins"] = built_ins(1024, options.seconds)
         show("built-ins, 1,024 actors, random actions", result["built_ins"])
