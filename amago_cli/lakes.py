@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,6 @@ from pipelines.errors import UsageError
 
 _MARK = "lake.json"
 _NAME_ONE = "give --from-lake LAKE, e.g. --from-lake runs/cartpole"
-
-
-_WEIGHT = r"(?:\d+\.?\d*?|\.\d+)(?:[eE][+-]?\d+)?"
-_BEFORE_PORT = re.compile(r"endpoint_override=(?:\w+://)?[^:/&]*$")
-_SHARE = re.compile(rf"(?P<place>.+):(?P<weight>{_WEIGHT})(?:\.\.(?P<last>{_WEIGHT}))?")
 
 
 def only(given: Sequence[str] | None) -> str:
@@ -27,22 +21,16 @@ def only(given: Sequence[str] | None) -> str:
     return given[0]
 
 
-def shares(given: Sequence[str] | None) -> list[tuple[str, float, float | None]]:
-    """Lakes, their weights and their last weights from LAKE, LAKE:WEIGHT or LAKE:WEIGHT..LAST."""
+def shares(given: Sequence[str], run: Path) -> list[tuple[Path | str, float, float | None]]:
+    """Lakes, their weights and their last weights, of the training of `run`."""
+    from pipelines.config.lakes import located, parse_share
+
     if not given:
         raise UsageError("no lake is named", hint=_NAME_ONE)
-    found: list[tuple[str, float, float | None]] = []
-    for text in given:
-        match = _SHARE.fullmatch(text)
-        if match is None or _BEFORE_PORT.search(match["place"]):
-            found.append((text, 1.0, None))
-        else:
-            last = match["last"]
-            found.append((match["place"], float(match["weight"]), None if last is None else float(last)))
-    return found
+    return [(located(place, run), weight, last) for place, weight, last in map(parse_share, given)]
 
 
-def locate(place: str) -> str:
+def locate(place: Path | str) -> str:
     """Where the lake at `place`, or in the run `place`, lies. InputMissing if there is none."""
     from pipelines.lake.store import Lake
 

@@ -73,6 +73,7 @@ def collect(
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
     from amago_cli.configuration import Request, file_safe, preview, stored
+    from pipelines.config.lakes import located
     from pipelines.errors import UsageError
 
     named = {
@@ -105,7 +106,8 @@ def collect(
             raise UsageError("no environment is named", hint="give --env; `amago envs` lists them, or --from")
         run = Path("runs") / file_safe(name)
     settings = request.settings(stored(run))
-    where: Path | str = lake if lake is not None else (run or Path()) / "lake"
+    place = lake if lake is not None else settings.source.lake if settings.source.name else ""
+    where = located(place, run or Path())
     common.concerns(run=run, lake=where)
     if common.dry_run:
         return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}))
@@ -113,7 +115,7 @@ def collect(
         if settings.source.name:
             from pipelines.stages import ingest
 
-            return ingest.run(settings, run=run, lake=lake, listener=listener, fresh=fresh)
+            return ingest.run(settings, run=run, lake=where if place else None, listener=listener, fresh=fresh)
         from pipelines.stages import collect as engine
 
         return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh)

@@ -50,6 +50,7 @@ def train(
     lake's table of trajectories: see amago lake sql.
 
     Several lakes are mixed by weights, LAKE:WEIGHT, which may move over train.anneal_steps updates, LAKE:0.8..0.2.
+    Without --from-lake they are those of train.lakes.
 
     Example: amago train --from-lake runs/gym-CartPole-v1 --steps 1000
 
@@ -57,11 +58,11 @@ def train(
     """
     from amago_cli.configuration import Request, is_run, preview, stored
     from amago_cli.lakes import directory, locate, shares
+    from pipelines.config.lakes import parse_share
 
-    lakes = shares(from_lake)
-    source = directory(lakes[0][0])
+    source = directory(parse_share(from_lake[0])[0]) if from_lake else None
     if run is None:
-        run = source if source is not None and len(lakes) == 1 and is_run(source) else Path("runs") / "train"
+        run = source if source is not None and len(from_lake or ()) == 1 and is_run(source) else Path("runs") / "train"
     named = {
         "train.steps": steps,
         "train.where": where,
@@ -72,7 +73,8 @@ def train(
         "seed": seed,
     }
     settings = Request(common, named).settings(stored(run) or stored(source))
-    common.concerns(run=run, lake=", ".join(place for place, _, _ in lakes))
+    lakes = shares(from_lake or settings.train.lakes, run)
+    common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
     if common.dry_run:
         if not settings.train.follow:
             for place, _, _ in lakes:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.config.problems import describe, refuse, unknown_key
-from pipelines.config.settings import STAGE_OVERRIDES, Settings
+from pipelines.config.settings import STAGE_OVERRIDES, TABLES, Settings
 from pipelines.errors import InputMissing, UsageError
 
 # Tables of which one key decides what the others may be: with another value there, the old others go.
@@ -214,16 +214,17 @@ def _stage_problems(document: Mapping[str, Any]) -> list[str]:
     problems = []
     entries = document.get("stages", [])
     for place, entry in enumerate(entries if isinstance(entries, list | tuple) else []):
-        if not isinstance(entry, Mapping) or entry.get("stage") not in Settings.model_fields:
+        stage = entry.get("stage") if isinstance(entry, Mapping) else None
+        if not isinstance(stage, str) or (table := TABLES.get(stage, stage)) not in Settings.model_fields:
             continue  # the document's own validation names this fault
-        model = type(Settings.model_fields[entry["stage"]].default)
+        model = type(Settings.model_fields[table].default)
         own = {"stage", "every", "start_epoch", "stop_epoch"}
         overrides = {key: value for key, value in entry.items() if key not in own}
         prefix = f"stages.{place}"
-        allowed = STAGE_OVERRIDES.get(entry["stage"], frozenset(model.model_fields))
+        allowed = STAGE_OVERRIDES.get(stage, frozenset(model.model_fields))
         for key in overrides.keys() - allowed:
             if key in model.model_fields:
-                problems.append(f"{prefix}.{key}: one value holds for the whole run; set {entry['stage']}.{key}")
+                problems.append(f"{prefix}.{key}: one value holds for the whole run; set {table}.{key}")
             else:
                 problems.append(unknown_key(f"{prefix}.{key}", key, [*allowed, *own]))
         try:

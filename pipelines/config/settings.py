@@ -18,18 +18,21 @@ from pipelines.config.model import AgentSettings
 from pipelines.config.relabelling import RelabelSettings, ReplaySettings
 from pipelines.config.source import SourceSettings
 
-StageName = Literal["collect", "relabel", "train", "evaluate", "export"]
+StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "export"]
+# Where a stage of a chain has its settings, if not in the table of its name.
+TABLES: Mapping[str, str] = {"ingest": "source"}
 
 # Which tables fix what a stage adds to a run: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake", "source"),
     "train": ("agent", "train"),
-    "run": ("profile", "env", "exploration", "agent", "collect", "lake", "relabel", "train", "stages"),
+    "run": ("profile", "env", "exploration", "agent", "collect", "source", "lake", "relabel", "train", "stages"),
 }
 # In a chain, environments and model live through all epochs: only these keys may differ from entry to entry.
 STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
     "collect": frozenset({"steps", "policy", "greedy"}),
-    "train": frozenset({"steps"}),
+    "ingest": frozenset(),
+    "train": frozenset({"steps", "lakes"}),
 }
 # Targets and pacing may change between two invocations of one experiment.
 EXTENSIBLE = frozenset(
@@ -145,6 +148,8 @@ class TrainSettings(SettingsModel):
     """Global norm at which gradients are clipped."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches per update; each has batch_size / accumulate windows."""
+    lakes: tuple[str, ...] = ()
+    """What is mixed, `LAKE[:WEIGHT[..LAST]]` each, `{run}/lake` for the run's own; empty: all that a chain fills."""
     where: str = ""
     """SQL predicate over the `trajectories` table: what is drawn from; empty: all."""
     weight: str = ""
@@ -160,7 +165,8 @@ class TrainSettings(SettingsModel):
     priority_beta: float = Field(0.4, ge=0, le=1)
     """How much of the bias by priorities the loss corrects (1: all of it)."""
     anneal_steps: int = Field(0, ge=0)
-    """Updates over which the weights of several lakes move, where a range is given (`--from-lake A:0.8..0.2`)."""
+    """Updates over which the weights of several lakes move, where a range is given (`--from-lake A:0.8..0.2`); in a
+    chain 0 means: over the epochs of the entry."""
     follow: bool = False
     """Keep taking in what others add to the lakes; wait for the first trajectories where there are none."""
     refresh_seconds: float = Field(2.0, gt=0)
@@ -280,6 +286,7 @@ class Settings(SettingsModel):
         """These settings with the entry's overrides applied to its stage's table."""
         if not entry.overrides:
             return self
-        table = getattr(self, entry.stage)
+        name = TABLES.get(entry.stage, entry.stage)
+        table = getattr(self, name)
         merged = type(table).model_validate({**table.model_dump(), **entry.overrides})
-        return self.model_copy(update={entry.stage: merged})
+        return self.model_copy(update={name: merged})

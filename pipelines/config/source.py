@@ -14,6 +14,8 @@ class SourceSettings(SettingsModel):
 
     name: str = ""
     """`d4rl:FILE-or-NAME`, `minari:DIR-or-ID`, `npz:DIR`, `parquet:GLOB`, `arrow:GLOB`, `module:attr`; empty: none."""
+    lake: str = ""
+    """Where it goes: a lake, `{run}/offline` for one of the run that nothing expires; empty: the run's own."""
     steps: int = Field(0, ge=0)
     """Take whole trajectories until so many steps are in the lake (0: all there are)."""
     task: str = ""

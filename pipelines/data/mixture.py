@@ -69,6 +69,11 @@ class Mixture:
         ]
         self._buffers = Buffers(schema.columns, length + 1)
 
+    def share_out(self, shares: Sequence[Share]) -> None:
+        """Let the lakes have these shares from now on."""
+        for part, share in zip(self.parts, shares, strict=True):
+            part.share = share
+
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw from in any lake."""

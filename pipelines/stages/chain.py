@@ -21,7 +21,9 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Event, Listener, Progress, silent
+from pipelines.sources.make import open_source
 from pipelines.stages.environment import make_env, with_actors
+from pipelines.stages.lakes import require_mixtures, weighed
 from pipelines.stages.result import Result
 from pipelines.stages.workshop import Workshop
 
@@ -44,7 +46,8 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
     if settings.collect.follow:
         raise UsageError("a chain acts with its own agent", hint="leave out collect.follow, or use amago collect")
     directory = RunDirectory(run)
-    started = time.monotonic()
+    require_mixtures(settings, run)
+    started, spaces = time.monotonic(), None
     with directory.lock("run", "collect", "train"):
         if settings.env.name:
             settings = with_actors(settings)
@@ -52,6 +55,9 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         if settings.env.name:
             with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
                 env.reset()  # it can be made, and begin: before anything is written or removed
+                spaces = env.spec.spaces
+        if any(entry.stage == "ingest" for entry in settings.stages):
+            open_source(settings.source, spaces=spaces, listener=listener).close()  # likewise
         if fresh:
             _erase(directory)
         directory.record("run", settings, fresh=fresh)
@@ -72,15 +78,20 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
 
 
 def plan(settings: Settings) -> Iterator[Step]:
-    """Every stage of every epoch, in order, with cumulative targets."""
+    """Every stage of every epoch, in order, with cumulative targets and the weights of its lakes."""
     totals = {"collect": 0, "train": 0}
+    dues = [[e for e in range(settings.epochs) if is_due(entry, e, settings.epochs)] for entry in settings.stages]
+    numbers = [{epoch: number for number, epoch in enumerate(due)} for due in dues]
     for epoch in range(settings.epochs):
         for place, entry in enumerate(settings.stages):
-            if not is_due(entry, epoch, settings.epochs):
+            if epoch not in numbers[place]:
                 continue
             stage_settings = settings.for_stage(entry)
             if entry.stage in totals:
                 totals[entry.stage] += getattr(stage_settings, entry.stage).steps
+            if entry.stage == "train":
+                progress = numbers[place][epoch] / max(len(numbers[place]) - 1, 1)
+                stage_settings = weighed(stage_settings, progress)
             yield Step(epoch, place, stage_settings, entry, totals.get(entry.stage, 0))
 
 
@@ -120,7 +131,8 @@ class _Ledger:
 
 
 def _erase(directory: RunDirectory) -> None:
-    for product in (directory.lake, directory.checkpoints, directory.evaluations, directory.path / "export"):
+    own = ("lake", "offline", "checkpoints", "evaluations", "export")
+    for product in (directory.path / name for name in own):
         shutil.rmtree(product, ignore_errors=True)
     for file in (directory.metrics_path, directory.path / "chain.json"):
         file.unlink(missing_ok=True)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pipelines.config.settings import TrainSettings
+from pipelines.config.lakes import located, parse_share
+from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
@@ -39,11 +40,49 @@ class Source(NamedTuple):
         return Share(self.weight, self.weight if self.last is None else self.last)
 
 
-def require_shares(sources: Sequence[Source], train: TrainSettings) -> None:
-    """UsageError for a mixture that nothing can be drawn from."""
+def in_chain(settings: Settings, run: Path) -> list[Source]:
+    """The lakes that a train of a chain draws from: those of `train.lakes`, else all that the chain fills."""
+    texts: Sequence[str] = settings.train.lakes
+    if not texts:
+        filling = {"ingest": settings.source.lake, "collect": ""}
+        filled = [filling[entry.stage] for entry in settings.stages if entry.stage in filling]
+        return [Source(place) for place in dict.fromkeys(located(text, run) for text in filled or [""])]
+    return [Source(located(place, run), weight, last) for place, weight, last in map(parse_share, texts)]
+
+
+def weighed(settings: Settings, progress: float) -> Settings:
+    """The settings of an epoch of a chain: ranges of weights have become what they are at `progress`, 0 to 1, unless
+    they move with the updates.
+    """
+    train = settings.train
+    if train.anneal_steps or not train.lakes:
+        return settings
+    found = [
+        (place, Share(weight, weight if last is None else last))
+        for place, weight, last in map(parse_share, train.lakes)
+    ]
+    lakes = tuple(f"{place}:{share.at(progress):.12g}" for place, share in found)
+    return settings.model_copy(update={"train": train.model_copy(update={"lakes": lakes})})
+
+
+def places_in_chain(settings: Settings, run: Path) -> list[Path | str]:
+    """Every lake that a train of the chain draws from, in order."""
+    stages = [settings.for_stage(entry) for entry in settings.stages if entry.stage == "train"]
+    return list(dict.fromkeys(source.place for stage in stages for source in in_chain(stage, run)))
+
+
+def require_mixtures(settings: Settings, run: Path) -> None:
+    """UsageError where a train of the chain could not draw anything."""
+    for entry in settings.stages:
+        if entry.stage == "train":
+            require_shares(in_chain(settings.for_stage(entry), run), None)
+
+
+def require_shares(sources: Sequence[Source], train: TrainSettings | None) -> None:
+    """UsageError for a mixture that nothing can be drawn from; in a chain (None) weights may move with the epochs."""
     if not sources:
         raise UsageError("no lake is named", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
-    if any(source.last is not None for source in sources) and not train.anneal_steps:
+    if train is not None and any(source.last is not None for source in sources) and not train.anneal_steps:
         raise UsageError(
             "the weight of a lake is a range, but train.anneal_steps is 0",
             hint="say over how many updates it moves, e.g. --set train.anneal_steps=1000",
@@ -62,9 +101,7 @@ def open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener = 
         lakes = [wait_for(partial(_begun, source.place), f"lake '{source.place}'", listener) for source in sources]
     else:
         lakes = [Lake.open(source.place) for source in sources]
-    for number, lake in enumerate(lakes):
-        if any(lake.id == other.id for other in lakes[:number]):
-            raise UsageError(f"lake '{lake.name}' is named twice", hint="give each lake once, with its weight")
+    _refuse_twice(lakes)
     for lake in lakes:
         lake.salvage(listener=listener)
     first = lakes[0].only_schema()
@@ -78,6 +115,29 @@ def open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener = 
                 hint="only lakes with the same observations and actions can be mixed",
             )
     return lakes
+
+
+def open_in_chain(
+    places: Sequence[Path | str], schema: Schema, *, own: Path, listener: Listener = silent
+) -> list[Lake]:
+    """The lakes of a chain's mixtures; the run's own may be one that nothing was collected into yet."""
+    lakes = []
+    for place in places:
+        lake = Lake.open(place) if place != own or len(places) == 1 else Lake.open_or_create(place)
+        lake.require_schema(schema)
+        if place == own:
+            lake.register(schema)
+        else:
+            lake.salvage(listener=listener)
+        lakes.append(lake)
+    _refuse_twice(lakes)
+    return lakes
+
+
+def _refuse_twice(lakes: Sequence[Lake]) -> None:
+    for number, lake in enumerate(lakes):
+        if any(lake.id == other.id for other in lakes[:number]):
+            raise UsageError(f"lake '{lake.name}' is named twice", hint="give each lake once, with its weight")
 
 
 def _begun(place: Path | str) -> Lake | None:

@@ -130,7 +130,7 @@ class Trainer:
         self.log.rewind(self.learner.update)
 
     def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> None:
-        """Draw windows from `lakes` (again: take in what is new in those of the first time).
+        """Draw windows from `lakes` (again: the same ones, by the shares they have now, with what is new in them).
 
         InputMissing if there are no trajectories; to follow: waits for the first.
         """
@@ -140,6 +140,7 @@ class Trainer:
             self._mixture = make_mixture(lakes, schema, train, seed=self.settings.seed, listener=listener)
             if self._resumed is not None:
                 self._resume(self._mixture, self._resumed)
+        self._mixture.share_out([share for _, share in lakes])
         if train.follow:
             wait_for(lambda: self._refresh(listener) or None, "the first trajectories", listener)
         elif not self._refresh(listener):

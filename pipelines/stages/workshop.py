@@ -8,16 +8,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipelines.config.lakes import located
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.mixture import Share
 from pipelines.events import Listener, silent
+from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.report.plots import Series, adaptation_curve
-from pipelines.stages import evaluate, export, relabel
+from pipelines.stages import evaluate, export, ingest, relabel
 from pipelines.stages.collect import Collector, stored_steps
 from pipelines.stages.environment import make_env
+from pipelines.stages.lakes import described, in_chain, open_in_chain, places_in_chain
 from pipelines.stages.policies import Acting, load_policy
 from pipelines.stages.result import Result, Table
 from pipelines.stages.train import Trainer
@@ -32,12 +35,14 @@ class Workshop:
     def __init__(self, settings: Settings, directory: RunDirectory) -> None:
         self.settings, self.directory = settings, directory
         self._figures: dict[str, Mapping[str, Any]] = {}
+        self._lakes: dict[Path | str, Lake] = {}
         self._other_policies: dict[tuple[str, bool], Acting] = {}
         self._stack = contextlib.ExitStack()
         self._collector: Collector | None = None
         self._trainer: Trainer | None = None
         self._agent_policy: AgentPolicy | None = None
         self._perform: Mapping[str, Callable[[Settings, int, Listener], None]] = {
+            "ingest": self._ingest,
             "collect": self._collect,
             "relabel": self._relabel,
             "train": self._train,
@@ -56,6 +61,10 @@ class Workshop:
     def perform(self, stage: str, settings: Settings, *, target: int, listener: Listener = silent) -> None:
         """Run one stage; `target` is the cumulative count at which a collect or a train is done."""
         self._perform[stage](settings, target, listener)
+
+    def _ingest(self, settings: Settings, target: int, listener: Listener) -> None:
+        lake = located(settings.source.lake, self.directory.path)
+        self._figures["ingest"] = ingest.run(settings, lake=lake, listener=listener).metrics
 
     def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is None:
@@ -106,7 +115,7 @@ class Workshop:
                 env.close()
                 spaces = env.spec.spaces
             else:
-                spaces = Lake.open(self.directory.lake).only_schema().spaces
+                spaces = Lake.open(places_in_chain(self.settings, self.directory.path)[0]).only_schema().spaces
             self._trainer = Trainer(self.settings, self.directory, spaces, listener=listener)
         return self._trainer
 
@@ -116,8 +125,21 @@ class Workshop:
             return
         if self._collector is not None:
             self._collector.seal()
-        trainer.draw_from([(Lake.open(self.directory.lake), Share())], listener)
+        trainer.draw_from(self._mixed(settings, listener), listener)
         self._figures["train"] = trainer.train(target, listener)
+
+    def _mixed(self, settings: Settings, listener: Listener) -> list[tuple[Lake, Share]]:
+        """Every lake that the chain draws from, with the share that it has now."""
+        if not self._lakes:
+            places = places_in_chain(self.settings, self.directory.path)
+            schema = Schema(self._training(listener).learner.spaces)
+            opened = open_in_chain(places, schema, own=self.directory.lake, listener=listener)
+            self._lakes = dict(zip(places, opened, strict=True))
+        now = {source.place: source.share for source in in_chain(settings, self.directory.path)}
+        mixed = [(lake, now.get(place, Share(0.0, 0.0))) for place, lake in self._lakes.items()]
+        if len(mixed) > 1 or self.directory.lake not in self._lakes:
+            self.directory.update_record(lakes=described(mixed))
+        return mixed
 
     def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is not None:
@@ -173,6 +195,8 @@ class Workshop:
             figures["steps_per_second"] = self._figures["collect"]["steps_per_second"]
         trained = self._figures.get("train", {})
         figures |= {key: trained[key] for key in ("loss", "updates_per_second", "steps_seen") if key in trained}
+        if "ingest" in self._figures:
+            figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
         judged = self._figures.get("evaluate") or (reports[-1]["metrics"] if reports else {})

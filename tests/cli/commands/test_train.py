@@ -137,3 +137,17 @@ def test_what_is_asked_for_by_sql_is_recorded_and_repeated(amago: Amago, small: 
 def test_following_can_be_switched_on_for_a_run_that_goes_on(amago: Amago, small: Path) -> None:
     more = amago("train", "--from-lake", small, "--steps", 4, "--follow", "--output", "json")
     assert (more.code, more.json["metrics"]["updates"]) == (0, 4), more.err
+
+
+def test_the_lakes_of_the_settings_serve_where_none_is_named(amago: Amago, small: Path) -> None:
+    lakes = 'train.lakes=["{run}/lake:0.25", "small:0.75"]'
+    assert amago("train", "--run", "none").code == 2
+    shutil.copytree(small / "lake", "mine/lake")
+    Path("mine/lake/lake.json").write_text((small / "lake/lake.json").read_text().replace('"id": "', '"id": "0'))
+    done = amago("train", "--run", "mine", "--steps", 2, "--encoder", "feedforward", *tiny(lakes))
+    assert done.code == 0, done.err
+    drawn = RunDirectory("mine").load_record()["lakes"]
+    assert [(Path(lake["lake"]).parent.name, lake["weight"]) for lake in drawn] == [("mine", 0.25), ("small", 0.75)]
+    named = amago("train", "--run", "other", "--from-lake", small, "--steps", 1, "--encoder", "feedforward", *tiny(lakes))
+    assert named.code == 0, named.err
+    assert [lake["weight"] for lake in RunDirectory("other").load_record()["lakes"]] == [1.0]

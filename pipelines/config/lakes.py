@@ -1,0 +1,28 @@
+"""Naming lakes in settings and options: LAKE, LAKE:WEIGHT, LAKE:WEIGHT..LAST, and `{run}` for a run's directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+RUN = "{run}"
+
+_WEIGHT = r"(?:\d+\.?\d*?|\.\d+)(?:[eE][+-]?\d+)?"
+_BEFORE_PORT = re.compile(r"endpoint_override=(?:\w+://)?[^:/&]*$")
+_SHARE = re.compile(rf"(?P<place>.+):(?P<weight>{_WEIGHT})(?:\.\.(?P<last>{_WEIGHT}))?")
+
+
+def parse_share(text: str) -> tuple[str, float, float | None]:
+    """A lake, its weight (1 unless given) and its last weight, where the weight is a range."""
+    match = _SHARE.fullmatch(text)
+    if match is None or _BEFORE_PORT.search(match["place"]):
+        return text, 1.0, None
+    last = match["last"]
+    return match["place"], float(match["weight"]), None if last is None else float(last)
+
+
+def located(place: str, run: Path) -> Path | str:
+    """`place` with the run's directory in place of `{run}`; the run's own lake where it is empty."""
+    if not place:
+        return run / "lake"
+    return run / place.removeprefix(f"{RUN}/") if place.startswith(f"{RUN}/") else place
