@@ -123,6 +123,7 @@ class GaussianMixture(_BoxPolicy):
         return (log_weight.exp() * (inside - log_weight)).sum(-1)
 
 
+_EVEN = 1e-6  # far below what makes one action more likely than another
 _TRIES = 6  # of which each fails with probability below .05 for shapes above 1
 
 
@@ -155,8 +156,9 @@ class BetaPolicy(_BoxPolicy):
         return 2 * draw(x, shapes[..., 0, :], shapes[..., 1, :]) - 1
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        a, b = self._split(params).unbind(-2)
-        return 2 * (a - 1) / (a + b - 2) - 1
+        """Where all actions are alike (both shapes 1), that in the middle."""
+        a, b = (F.softplus(params.unflatten(-1, (2, self.size))) + _EVEN).unbind(-2)  # shapes less 1, not rounded to 0
+        return 2 * a / (a + b) - 1
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         a, b = self._split(params).unbind(-2)

@@ -154,6 +154,12 @@ def test_samples_of_box_actions_follow_the_density(kind):
         assert drawn.pow(power).mean().item() == pytest.approx(expected, abs=0.015)
 
 
+def test_the_most_likely_action_of_a_flat_beta_is_in_the_middle():
+    policy = distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
+    params = torch.tensor([[-200.0, -30.0, -200.0, -30.0], [-200.0, 5.0, 3.0, -200.0]])
+    torch.testing.assert_close(policy.mode(params), torch.tensor([[0.0, 0.0], [-1.0, 1.0]]), atol=1e-5, rtol=0)
+
+
 def test_beta_equals_the_reference():
     policy = distribution(Box(shape=(2,)), ActorSettings(distribution="beta"))
     params, action = torch.randn(5, 4), torch.rand(5, 2) * 1.9 - 0.95
