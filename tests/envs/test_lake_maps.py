@@ -7,7 +7,7 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map, is_valid
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.suites.lake_maps import MapSource, all_maps, held_out, reachable
+from pipelines.envs.suites.lake_maps import MapSource, all_maps, held_out, holes_of, names_of, reachable
 from pipelines.errors import UsageError
 
 
@@ -20,6 +20,16 @@ def test_number_of_solvable_maps(size, count):
     holes, weight = all_maps(size)
     assert len(holes) == count
     assert weight.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_maps_name_is_its_rows_between_slashes(size):
+    holes = np.random.default_rng(0).random((7, size * size)) < 0.5
+    holes[:, 0] = False
+    names = names_of(np.where(holes, ord("#"), ord(".")).astype(np.uint8), size)
+    assert names == ["/".join("".join(".#"[cell] for cell in row) for row in m.reshape(size, size) * 1) for m in holes]
+    np.testing.assert_array_equal([holes_of(name, size) for name in names], holes)
+    assert names_of(np.zeros((0, size * size), dtype=np.uint8), size) == []
 
 
 def test_reachability_agrees_with_gymnasium():

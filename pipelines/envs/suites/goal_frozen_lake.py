@@ -18,7 +18,7 @@ from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
 from pipelines.envs.goals import GoalRule, same
 from pipelines.envs.suites.frozen_lake import MOVES
 from pipelines.envs.suites.grid import coordinates, distances, transitions
-from pipelines.envs.suites.lake_maps import MapSource, holes_of
+from pipelines.envs.suites.lake_maps import MapSource, holes_of, names_of
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MAP, GOAL = range(2)  # purposes of random draws
@@ -53,32 +53,39 @@ class GoalFrozenLake(NativeEnv):
     def __init__(self, name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings = settings
+        cells = settings.size**2
         self._moves = transitions(settings.size, MOVES)
+        self._bits = (self._moves[1:] != np.arange(cells)) * np.array([[1], [2], [4], [8]], dtype=np.uint8)
         self._coordinates = coordinates(settings.size)
+        self._shown = _observations(self._coordinates)
         self._maps = MapSource(settings.size, self.draws, MAP, holdout=settings.holdout, split=split)
-        self.holes = np.zeros((num_envs, settings.size**2), dtype=bool)
+        self.holes = np.zeros((num_envs, cells), dtype=bool)
+        self._near = np.zeros((num_envs, cells), dtype=np.uint8)  # bit k: move k + 1 from there leads into a hole
         self.goal, self.cell, self.time = np.zeros((3, num_envs), dtype=np.int64)
-        self._row = np.arange(num_envs)
+        self._first = np.arange(num_envs) * cells
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
         holes, open_cells = self._maps.draw_reachable(episodes)
         open_cells[:, 0] = False
         chosen = self.draws.integers(episodes, GOAL, open_cells.sum(axis=1))
         self.goal[indices] = (np.cumsum(open_cells, axis=1) > chosen[:, None]).argmax(axis=1)
-        self.holes[indices] = holes
+        self._dig(indices, holes)
         self.cell[indices] = self.time[indices] = 0
+
+    def _dig(self, indices: np.ndarray, holes: np.ndarray) -> None:
+        """Give the actors `indices` (m,) their maps, and find what is seen from each cell, once for all steps."""
+        self.holes[indices] = holes
+        self._near[indices] = np.bitwise_or.reduce(holes[:, self._moves[1:]] * self._bits, axis=1)
 
     def _assign(self, actor: int, task: str) -> None:
         self.goal[actor] = task.replace("/", "").index("G")
-        self.holes[actor] = holes_of(task.replace("G", "."), self.settings.size)
+        self._dig(np.array([actor]), holes_of(task.replace("G", "."), self.settings.size)[None])
 
     def _observe(self) -> dict[str, np.ndarray]:
-        here = self._coordinates.take(self.cell, axis=0)
-        around = self._moves[1:, self.cell]
-        near = self.holes[self._row, around] & (around != self.cell)
+        near = self._near.take(self._first + self.cell)
         return {
-            "obs.observation": np.concatenate([here, near.T], axis=1, dtype=np.float32),
-            "obs.achieved_goal": here,
+            "obs.observation": self._shown.take(self.cell * 16 + near, axis=0),
+            "obs.achieved_goal": self._coordinates.take(self.cell, axis=0),
             "obs.desired_goal": self._coordinates.take(self.goal, axis=0),
         }
 
@@ -86,7 +93,7 @@ class GoalFrozenLake(NativeEnv):
         self.time += 1
         self.cell = self._moves[actions, self.cell]
         success = self.cell == self.goal
-        terminated = success | self.holes[self._row, self.cell]
+        terminated = success | self.holes.take(self._first + self.cell)
         truncated = (self.time >= self.settings.episode_steps) & ~terminated
         return StepResult(
             observation=self._observe(),
@@ -100,17 +107,20 @@ class GoalFrozenLake(NativeEnv):
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Rows of the map, `.` ice and `#` hole and `G` the goal."""
-        size, names = self.settings.size, []
-        for i in indices:
-            marks = ["#" if hole else "." for hole in self.holes[i].tolist()]
-            marks[self.goal[i]] = "G"
-            names.append("/".join("".join(marks[k : k + size]) for k in range(0, len(marks), size)))
-        return names
+        marks = np.where(self.holes[indices], ord("#"), ord(".")).astype(np.uint8)
+        marks[np.arange(len(indices)), self.goal[indices]] = ord("G")
+        return names_of(marks, self.settings.size)
 
     def expert(self) -> np.ndarray:
         """The first move of a shortest way to the goal, by one who sees the map."""
         steps = distances(self.holes, self.goal, self._moves)
-        return steps[self._row, self._moves[:, self.cell]].argmin(axis=0).astype(np.int32)
+        return steps.take(self._first + self._moves[:, self.cell]).argmin(axis=0).astype(np.int32)
+
+
+def _observations(coordinates: np.ndarray) -> np.ndarray:
+    """(cells * 16, 6) float32: what is seen in cell c with holes near by the bits b, in row c * 16 + b."""
+    near = np.unpackbits(np.arange(16, dtype=np.uint8)[:, None], axis=1, count=4, bitorder="little")
+    return np.hstack([np.repeat(coordinates, 16, axis=0), np.tile(near, (len(coordinates), 1))], dtype=np.float32)
 
 
 def settings_model(name: str) -> type[SettingsModel]:

@@ -85,6 +85,14 @@ def holes_of(rows: str, size: int) -> np.ndarray:
     return holes
 
 
+def names_of(marks: np.ndarray, size: int) -> list[str]:
+    """The rows of each map between slashes, as `holes_of` reads them, from their characters (m, size * size) uint8."""
+    lines = np.full((len(marks), size, size + 1), ord("/"), dtype=np.uint8)
+    lines[:, :, :size] = marks.reshape(-1, size, size)
+    text, whole = lines.tobytes().decode("ascii"), size * (size + 1)
+    return [text[start : start + whole - 1] for start in range(0, len(text), whole)]
+
+
 class MapSource:
     """Draws the map of an episode. With `holdout` 0 both splits draw from all maps."""
 
