@@ -165,6 +165,13 @@ class Env(ABC):
         """The first half of `step`: actions are on their way."""
         self._begun = actions
 
+    @property
+    def waits_on(self) -> Sequence[int]:
+        """After `begin_step`: file descriptors, all of which can be read (`select.poll`) when `end_step` need not wait.
+        None where that cannot be told.
+        """
+        return ()
+
     def end_step(self) -> StepResult:
         """The second half of `step`, in which most environments do all of it."""
         return self.step(self._begun)

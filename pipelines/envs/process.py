@@ -21,6 +21,11 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _CLOSING_SECONDS = 5.0
 
 
+def available_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Died(Exception):
     """A worker process has ended."""
 
@@ -59,15 +64,15 @@ class Worker:
     @property
     def actors(self) -> str:
         """Whose environments it has, in words."""
-        first, found = 0, []
-        for size, mine in zip(self.order.sizes, self.order.slices, strict=True):
-            found.append(f"{first + mine.start} to {first + mine.stop - 1}")
-            first += size
-        return f"actors {' and '.join(found)}"
+        return f"actors {' and '.join(f'{place.start} to {place.stop - 1}' for place in self.order.places)}"
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def fileno(self) -> int:
+        """What can be read once it has answered, or died."""
+        return self._pipe.fileno()
 
     def introduced(self) -> tuple[EnvSpec, bool]:
         """What the worker says of its environments once they are made: their spec, and whether they have an expert.

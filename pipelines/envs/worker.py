@@ -31,15 +31,21 @@ STEP, RESET, CALL = b"s", b"r", b"c"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a worker is to make: of each part of the actors (`sizes`) a slice."""
+    """What a worker is to make: slices of some parts of the actors, by their number; `sizes` are those of all parts."""
 
     name: str
     seed: int
     split: Split
     params: dict[str, Any]
     sizes: tuple[int, ...]
-    slices: tuple[slice, ...]
+    slices: dict[int, slice]
     play_only: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[slice]:
+        """Where its slices are among all actors."""
+        firsts = {part: sum(self.sizes[:part]) for part in self.slices}
+        return [slice(firsts[part] + mine.start, firsts[part] + mine.stop) for part, mine in self.slices.items()]
 
 
 def main(connection: int, memory: int) -> None:
@@ -70,13 +76,11 @@ def _leave_with(parent: int) -> None:
 def _serve(pipe: Connection, memory: int, envs: list[Env]) -> None:
     order: Order = pipe.recv()
     try:
-        first, total = 0, sum(order.sizes)
-        for size, mine in zip(order.sizes, order.slices, strict=True):
-            count, offset = mine.stop - mine.start, first + mine.start
+        for mine in order.places:
+            count = mine.stop - mine.start
             env = make(order.name, num_envs=count, seed=order.seed, split=order.split, params=order.params)
-            env.episodes = EpisodeCounter(num_envs=count, total=total, offset=offset)
+            env.episodes = EpisodeCounter(num_envs=count, total=sum(order.sizes), offset=mine.start)
             envs.append(env)
-            first += size
         for env in envs if order.play_only else ():
             env.play_only(order.play_only)
     except Exception as error:
@@ -84,10 +88,10 @@ def _serve(pipe: Connection, memory: int, envs: list[Env]) -> None:
         return
     pipe.send((envs[0].spec, envs[0].has_expert))
     shared = boards(memory, envs[0].spec.spaces, order.sizes)
-    own = [board.rows(mine) for board, mine in zip(shared, order.slices, strict=True)]
+    own = {part: (env, shared[part].rows(mine)) for env, (part, mine) in zip(envs, order.slices.items(), strict=True)}
     while True:
         request = pipe.recv_bytes()
-        env, board = envs[request[1]], own[request[1]]
+        env, board = own[request[1]]
         try:
             answer = _answer(env, board, request)
         except Exception as error:

@@ -1,8 +1,9 @@
 """Environments in worker processes: N actors as one `Env`, each worker stepping a slice of them.
 
-What is played does not depend on the number of workers. The actors are two parts, of each of which every worker has a
-slice, so that workers step one part while actions are chosen for the other. A worker that dies loses the episodes of
-its actors, which fail; it is replaced when they are reset.
+What is played does not depend on the number of workers. The actors are two parts: one can be stepped while actions are
+chosen for the other. With at least as many workers as cores each part has workers of its own, and goes on as soon as
+these have answered; they wait for this process anyway. With more cores every worker has a slice of both parts, so that
+none waits. A worker that dies loses the episodes of its actors, which fail; it is replaced when they are reset.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipelines.config.base import SettingsModel
 from pipelines.envs.board import Board, boards, nameless_file
 from pipelines.envs.env import ActorsFailed, Env, EnvSpec, EpisodeCounter, Failure, RemoteTraceback, StepResult
 from pipelines.envs.make import Split
-from pipelines.envs.process import Died, Worker
+from pipelines.envs.process import Died, Worker, available_cores
 from pipelines.envs.worker import CALL, RESET, STEP, Order
 from pipelines.errors import UsageError
 
@@ -30,7 +31,7 @@ _LOST = 0  # no request has this number
 
 
 class Part(Env):
-    """Some consecutive actors, of which each worker has a slice. Made by `WorkerEnv`."""
+    """Some consecutive actors, of which each of `workers` has a slice. Made by `WorkerEnv`."""
 
     def __init__(
         self, spec: EnvSpec, number: int, board: Board, workers: Sequence[Worker], episodes: EpisodeCounter
@@ -39,6 +40,7 @@ class Part(Env):
         self.spec, self.episodes = spec, episodes
         self._number, self._board, self._workers = number, board, workers
         self._slices = [worker.order.slices[number] for worker in workers]
+        self._apart = all(len(worker.order.slices) == 1 for worker in workers)
         self._lives = [_NEVER] * len(workers)  # generation of each worker that knows our actors
         self._asked: list[int] | None = None
         self._ready = np.zeros(self.num_envs, dtype=bool)  # have begun the episode that is yet to be asked for
@@ -53,6 +55,12 @@ class Part(Env):
     def begin_step(self, actions: np.ndarray) -> None:
         self._board.action[:] = actions
         self._asked = [self._ask(i, STEP) for i in range(len(self._workers))]
+
+    @property
+    def waits_on(self) -> list[int]:
+        if self._asked is None or not self._apart:  # of several parts, any may be the one that is answered
+            return []
+        return [w.fileno() for w, number in zip(self._workers, self._asked, strict=True) if number != _LOST]
 
     def end_step(self) -> StepResult:
         assert self._asked is not None, "begin_step comes first"
@@ -185,7 +193,7 @@ _BROUGHT = ("reward", "terminated", "truncated", "reset", "attempt_end", "succes
 class WorkerEnv(Env):
     """`num_envs` actors of environment `name` in `workers` processes, which make and step them as `make` would here.
 
-    UsageError and InputMissing as `make`.
+    `cores`: of the machine, if others than this process may use. UsageError and InputMissing as `make`.
     """
 
     def __init__(
@@ -197,21 +205,21 @@ class WorkerEnv(Env):
         seed: int,
         split: Split = "train",
         params: Mapping[str, Any] | SettingsModel | None = None,
+        cores: int | None = None,
     ) -> None:
         super().__init__(num_envs=num_envs)
         if workers < 1:
             raise UsageError("worker processes are 1 or more", hint="make() steps environments in this process")
         plain = params.model_dump() if isinstance(params, SettingsModel) else dict(params or {})
         workers = min(workers, num_envs)
-        sizes = (num_envs - num_envs // 2, num_envs // 2) if num_envs >= 2 * workers and num_envs > 1 else (num_envs,)
+        sizes, slices = _layout(num_envs, workers, apart=workers >= (cores or available_cores()))
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         self._places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._memory = nameless_file()
         self._workers: list[Worker] = []
         try:
-            for i in range(workers):
-                slices = tuple(slice(size * i // workers, size * (i + 1) // workers) for size in sizes)
-                order = Order(name=name, seed=seed, split=split, params=plain, sizes=sizes, slices=slices)
+            for mine in slices:
+                order = Order(name=name, seed=seed, split=split, params=plain, sizes=sizes, slices=mine)
                 self._workers.append(Worker(order, self._memory))
             introduced = [worker.introduced() for worker in self._workers]
             self.spec, self._has_expert = introduced[0]
@@ -220,7 +228,13 @@ class WorkerEnv(Env):
             raise
         shared = boards(self._memory, self.spec.spaces, sizes)
         self._parts = tuple(
-            Part(self.spec, number, board, self._workers, self.episodes.slice(place.start, place.stop - place.start))
+            Part(
+                self.spec,
+                number,
+                board,
+                [worker for worker in self._workers if number in worker.order.slices],
+                self.episodes.slice(place.start, place.stop - place.start),
+            )
             for number, (place, board) in enumerate(zip(self._places, shared, strict=True))
         )
 
@@ -273,7 +287,7 @@ class WorkerEnv(Env):
 
     def play_only(self, tasks: Sequence[str]) -> None:
         request = pickle.dumps(("play_only", (tuple(tasks),)))
-        asked = [(w, w.ask(CALL, part, request)) for w in self._workers for part in range(len(self._parts))]
+        asked = [(w, w.ask(CALL, part, request)) for w in self._workers for part in w.order.slices]
         for worker, number in asked:
             worker.answer(number)
             worker.order = replace(worker.order, play_only=tuple(tasks))
@@ -295,6 +309,24 @@ class WorkerEnv(Env):
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
+
+
+def _layout(num_envs: int, workers: int, *, apart: bool) -> tuple[tuple[int, ...], list[dict[int, slice]]]:
+    """How many actors each part has, and, of each worker, its slice of each part that it has some of. `apart`: no
+    worker has some of two. Parts are as large as the workers they have are many.
+    """
+    crews = [range(workers)]
+    if apart and workers > 1:
+        crews = [range(0, workers, 2), range(1, workers, 2)]
+    elif num_envs >= max(2 * workers, 2):
+        crews *= 2
+    second = num_envs * len(crews[1]) // sum(map(len, crews)) if len(crews) > 1 else 0
+    sizes = (num_envs - second, second)[: len(crews)]
+    slices: list[dict[int, slice]] = [{} for _ in range(workers)]
+    for part, (size, crew) in enumerate(zip(sizes, crews, strict=True)):
+        for place, worker in enumerate(crew):
+            slices[worker][part] = slice(size * place // len(crew), size * (place + 1) // len(crew))
+    return sizes, slices
 
 
 def _failed(failures: Sequence[Failure], brought: Any) -> ActorsFailed:

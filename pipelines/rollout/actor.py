@@ -1,12 +1,14 @@
 """The loop in which a policy acts in an environment: one batch of N actors, kept alive between calls.
 
-Where the environment has several parts, the policy acts for one while others are stepped. What breaks in an environment
-costs the episodes of its actors; `on_env_error` says whether the others go on.
+Where the environment has several parts, the policy acts for one while others are stepped, and a part that has to wait
+does not hold up the others. What breaks in an environment costs the episodes of its actors; `on_env_error` says whether
+the others go on.
 """
 
 from __future__ import annotations
 
 import math
+import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,18 +20,19 @@ from pipelines.envs.env import ActorsFailed, Env, Failure
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import StageFailed
 from pipelines.events import Listener, Progress, silent
-from pipelines.lake.schema import TERMINATED, TRUNCATED
 from pipelines.lake.spaces import Box
-from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
-from pipelines.rollout.group import Group, Joined
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.rollout.ended import Ended, Waiting
+from pipelines.rollout.group import Group, Joined, both
 from pipelines.rollout.policy_client import Policy
-from pipelines.rollout.summary import Episode, RolloutStats
+from pipelines.rollout.summary import Episode, RolloutStats, Tally
 
 Sink = Callable[[Trajectories], object]
 UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
 OnError = Literal["stop", "restart"]
 _PROGRESS_SECONDS = 0.2
 _MOST_STRIKES = 5  # failures of an actor's environment in a row
+_MOST_AHEAD = 8  # steps of a part that others have yet to end
 
 
 class Rollout:
@@ -67,15 +70,18 @@ class Rollout:
         self._sink, self._on_episode, self._on_failure, self._on_error = sink, on_episode, on_failure, on_env_error
         self.collector, self._seed, self._keep_unfinished = collector, seed, keep_unfinished
         self._action_is_box = isinstance(env.spec.spaces.action, Box)
-        self._groups, first = [], 0
+        self._groups: list[Group] = []
+        first = 0
         for part in env.parts:
-            self._groups.append(Group(part, slice(first, first + part.num_envs), recorded=sink is not None))
+            place = slice(first, first + part.num_envs)
+            self._groups.append(Group(part, len(self._groups), place, recorded=sink is not None))
             first += part.num_envs
+        self._rounds, self._waiting, self._overlapping = 0, Waiting(), False
         self.policy = policy
         self._clear_counters()
 
     def _clear_counters(self) -> None:
-        self._returns, self._successes, self._ended = 0.0, 0, 0  # sums over episodes that ended, and their number
+        self._tally = Tally()
         self._env_seconds = self._policy_seconds = 0.0
         self._before = self.total_steps, self.env_errors, self.episodes_dropped
         self._began = time.perf_counter()
@@ -106,26 +112,31 @@ class Rollout:
         between: Callable[[], object] | None = None,
     ) -> RolloutStats:
         """At least `steps` environment steps over all actors (fewer than `num_envs` more), or until `stop()`.
-        `between` is called before each step of all actors; it may replace the policy.
+        `between` is called before each step of all actors, `stop` too; it may replace the policy, which then acts for
+        all from that step on.
 
         StageFailed, with the cause attached, when a scripted policy raises, or when an environment breaks (see the
         class); episodes that ended before are already with the sink.
         """
         self._clear_counters()
         told = time.perf_counter()
-        while not (stop is not None and stop()):
-            if self._done + self._in_flight >= steps:
-                self.settle()
-                if self._done >= steps:  # else some were lost
-                    break
-            if between is not None:
-                between()
-            self.step()
-            now = time.perf_counter()
-            if now - told >= _PROGRESS_SECONDS:
-                told = now
-                listener(self._progress(stage, steps))
-        self.settle()
+        try:
+            while not (stop is not None and stop()):
+                if self._done + self._due >= steps:
+                    self.settle()
+                    if self._done >= steps:  # else some were lost
+                        break
+                if between is not None:
+                    between()
+                self.step()
+                now = time.perf_counter()
+                if now - told >= _PROGRESS_SECONDS:
+                    told = now
+                    listener(self._progress(stage, steps))
+            self.settle()
+        except BaseException:
+            self._hand_over(everything=True)
+            raise
         stats = self.stats()
         listener(self._progress(stage, steps))
         return stats
@@ -138,8 +149,8 @@ class Rollout:
         """What the last call of `run` has done so far."""
         return RolloutStats(
             steps=self._done,
-            trajectories=self._ended,
-            return_mean=self._mean(self._returns),
+            trajectories=self._tally.episodes,
+            return_mean=self._tally.return_mean,
             success_mean=self._success_mean,
             seconds=time.perf_counter() - self._began,
             env_seconds=self._env_seconds,
@@ -155,34 +166,63 @@ class Rollout:
                 self._mend(group, self._reset(group, np.ones(group.env.num_envs, dtype=bool)))
 
     def step(self) -> None:
-        """One step of every actor; actors whose episode ends are handed over and begin their next. Where parts of the
-        environment overlap, the step has begun, and the one before has ended, for all of them.
+        """One step more of every actor; actors whose episode ends begin their next.
+
+        Where the policy acts for parts of the actors, these go on as each is ready. The step has ended for one part at
+        least; to the others it may be some steps more (`_MOST_AHEAD`), and what ended waits until it is its turn.
         """
         self.begin()
         if self._overlapping:
-            for number, group in enumerate(self._groups):
-                self._end(group)
-                self._start(group, *self._act(group, number))
+            self._rounds += 1
+            self._go_on(behind=_MOST_AHEAD - 1)
             return
-        for group in self._groups:
-            self._end(group)
-        if len(self._groups) == 1:
-            self._start(self._groups[0], *self._act(self._groups[0], None))
-            self._end(self._groups[0])
-            return
-        actions, epsilon = self._act(Joined(self._groups), None)
-        for group in self._groups:
+        self.settle()
+        groups = self._groups
+        actions, epsilon = self._act(groups[0] if len(groups) == 1 else Joined(groups), None)
+        self._rounds += 1
+        for group in groups:
             share = epsilon if isinstance(epsilon, float) else epsilon[group.place]
             self._start(group, actions[group.place], share)
+        if len(groups) == 1:
+            self.settle()
 
     def settle(self) -> None:
-        """End every step that has begun."""
+        """End every step that has begun, for all actors: who is behind catches up."""
+        if self._overlapping:
+            self._go_on(behind=0)
         for group in self._groups:
             self._end(group)
+        self._hand_over()
+
+    def _go_on(self, *, behind: int) -> None:
+        """Let each part go on by itself until one has ended all rounds, and others are this many behind at most."""
+        while True:
+            for group in self._groups:
+                if group.pending is None and group.rounds < self._rounds:
+                    self._start(group, *self._act(group, group.number))
+            rounds = [group.rounds for group in self._groups]
+            if max(rounds) == self._rounds and min(rounds) >= self._rounds - behind:
+                return
+            self._hand_over()
+            self._end(self._next_to_end())
+
+    def _next_to_end(self) -> Group:
+        """Of those whose step has ended, or who cannot tell, the one that is furthest behind."""
+        began, begun = time.perf_counter(), [group for group in self._groups if group.pending is not None]
+        while all(group.waits_on for group in begun):
+            poll = select.poll()
+            for place in set().union(*(group.waits_on for group in begun)):
+                poll.register(place, select.POLLIN)
+            heard = {place for place, _ in poll.poll()}
+            for group in begun:
+                group.waits_on -= heard
+        self._env_seconds += time.perf_counter() - began
+        return min((group for group in begun if not group.waits_on), key=lambda group: group.rounds)
 
     @property
-    def _in_flight(self) -> int:
-        return sum(group.env.num_envs for group in self._groups if group.pending is not None)
+    def _due(self) -> int:
+        """Steps of rounds that have begun, of actors who have yet to end them."""
+        return sum((self._rounds - group.rounds) * group.env.num_envs for group in self._groups)
 
     def _act(self, actors: Group | Joined, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
         """Executed actions for a group, or for all, and the exploration rates in them."""
@@ -208,14 +248,16 @@ class Rollout:
         began = time.perf_counter()
         group.env.begin_step(actions)
         group.pending = actions, epsilon
+        group.waits_on.update(group.env.waits_on)
         self._env_seconds += time.perf_counter() - began
 
     def _end(self, group: Group, *, last: bool = False) -> None:
         """The end of the group's step, if one has begun; `last`: nobody begins another episode."""
         if group.pending is None:
             return
-        actions, epsilon = group.pending
-        group.pending = None
+        (actions, epsilon), turn = group.pending, (group.rounds, group.number)
+        group.pending, group.rounds = None, group.rounds + 1
+        group.waits_on.clear()
         began = time.perf_counter()
         result, error = group.tried(group.env.end_step)
         self._env_seconds += time.perf_counter() - began
@@ -232,9 +274,9 @@ class Rollout:
         if result is not None:
             over = (result.terminated | result.truncated) & ~failed
             if over.any():
-                self._hand_over(group, np.flatnonzero(over))
+                self._waiting.put(turn, self._taken(group, np.flatnonzero(over)))
                 group.strikes[over] = 0
-                error = self._both(error, None if last else self._reset(group, over))
+                error = both(error, None if last else self._reset(group, over))
         self._mend(group, error, last=last)
 
     def _reset(self, group: Group, mask: np.ndarray) -> ActorsFailed | None:
@@ -245,13 +287,6 @@ class Rollout:
         if observation is not None:
             group.begin(np.flatnonzero(mask), observation)
         return error
-
-    def _both(self, first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFailed | None:
-        if first is None or second is None:
-            return first or second
-        both = ActorsFailed([*first.failures, *second.failures])
-        both.__cause__ = first.__cause__
-        return both
 
     def _drop(self, group: Group, failed: np.ndarray) -> None:
         self.episodes_dropped += int((group.time[failed] > 0).sum())
@@ -279,56 +314,33 @@ class Rollout:
                     self._on_failure(failure)
             error = self._reset(group, mask)
 
-    def _hand_over(self, group: Group, actors: np.ndarray, *, unfinished: bool = False) -> None:
-        """Give the episodes of `actors` to the sink, once, even if the sink is interrupted."""
-        lengths = group.time[actors]
-        tasks, goals, spec = group.env.tasks(actors), group.env.goal_texts(actors), self.env.spec
-        outcomes = [tuple(group.attempts[actor]) for actor in actors.tolist()]
-        success = [(seen[-1] if seen else False) if spec.has_success else None for seen in outcomes]
-        attempts = outcomes if spec.has_success and spec.num_attempts != 1 else [()] * len(actors)
-        if group.recorder is not None and self._sink is not None:
-            columns, rows = group.recorder.episodes(actors)
-            if unfinished:
-                final = np.cumsum(rows) - 1
-                columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
-            now, tags = time.time(), {UNFINISHED: "true"} if unfinished else {}
-            epsilon, began = (group.epsilon[actors] / lengths).tolist(), group.began[actors].tolist()
-            shared = TrajectoryInfo(
-                env=spec.name,
-                policy_id=self.policy_id,
-                policy_version=self.policy_version,
-                collector=self.collector,
-                seed=self._seed,
-                t_end=now,
-                tags=tags,
-            )
-            each: dict[str, list[Any]] = {"task": tasks, "epsilon": epsilon, "t_start": began}
-            each |= {"attempts": attempts} if any(attempts) else {}
-            each |= {"goal_text": goals} if any(goals) else {}
-            each |= {"success": success} if spec.has_success and not unfinished else {}
-            group.time[actors] = 0  # from here on they are the sink's
-            self._sink(Trajectories(columns, rows, Infos(shared, each)))
-        self.total_trajectories += len(actors)
-        if unfinished:
-            return
-        returns = group.total[actors].tolist()
-        self._returns += sum(returns)
-        self._ended += len(actors)
-        if spec.has_success:
-            self._successes += sum(map(bool, success))
-        if self._on_episode is None:
-            return
-        for i, actor in enumerate(actors.tolist()):
-            episode = Episode(
-                actor=group.place.start + actor,
-                number=int(group.env.episodes.current[actor]),
-                task=tasks[i],
-                length=int(lengths[i]),
-                total_reward=returns[i],
-                success=success[i],
-                attempts=attempts[i],
-            )
-            self._on_episode(episode)
+    def _taken(self, group: Group, actors: np.ndarray, *, unfinished: bool = False) -> Ended:
+        shared = TrajectoryInfo(
+            env=self.env.spec.name,
+            policy_id=self.policy_id,
+            policy_version=self.policy_version,
+            collector=self.collector,
+            seed=self._seed,
+            t_end=time.time(),
+            tags={UNFINISHED: "true"} if unfinished else {},
+        )
+        return group.take(actors, shared, told=self._on_episode is not None, unfinished=unfinished)
+
+    def _hand_over(self, *, everything: bool = False) -> None:
+        """Give what has ended to the sink, as far as nothing that comes before it is yet to end; or `everything`."""
+        before = None if everything else min((group.rounds, group.number) for group in self._groups)
+        while (ended := self._waiting.take(before)) is not None:
+            self._give(ended)
+
+    def _give(self, ended: Ended) -> None:
+        """To the sink and to whoever is told of episodes, once, even if these are interrupted."""
+        if ended.trajectories is not None and self._sink is not None:
+            self._sink(ended.trajectories)
+        self.total_trajectories += ended.number
+        self._tally.add(ended.tally)
+        if self._on_episode is not None:
+            for episode in ended.episodes:
+                self._on_episode(episode)
 
     def finish(self) -> int:
         """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were
@@ -337,9 +349,11 @@ class Rollout:
         stored = 0
         for group in self._groups:
             self._end(group, last=True)
+        self._hand_over(everything=True)
+        for group in self._groups:
             begun = np.flatnonzero(group.time > 0)
             if self._keep_unfinished and group.recorder is not None and len(begun):
-                self._hand_over(group, begun, unfinished=True)
+                self._give(self._taken(group, begun, unfinished=True))
                 stored += len(begun)
             group.observation = None
             group.time[:] = 0
@@ -368,18 +382,14 @@ class Rollout:
         if self.exploration is not None and state["exploration"] is not None:
             self.exploration.load_state_dict(state["exploration"])
 
-    def _mean(self, total: float) -> float:
-        """Over the episodes that ended."""
-        return total / self._ended if self._ended else math.nan
-
     @property
     def _success_mean(self) -> float:
-        return self._mean(self._successes) if self.env.spec.has_success else math.nan
+        return self._tally.success_mean if self.env.spec.has_success else math.nan
 
     def _progress(self, stage: str, steps: int) -> Progress:
         seconds = time.perf_counter() - self._began
         shown = {
-            "return_mean": self._mean(self._returns),
+            "return_mean": self._tally.return_mean,
             "success_mean": self._success_mean,
             "policy_share": self._policy_seconds / seconds,
             "env_share": self._env_seconds / seconds,

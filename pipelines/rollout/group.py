@@ -11,9 +11,12 @@ import numpy as np
 
 from pipelines.envs.env import ActorsFailed, Env, Failure, StepResult
 from pipelines.errors import AmagoError
-from pipelines.lake.schema import Schema
+from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import zeros
+from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
+from pipelines.rollout.ended import Ended
 from pipelines.rollout.recorder import Recorder
+from pipelines.rollout.summary import Episode, Tally
 
 _FIRST_ROWS = 1024
 
@@ -22,11 +25,12 @@ class Group:
     """The actors of one part of an environment, which are at `place` among all actors of a rollout.
 
     `time` counts the steps of each actor's episode, 0 where there is nothing to lose. `strikes`: failures in a row of
-    each actor's environment. `pending`: executed actions whose step has begun, and the exploration rate in them.
+    each actor's environment. `pending`: executed actions whose step has begun, and the exploration rate in them;
+    `waits_on`: what has yet to be heard of it (see `Env.waits_on`). `rounds`: steps that have ended.
     """
 
-    def __init__(self, env: Env, place: slice, *, recorded: bool) -> None:
-        self.env, self.place = env, place
+    def __init__(self, env: Env, number: int, place: slice, *, recorded: bool) -> None:
+        self.env, self.number, self.place, self.rounds = env, number, place, 0
         n, spaces = env.num_envs, env.spec.spaces
         self.recorder: Recorder | None = None
         if recorded:
@@ -40,6 +44,7 @@ class Group:
         self.attempts: list[list[bool]] = [[] for _ in range(n)]
         self.strikes = np.zeros(n, dtype=np.int64)
         self.pending: tuple[np.ndarray, np.ndarray | float] | None = None
+        self.waits_on: set[int] = set()
         self._floats = [name for name, space in spaces.observation.items() if space.dtype.startswith("float")]
 
     def tried(self, call: Callable[[], Any], mask: np.ndarray | None = None) -> tuple[Any, ActorsFailed | None]:
@@ -85,6 +90,47 @@ class Group:
         for actor in np.flatnonzero(result.attempt_end).tolist():
             self.attempts[actor].append(bool(result.success[actor]))
 
+    def take(self, actors: np.ndarray, shared: TrajectoryInfo, *, told: bool, unfinished: bool = False) -> Ended:
+        """The episodes of `actors`, which are no longer ours. `shared`: what their trajectories have in common; `told`:
+        somebody wants to hear of each; `unfinished`: they are cut short, and do not count.
+        """
+        spec, lengths = self.env.spec, self.time[actors]
+        tasks, goals, returns = self.env.tasks(actors), self.env.goal_texts(actors), self.total[actors].tolist()
+        outcomes = [tuple(self.attempts[actor]) for actor in actors.tolist()]
+        success = [(seen[-1] if seen else False) if spec.has_success else None for seen in outcomes]
+        attempts = outcomes if spec.has_success and spec.num_attempts != 1 else [()] * len(actors)
+        trajectories = None
+        if self.recorder is not None:
+            columns, rows = self.recorder.episodes(actors)
+            if unfinished:
+                final = np.cumsum(rows) - 1
+                columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
+            epsilon, began = (self.epsilon[actors] / lengths).tolist(), self.began[actors].tolist()
+            each: dict[str, list[Any]] = {"task": tasks, "epsilon": epsilon, "t_start": began}
+            each |= {"attempts": attempts} if any(attempts) else {}
+            each |= {"goal_text": goals} if any(goals) else {}
+            each |= {"success": success} if spec.has_success and not unfinished else {}
+            trajectories = Trajectories(columns, rows, Infos(shared, each))
+        self.time[actors] = 0
+        if unfinished:
+            return Ended(number=len(actors), tally=Tally(), trajectories=trajectories)
+        episodes = tuple(
+            Episode(
+                actor=self.place.start + actor,
+                number=int(self.env.episodes.current[actor]),
+                task=tasks[i],
+                length=int(lengths[i]),
+                total_reward=returns[i],
+                success=success[i],
+                attempts=attempts[i],
+            )
+            for i, actor in enumerate(actors.tolist() if told else ())
+        )
+        tally = Tally(
+            episodes=len(actors), returns=sum(returns), successes=sum(map(bool, success)) if spec.has_success else 0
+        )
+        return Ended(number=len(actors), tally=tally, episodes=episodes, trajectories=trajectories)
+
     def drop(self, actors: np.ndarray) -> int:
         """Forget the episodes of `actors`; how many steps they had."""
         lost = int(self.time[actors].sum())
@@ -106,6 +152,15 @@ class Group:
                 )
                 found.append(Failure(actors=(actor,), message=message))
         return found
+
+
+def both(first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFailed | None:
+    """Failures of both, with the cause of the first."""
+    if first is None or second is None:
+        return first or second
+    joined = ActorsFailed([*first.failures, *second.failures])
+    joined.__cause__ = first.__cause__
+    return joined
 
 
 class Joined:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -18,6 +19,28 @@ class Episode:
     total_reward: float
     success: bool | None
     attempts: tuple[bool, ...]
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """How many episodes ended, and sums over them."""
+
+    episodes: int = 0
+    returns: float = 0.0
+    successes: int = 0
+
+    def add(self, more: Tally) -> None:
+        self.episodes += more.episodes
+        self.returns += more.returns
+        self.successes += more.successes
+
+    @property
+    def return_mean(self) -> float:
+        return self.returns / self.episodes if self.episodes else math.nan
+
+    @property
+    def success_mean(self) -> float:
+        return self.successes / self.episodes if self.episodes else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,10 +21,13 @@ from tests.envs.contract import first_tasks, play, sample
 WALK = "tests.envs.breaking:Walk"
 
 
-@pytest.fixture(scope="module")
-def shared():
+APART, OVERLAPPING = {"cores": 1}, {"cores": 64}  # workers of each part of the actors, or of all of them
+
+
+@pytest.fixture(scope="module", params=[APART, OVERLAPPING], ids=["apart", "overlapping"])
+def shared(request):
     """Seven actors in two processes; a test resets them all before it begins."""
-    env = WorkerEnv(WALK, num_envs=7, workers=2, seed=3)
+    env = WorkerEnv(WALK, num_envs=7, workers=2, seed=3, **request.param)
     yield env
     env.close()
 
@@ -51,9 +55,12 @@ def test_what_is_played_is_what_is_played_here(shared):
     assert shared.state_dict() == here.state_dict()
 
 
-@pytest.mark.parametrize(("name", "num_envs", "workers"), [("meta-frozen-lake", 5, 1), (WALK, 3, 3), (WALK, 1, 2)])
-def test_any_number_of_workers_plays_the_same(name, num_envs, workers):
-    env = WorkerEnv(name, num_envs=num_envs, workers=workers, seed=3, split="test")
+@pytest.mark.parametrize("cores", [1, 64])
+@pytest.mark.parametrize(
+    ("name", "num_envs", "workers"), [("meta-frozen-lake", 5, 1), (WALK, 3, 3), (WALK, 1, 2), (WALK, 7, 3)]
+)
+def test_any_number_of_workers_plays_the_same(name, num_envs, workers, cores):
+    env = WorkerEnv(name, num_envs=num_envs, workers=workers, seed=3, split="test", cores=cores)
     here = make(name, num_envs=num_envs, seed=3, split="test")
     assert_same(play(env, 30), play(here, 30))
     env.close()
@@ -87,9 +94,50 @@ def test_an_episode_s_end_is_told_before_the_next_has_begun(shared):
             assert shared.tasks(everybody) == here.tasks(everybody)
 
 
-def test_tasks_that_are_named_are_played():
+@pytest.mark.parametrize(
+    ("num_envs", "workers", "cores", "sizes", "of_each"),
+    [
+        (16, 2, 2, [8, 8], [[0], [1]]),  # a process more than cores: who acts has to share one
+        (16, 2, 3, [8, 8], [[0, 1], [0, 1]]),
+        (16, 3, 2, [11, 5], [[0, 2], [1]]),  # as many actors a worker
+        (7, 4, 4, [4, 3], [[0, 2], [1, 3]]),
+        (4, 3, 3, [3, 1], [[0, 2], [1]]),
+        (16, 1, 1, [8, 8], [[0], [0]]),
+        (3, 2, 8, [3], [[0, 1]]),
+        (1, 4, 1, [1], [[0]]),
+    ],
+)
+def test_parts_have_workers_of_their_own_where_cores_are_few(num_envs, workers, cores, sizes, of_each):
+    env = WorkerEnv("tmaze", num_envs=num_envs, workers=workers, seed=0, cores=cores)
+    assert [part.num_envs for part in env.parts] == sizes
+    assert [[env.pids.index(worker.pid) for worker in part._workers] for part in env.parts] == of_each
+    env.close()
+
+
+def test_a_part_with_workers_of_its_own_tells_when_they_have_answered():
+    params = {"seconds": 0.1}
+    env = WorkerEnv(WALK, num_envs=3, workers=3, seed=0, cores=1, params=params)
+    env.reset()
+    first, second = env.parts
+    assert first.waits_on == []
+    for part in env.parts:
+        part.begin_step(np.zeros(part.num_envs, np.int32))
+    assert len(first.waits_on) == 2
+    assert len(second.waits_on) == 1
+    for place in [*first.waits_on, *second.waits_on]:
+        assert select.select([place], [], [], 20)[0]
+    began = time.perf_counter()
+    first.end_step()
+    second.end_step()
+    assert time.perf_counter() - began < 0.09
+    assert first.waits_on == second.waits_on == []
+    env.close()
+
+
+@pytest.mark.parametrize("cores", [1, 64])
+def test_tasks_that_are_named_are_played(cores):
     names = first_tasks("tmaze", 8, seed=0)[::-1][:2]
-    env = WorkerEnv("tmaze", num_envs=4, workers=2, seed=0)
+    env = WorkerEnv("tmaze", num_envs=4, workers=2, seed=0, cores=cores)
     env.play_only(names)
     env.reset()
     assert env.tasks(np.arange(4)) == [*names, *names]
@@ -153,17 +201,20 @@ def test_an_environment_that_breaks_does_not_break_others(fault, words):
     env.close()
 
 
-def test_a_worker_that_is_killed_is_replaced_and_numbers_go_on():
-    env = WorkerEnv(WALK, num_envs=6, workers=2, seed=0)
+@pytest.mark.parametrize(
+    ("cores", "told", "gone"), [(1, [False], [3, 4, 5]), (64, [False, True], [1, 2, 4, 5])]
+)  # of one part, or of both
+def test_a_worker_that_is_killed_is_replaced_and_numbers_go_on(cores, told, gone):
+    env = WorkerEnv(WALK, num_envs=6, workers=2, seed=0, cores=cores)
     env.reset()
     env.step(np.zeros(6, np.int32))
     os.kill(env.pids[1], signal.SIGKILL)
     with pytest.raises(ActorsFailed, match=r"worker process \d+ was killed by SIGKILL, which played actors") as caught:
         env.step(np.zeros(6, np.int32))
     failures = caught.value.failures
-    assert [failure.told for failure in failures] == [False, True]
+    assert [failure.told for failure in failures] == told
     lost = sorted(actor for failure in failures for actor in failure.actors)
-    assert lost == [1, 2, 4, 5]
+    assert lost == gone
     mask = np.isin(np.arange(6), lost)
     observation = env.reset(mask)
     here = make(WALK, num_envs=6, seed=0)

@@ -86,10 +86,11 @@ def test_what_is_collected_does_not_depend_on_the_parts(sizes):
     assert there.exploration.steps == here.exploration.steps == 53
 
 
+@pytest.mark.parametrize("cores", [1, 64])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_what_is_collected_does_not_depend_on_the_workers(workers):
+def test_what_is_collected_does_not_depend_on_the_workers(workers, cores):
     here, expected = rollout_in(make(WALK, num_envs=6, seed=0))
-    there, stored = rollout_in(WorkerEnv(WALK, num_envs=6, workers=workers, seed=0), keep_unfinished=False)
+    there, stored = rollout_in(WorkerEnv(WALK, num_envs=6, workers=workers, seed=0, cores=cores))
     assert here.run(steps=400).steps == there.run(steps=400).steps
     assert ordered(stored) == ordered(expected)
     there.env.close()
@@ -134,11 +135,11 @@ def test_random_numbers_are_those_of_an_actor_whatever_the_parts(space):
     assert drawn(None) == drawn([2, 3]) == drawn([1, 3, 1])
 
 
-def test_a_step_in_flight_is_ended_before_the_policy_changes():
+def test_who_is_behind_catches_up_before_the_policy_changes():
     rollout, _ = rollout_in(Parts(WALK, (3, 3), seed=0, params={"length": 99}))
     for _ in range(4):
         rollout.step()
-    assert rollout.total_steps == 18
+    assert rollout.total_steps == 4 * 3 + 3 * 3
     rollout.policy = RandomPolicy(rollout.env.spec.spaces.action, seed=7)
     assert rollout.total_steps == 24
     assert [len(prefix["reward"]) for prefix in rollout.prefixes()] == [4] * 6
@@ -194,10 +195,12 @@ def test_what_breaks_every_time_is_given_up():
     assert len(told) == 8
 
 
+@pytest.mark.parametrize("cores", [1, 64])
 @pytest.mark.parametrize(("fault", "how"), [("kill", "was killed by SIGKILL"), ("leave", "ended with exit code 7")])
-def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how):
+def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how, cores):
     told = []
-    env = WorkerEnv(WALK, num_envs=4, workers=2, seed=0, params={"fault": fault, "every": 4, "at": 4})
+    params = {"fault": fault, "every": 4, "at": 4}
+    env = WorkerEnv(WALK, num_envs=4, workers=2, seed=0, params=params, cores=cores)
     rollout, stored = rollout_in(env, on_env_error="restart", on_failure=told.append)
     stats = rollout.run(steps=200)
     env.close()
@@ -220,8 +223,9 @@ def rollout_of(steps):
     return stored
 
 
-def test_a_worker_killed_between_steps_is_noticed_in_both_of_its_parts():
-    env = WorkerEnv(WALK, num_envs=8, workers=2, seed=0, params={"length": 60})
+@pytest.mark.parametrize("cores", [1, 64])
+def test_a_worker_killed_between_steps_is_noticed_in_all_its_parts(cores):
+    env = WorkerEnv(WALK, num_envs=8, workers=2, seed=0, params={"length": 60}, cores=cores)
     told = []
     rollout, _ = rollout_in(env, on_env_error="restart", on_failure=told.append)
     rollout.run(steps=80)
