@@ -46,9 +46,9 @@ def examples(
 
 
 def _described(recipe: dict[str, Any]) -> dict[str, Any]:
-    from pipelines.envs.make import requirement
+    from pipelines.stages.needs import requirement
 
-    extra, installed = requirement(recipe["env"]["name"])
+    extra, installed = requirement(recipe)
     return {
         "about": recipe["about"],
         "expected": recipe.get("expected", ""),

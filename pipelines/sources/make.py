@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 from pipelines.config.source import SourceSettings
@@ -21,6 +22,13 @@ SOURCES = Registry(
         "arrow": "pipelines.sources.tables:ArrowTables",
     },
 )
+
+
+def requirement(name: str) -> tuple[str | None, bool]:
+    """The extra that source `name` needs in any case (None: none), and whether it is there."""
+    if name.partition(":")[0] == "d4rl":
+        return "hdf5", importlib.util.find_spec("h5py") is not None
+    return None, True
 
 
 def open_source(settings: SourceSettings, *, spaces: Spaces | None = None, listener: Listener = silent) -> Source:

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.recipes import shipped_recipes
-from pipelines.envs.make import requirement
+from pipelines.stages.needs import requirement
 
 COLUMNS = ("recipe", "seconds", "CPU s", "env steps/s", "updates/s", "trajectories", "")
 
 
 def missing_extra(name: str) -> str:
     """The extra that the recipe needs and that is not installed; "" if nothing is missing."""
-    extra, installed = requirement(shipped_recipes()[name]["env"]["name"])
+    extra, installed = requirement(shipped_recipes()[name])
     return "" if installed or extra is None else extra
 
 
@@ -52,7 +52,7 @@ def run_smoke(name: str, folder: Path, *, threads: int = 1) -> dict[str, Any]:
         return figures | {"error": report.get("error", {}).get("message") or done.stderr.strip()[-300:]}
     info = json.loads(_amago(["lake", "info", str(folder / name), "--output", "json"], folder, environment).stdout)
     chosen = ("steps", "updates", "steps_per_second", "updates_per_second", "episodes", "return_mean")
-    figures |= {key: report["metrics"][key] for key in chosen}
+    figures |= {key: report["metrics"].get(key, 0) for key in chosen}  # offline nothing is stepped
     return figures | {"trajectories": info["metrics"]["trajectories"]}
 
 
