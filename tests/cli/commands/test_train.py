@@ -148,6 +148,7 @@ def test_the_lakes_of_the_settings_serve_where_none_is_named(amago: Amago, small
     assert done.code == 0, done.err
     drawn = RunDirectory("mine").load_record()["lakes"]
     assert [(Path(lake["lake"]).parent.name, lake["weight"]) for lake in drawn] == [("mine", 0.25), ("small", 0.75)]
-    named = amago("train", "--run", "other", "--from-lake", small, "--steps", 1, "--encoder", "feedforward", *tiny(lakes))
+    more = ("--steps", 1, "--encoder", "feedforward", *tiny(lakes))
+    named = amago("train", "--run", "other", "--from-lake", small, *more)
     assert named.code == 0, named.err
     assert [lake["weight"] for lake in RunDirectory("other").load_record()["lakes"]] == [1.0]
