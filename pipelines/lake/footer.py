@@ -141,7 +141,7 @@ def hex_uids(uids: np.ndarray) -> list[str]:
     return [uid.ljust(16, b"\0").hex() for uid in uids.tolist()]
 
 
-def table_of(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+def table_of(columns: Mapping[str, Sequence[Any] | np.ndarray | pa.Array]) -> pa.Table:
     """Trajectories given as columns of `TRAJECTORIES`."""
     return pa.Table.from_pydict(dict(columns), schema=TRAJECTORIES)
 

@@ -42,9 +42,9 @@ class Unsealed:
     uids: Sequence[bytes]
     columns: Mapping[str, np.ndarray]
     row: dict[str, Any]
-    each: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    each: Mapping[str, Sequence[Any] | np.ndarray] = field(default_factory=dict)
 
-    def column(self, name: str) -> Sequence[Any]:
+    def column(self, name: str) -> Sequence[Any] | np.ndarray:
         """A field of the footer's table, None where nothing is known."""
         return self.each[name] if name in self.each else [self.row.get(name)] * len(self.uids)
 
@@ -80,14 +80,10 @@ def stage(
 ) -> Staged:
     """Write the files of a segment into `tmp`. OSError as the system gives it, with nothing left behind."""
     names = [c.name for c in columns]
-    said = {name: list(chain.from_iterable(item.column(name) for item in items)) for name in footer.TRAJECTORIES.names}
-    ends = np.cumsum(np.array(said["length"]) + 1)
-    said |= {
-        "uid": [uid for item in items for uid in item.uids],
-        "row0": [0, *ends[:-1].tolist()],
-        "base_uid": [bytes.fromhex(base) if base else None for base in said["base_uid"]],
-        "tags": [[(key, value) for key, value in tags] if tags else tags for tags in said["tags"]],
-    }
+    said = _said(items)
+    ends, uids = np.cumsum(np.asarray(said["length"]) + 1), b"".join(chain.from_iterable(item.uids for item in items))
+    said["uid"] = pa.Array.from_buffers(pa.binary(16), len(ends), [None, pa.py_buffer(uids)])
+    said["row0"] = np.append(0, ends[:-1])
     values = {name: np.concatenate([item.columns[name] for item in items]) for name in names}
     header = {
         "format": footer.FORMAT,
@@ -99,6 +95,32 @@ def stage(
         "columns": {name: checksum(values[name]) for name in names},
     }
     return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(said)))
+
+
+def _said(items: Sequence[Unsealed]) -> dict[str, Sequence[Any] | np.ndarray | pa.Array]:
+    """The footer's table as far as it is known of each, by columns; what an item has in common is converted once."""
+    said: dict[str, Sequence[Any] | np.ndarray | pa.Array] = {}
+    item_of = pa.array(np.repeat(np.arange(len(items)), [len(item.uids) for item in items]))
+    own = {name for item in items for name in item.each}
+    for name, kind in zip(footer.TRAJECTORIES.names, footer.TRAJECTORIES.types, strict=True):
+        if name not in own:
+            said[name] = pa.array(_plain(name, [item.row.get(name) for item in items]), kind).take(item_of)
+            continue
+        columns = [item.column(name) for item in items]
+        if all(isinstance(column, np.ndarray) for column in columns):
+            said[name] = np.concatenate(columns)
+        else:
+            said[name] = _plain(name, list(chain.from_iterable(columns)))
+    return said
+
+
+def _plain(name: str, values: list[Any]) -> list[Any]:
+    """Values of a field as Arrow takes them."""
+    if name == "base_uid":
+        return [bytes.fromhex(base) if base else None for base in values]
+    if name == "tags":
+        return [[(key, value) for key, value in tags] if tags else tags for tags in values]
+    return values
 
 
 def stage_files(

@@ -32,6 +32,8 @@ MAGIC = b"AMAGOWAL%d\n" % VERSION
 _ANY_MAGIC = re.compile(rb"AMAGOWAL(\d{1,9})\n")
 _FRAME = struct.Struct("<cQI")
 _CHECKED = struct.Struct("<cQ")
+_FRAME_ROW = struct.Struct("<cQII")  # and the length of a trajectory's row, which its payload begins with
+_CHECKED_ROW = struct.Struct("<cQI")
 _LARGE = 1 << 20  # bytes from which on two checksums are put together faster than they are read over
 _PIECES = 512  # in one system call, which takes 1024 at most
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
@@ -73,7 +75,7 @@ class Log:
         log = cls(path, descriptor, 0)
         try:
             log._write([MAGIC])
-            log._frames([(b"H", json.dumps(header).encode(), b"", 0)])
+            log._frame(b"H", json.dumps(header).encode())
             os.rename(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)
@@ -99,12 +101,18 @@ class Log:
 
     def append(self, records: Iterable[tuple[bytes, bytes | memoryview, int]]) -> None:
         """Log trajectories, all or none: for each its JSON row, the bytes of its columns and their CRC32."""
-        self._frames((b"T", struct.pack("<I", len(row)) + row, data, crc) for row, data, crc in records)
+        pieces: list[bytes | memoryview] = []
+        for row, data, crc_data in records:
+            length = 4 + len(row) + len(data)
+            crc = zlib.crc32(row, zlib.crc32(_CHECKED_ROW.pack(b"T", length, len(row))))
+            crc = combined(crc, crc_data, len(data)) if len(data) >= _LARGE else zlib.crc32(data, crc)
+            pieces += _FRAME_ROW.pack(b"T", length, crc, len(row)), row, data
+        self._write(pieces if len(pieces) <= _PIECES else [b"".join(pieces)])
 
     def mark(self, segment: str) -> None:
         """Note that the log's trajectories are about to be published as `segment`."""
         self.marks.append(segment)
-        self._frames([(b"S", segment.encode(), b"", 0)])
+        self._frame(b"S", segment.encode())
 
     def truncate(self, size: int) -> None:
         """Forget everything after `size` bytes (a torn tail)."""
@@ -130,18 +138,12 @@ class Log:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _frames(self, frames: Iterable[tuple[bytes, bytes, bytes | memoryview, int]]) -> None:
-        """Write (kind, beginning of the payload, rest of it, CRC32 of the rest)."""
-        pieces: list[bytes | memoryview] = []
-        for kind, begun, rest, crc_rest in frames:
-            length = len(begun) + len(rest)
-            crc = zlib.crc32(begun, zlib.crc32(_CHECKED.pack(kind, length)))
-            crc = combined(crc, crc_rest, len(rest)) if len(rest) >= _LARGE else zlib.crc32(rest, crc)
-            pieces += _FRAME.pack(kind, length, crc), begun, rest
-        self._write(pieces if len(pieces) <= _PIECES else [b"".join(pieces)])
+    def _frame(self, kind: bytes, payload: bytes) -> None:
+        crc = zlib.crc32(payload, zlib.crc32(_CHECKED.pack(kind, len(payload))))
+        self._write([_FRAME.pack(kind, len(payload), crc), payload])
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
-        total = sum(len(part) for part in parts)
+        total = sum(map(len, parts))
         try:
             written = os.writev(self._descriptor, parts)
             if written < total:  # a nearly full disk takes a part of it, and says why only when asked again

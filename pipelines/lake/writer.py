@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import secrets
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -34,6 +35,8 @@ from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
 LOG_FORMAT = 1
+_WORDS = {True: "true", False: "false", None: "null"}
+_WORDED = {bool, type(None)}
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text"), str),
     **dict.fromkeys(("policy_version", "seed"), int),
@@ -103,7 +106,7 @@ class Writer:
         if len(infos) != len(rows):
             raise ValueError(f"{len(infos)} trajectories are described, {len(rows)} given")
         each = {name: described(name, values) for name, values in infos.each.items()}
-        return self._append(stored, rows, row_of(infos.shared), each | _summaries(stored, rows))
+        return self._append(stored, rows, row_of(infos.shared), {**each, **_summaries(stored, rows)})
 
     def poll(self) -> None:
         """Begin to seal if the oldest unsealed trajectory has waited long enough."""
@@ -143,7 +146,7 @@ class Writer:
         stored: Mapping[str, np.ndarray],
         rows: Sequence[int],
         row: dict[str, Any],
-        each: Mapping[str, Sequence[Any]],
+        each: Mapping[str, Sequence[Any] | np.ndarray],
     ) -> list[str]:
         """Log trajectories laid one after another, of `rows` rows each, with all of their rows in the footer's table
         but uid and crc: what is the same for all of them, and what `each` has of its own.
@@ -151,9 +154,9 @@ class Writer:
         self._sealer.check()
         owned = {name: np.array(values) for name, values in stored.items()}
         blobs, uids = _one_by_one(owned, rows), _new_uids(len(rows))
-        crcs, names = [zlib.crc32(blob) for blob in blobs], [uid.hex() for uid in uids]
+        crcs, names = list(map(zlib.crc32, blobs)), [uid.hex() for uid in uids]
         row, each = {name: value for name, value in row.items() if name not in each}, {**each, "crc": crcs}
-        items = Unsealed(uids, owned, row, each)
+        items = Unsealed(uids, owned, row, each | {"crc": np.array(crcs, dtype=np.uint32)})
         records = list(zip(_to_json({"uid": names, **each}, row), blobs, crcs, strict=True))
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
@@ -241,7 +244,8 @@ def _new_uids(count: int) -> list[bytes]:
     drawn = np.frombuffer(os.urandom(16 * count), dtype=np.uint8).reshape(count, 16).copy()
     drawn[:, 6] = drawn[:, 6] & 0x0F | 0x40
     drawn[:, 8] = drawn[:, 8] & 0x3F | 0x80
-    return [uid.tobytes() for uid in drawn]
+    uids = drawn.tobytes()
+    return [uids[start : start + 16] for start in range(0, len(uids), 16)]
 
 
 def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[bytes | memoryview]:
@@ -263,7 +267,7 @@ def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[by
     return [data[start:stop] for start, stop in itertools.pairwise(cuts)]
 
 
-def _to_json(each: Mapping[str, Sequence[Any]], row: Mapping[str, Any]) -> list[bytes]:
+def _to_json(each: Mapping[str, Sequence[Any] | np.ndarray], row: Mapping[str, Any]) -> list[bytes]:
     """Rows as JSON objects: a value of `each` column, and `row` in all of them."""
     own = ", ".join(json.dumps(name).replace("%", "%%") + ": %s" for name in each)
     shared = json.dumps(row)[1:-1].replace("%", "%%")
@@ -271,26 +275,33 @@ def _to_json(each: Mapping[str, Sequence[Any]], row: Mapping[str, Any]) -> list[
     return [(form % values).encode() for values in zip(*map(_values, each.values()), strict=True)]
 
 
-def _values(column: Sequence[Any]) -> Sequence[str]:
-    """Each value as JSON; numbers are encoded together."""
+def _values(column: Sequence[Any] | np.ndarray) -> Iterable[Any]:
+    """What `%s` makes into each value's JSON."""
+    if isinstance(column, np.ndarray):
+        column = column.tolist()
     kinds = set(map(type, column))
     if kinds == {str}:
-        return [encode_basestring_ascii(text) for text in column]
-    if kinds <= {int, float, bool, type(None)}:
-        return json.dumps(column)[1:-1].split(", ")
-    return [json.dumps(value) for value in column]
+        return map(encode_basestring_ascii, column)
+    if kinds <= _WORDED:
+        return map(_WORDS.__getitem__, column)
+    if kinds == {int}:
+        return column
+    if kinds == {float} and math.isfinite(sum(column)):
+        texts = {value: repr(value) for value in set(column)}
+        return column if 0.0 in texts else map(texts.__getitem__, column)  # -0.0 would be the same key
+    return map(json.dumps, column)
 
 
-def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, list[Any]]:
+def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:
     """What follows from the columns of each trajectory."""
-    ends = np.cumsum(rows)
-    spans = np.column_stack([ends - rows + 1, ends]).ravel()  # what lies in a first row led to nothing
-    returns = np.add.reduceat(np.append(stored[REWARD], 0.0), spans, dtype=np.float64)[::2]
+    counts = np.array(rows)
+    ends = np.cumsum(counts)
+    spans = np.column_stack([ends - counts + 1, ends]).ravel()  # what lies in a first row led to nothing
     return {
-        "length": [count - 1 for count in rows],
-        "return": returns.tolist(),
-        "terminated": (stored[TERMINATED][ends - 1] != 0).tolist(),
-        "truncated": (stored[TRUNCATED][ends - 1] != 0).tolist(),
+        "length": counts - 1,
+        "return": np.add.reduceat(np.append(stored[REWARD], 0.0), spans, dtype=np.float64)[::2],
+        "terminated": stored[TERMINATED][ends - 1] != 0,
+        "truncated": stored[TRUNCATED][ends - 1] != 0,
     }
 
 

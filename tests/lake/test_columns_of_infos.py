@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pipelines.lake.trajectory import Infos, TrajectoryInfo
 from pipelines.lake.writer import _to_json
 
-VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.lists(st.booleans())
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.booleans())
 VALUES |= st.dictionaries(st.text(), st.text(), max_size=2)
 
 
@@ -19,8 +20,25 @@ VALUES |= st.dictionaries(st.text(), st.text(), max_size=2)
 def test_rows_are_encoded_as_one_by_one(pairs, shared):
     each = {"uid": [a for a, _ in pairs], 'na"me %s': [b for _, b in pairs]}
     shared = {key: value for key, value in shared.items() if key not in each}
-    rows = [json.loads(text) for text in _to_json(each, shared)]
-    assert rows == [{"uid": a, 'na"me %s': b} | shared for a, b in pairs]
+    rows = [json.dumps({"uid": a, 'na"me %s': b} | shared).encode() for a, b in pairs]
+    assert _to_json(each, shared) == rows
+
+
+@pytest.mark.parametrize(
+    "kind", [st.booleans(), st.integers(), st.floats(), st.sampled_from([0.0, -0.0, 0.1]), st.text()]
+)
+@given(data=st.data())
+def test_columns_of_one_kind_are_encoded_as_one_by_one(kind, data):
+    column = data.draw(st.lists(kind, min_size=1, max_size=9))
+    assert _to_json({"a": column}, {}) == [json.dumps({"a": value}).encode() for value in column]
+
+
+def test_arrays_are_encoded_as_their_values():
+    each = {"a": np.array([1, -(2**63)]), "b": np.array([True, False]), "c": np.array([-0.0, 0.1])}
+    assert _to_json(each, {}) == [
+        b'{"a": 1, "b": true, "c": -0.0}',
+        b'{"a": -9223372036854775808, "b": false, "c": 0.1}',
+    ]
 
 
 def test_infos_by_columns_are_those_of_a_list():

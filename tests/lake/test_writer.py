@@ -15,7 +15,7 @@ from pipelines.lake.footer import hex_uids
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Discrete, Ragged, Spaces
 from pipelines.lake.store import Lake
-from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from tests.lake.factories import (
     IMAGES,
     INFO,
@@ -164,6 +164,31 @@ def test_many_appended_at_once_are_each_as_if_appended_alone(lake: Lake, tmp_pat
         assert a == b
     for uid, partner in zip(uids, alone, strict=True):
         assert_same(dict(ours.read(uid).columns), dict(theirs.read(partner).columns))
+
+
+def test_a_segment_tells_apart_what_came_alone_in_lists_and_in_columns(lake: Lake) -> None:
+    """Its table is put together from what trajectories have in common and what each has of its own."""
+    rng = np.random.default_rng(0)
+    listed = [
+        replace(INFO, task=f"t{i}", seed=i, tags={"k": str(i)} if i else {}, attempts=(True,) * i) for i in range(3)
+    ]
+    shared = replace(INFO, env="other", tags={}, success=None, epsilon=-0.0)
+    by_column = Infos(shared, {"task": ["x", "y"], "success": [None, False], "attempts": [(), (False,)]})
+    written, uids = [], []
+    with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
+        for infos in ([INFO], listed, by_column, [replace(INFO, collector="c1")], [shared], listed[:2]):
+            values = [columns(rng, int(rng.integers(1, 9))) for _ in infos]
+            together = {name: np.concatenate([v[name] for v in values]) for name in values[0]}
+            uids += writer.append_many(Trajectories(together, [len(v["reward"]) for v in values], infos))
+            written += [*zip(infos, values, strict=True)]
+    (path,) = segment_files(lake)
+    table = footer_at(path).trajectories
+    assert [uid.hex() for uid in table["uid"].to_pylist()] == uids
+    assert table["length"].to_pylist() == [len(values["reward"]) - 1 for _, values in written]
+    for uid, (info, values) in zip(uids, written, strict=True):
+        found = reading.read(lake, uid)
+        assert found.info == info
+        assert_same(dict(found.columns), values)
 
 
 def test_one_bad_trajectory_keeps_its_whole_company_out(lake: Lake) -> None:
