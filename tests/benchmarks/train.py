@@ -4,10 +4,11 @@
     python tests/benchmarks/train.py --set agent.sequence.kind=gru --set length=64 --set 'action={"kind":"box"}'
 
 Configuration P: Transformer of width 128 and 2 layers over a 512-512-256 timestep encoder, 20 numbers observed, 4
-actions, 7 discounts, 4 critics, 24 windows; drawing windows is left out. Each row runs in a process of its own, which
-measures the rate of float32 products of the critics' shape between the updates. Seconds are CPU seconds, medians. The
-floor is the time that the products alone would take at that rate; the goals, stated for 150 GFLOP/s, are scaled to it.
-Memory: peak resident set of the process (VmHWM, Linux) above what it had after import and one small product.
+actions, 7 discounts, 4 critics, 24 windows. Drawing them from a lake is not counted, and told beside it. Each row runs
+in a process of its own, which measures the rate of float32 products of the critics' shape between the updates. Seconds
+are CPU seconds, medians. The floor is the time that the products alone would take at that rate; the goals, stated for
+150 GFLOP/s, are scaled to it. Memory: peak resident set of the process (VmHWM, Linux) above what it had after import
+and one small product.
 `--malloc` lets glibc keep freed memory instead of giving it back to the system each time. `--device cuda` measures
 another table, on a GPU: see train_cuda.py.
 """
@@ -19,6 +20,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -58,6 +60,34 @@ def windows(spaces: Any, batch: int, length: int) -> Any:
     return factories.windows(
         spaces, lengths=(length + 1,) * batch, rows=length + 1, terminated=0.0, seed=int(np.random.randint(1 << 30))
     )
+
+
+def drawing(spaces: Any, batch: int, length: int, draws: int = 20) -> float:
+    """CPU seconds of drawing a batch from a lake of trajectories twice as long as a window."""
+    import numpy as np
+
+    from pipelines.data.mixture import Mixture, Share
+    from pipelines.data.strategy import Strategy
+    from pipelines.data.view import View
+    from pipelines.lake.schema import Schema
+    from pipelines.lake.store import Lake
+    from tests.lake.factories import fill
+
+    schema = Schema(spaces)
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        fill(lake, [2 * length] * 100, schema=schema)
+        mixture = Mixture(
+            [(View(lake, schema.id), Share())], length=length, seed=0, strategy=Strategy(placement="full")
+        )
+        mixture.refresh(0)
+        seconds = []
+        for update in range(draws):
+            begun = time.process_time()
+            drawn = mixture.sample(batch, update)
+            seconds.append(time.process_time() - begun)
+        assert np.all(drawn.lengths == length + 1)
+    return median(seconds[1:])
 
 
 def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict[str, Any]:
@@ -113,6 +143,7 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
         "timesteps/s": batch * int(row["length"]) / cost,
         "parts": {name: median(p.get(name, 0.0) for p in parts[1:]) for name in parts[-1]},
     }
+    figures["parts"]["data (not counted)"] = drawing(spaces, batch, int(row["length"]))
     if "goal" in row:
         figures |= {"goal": row["goal"] * GOAL_RATE / speed, "goal GB": row["goal_gb"]}
     return figures
