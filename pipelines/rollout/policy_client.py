@@ -30,7 +30,8 @@ class Policy(Protocol):
     void. Actions come back in the system's conventions (`lake.spaces`).
 
     A policy may also have `split(sizes) -> bool`. Where that returns True, `act(..., part=k)` acts for the k-th of
-    groups of so many consecutive actors alone, each group as often as the others, as it would for all together.
+    groups of so many consecutive actors alone, as it would for all together. A group may be some steps ahead of others;
+    all are even when a policy is set.
     """
 
     def act(

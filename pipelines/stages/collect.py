@@ -61,7 +61,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
-            settings = with_actors(settings)
+            settings = with_actors(settings, None if fresh else directory.load_document())
             directory.refuse_changes("collect", settings, fresh=fresh)
             name = directory.identity
         else:
@@ -228,6 +228,7 @@ class Collector:
         if self.rollout is None:
             self.begin(acting)
         assert self.rollout is not None
+        self.rollout.settle()  # all of what has begun is for whoever has acted so far
         if self.writer is None:
             self._lake = self._open_lake()
             schema = Schema(self.env.spec.spaces)

@@ -7,7 +7,7 @@ import pytest
 from pipelines.config.settings import Settings
 from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
-from pipelines.stages.environment import make_env, share_out, step_seconds, with_actors, workers
+from pipelines.stages.environment import make_env, more_help, share_out, step_seconds, with_actors, workers
 
 WALK = "tests.envs.breaking:Walk"
 
@@ -31,9 +31,52 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
     assert with_actors(settings(name, steps=steps)).collect.actors == actors
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "collect", "actors"),
+    [
+        (0.05, {"workers": 2}, 64),
+        (0.15, {"workers": 2}, 64),
+        (0.15, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # an episode has 12 steps
+        (1e9, {"workers": 2}, 16),
+        (0.05, {"workers": 0}, 16),
+        (0.05, {"workers": 2, "actors": 24}, 24),
+    ],
+)
+def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, collect, actors):
+    quick = settings(WALK, **({"steps": 10**9} | collect))
+    assert with_actors(quick, trial=lambda env: milliseconds * 1e-3).collect.actors == actors
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "actors", "workers", "cores", "expected"),
+    [
+        (0.2, 16, "auto", 2, True),  # 8 actors a message
+        (0.2, 32, "auto", 2, False),
+        (0.2, 32, 2, 4, True),  # a worker has two parts
+        (0.2, 64, 2, 4, False),
+        (0.02, 16, "auto", 2, False),  # no workers
+        (0.02, 16, 0, 2, False),
+        (0.2, 16, "auto", 1, False),
+        (50.0, 16, "auto", 2, False),
+        (0.0, 16, 2, 2, False),  # it breaks
+        (0.3, 16, 1, 1, True),
+        (0.4, 16, 1, 1, False),
+    ],
+)
+def test_a_message_to_a_worker_is_some_milliseconds_of_work(milliseconds, actors, workers, cores, expected):
+    assert more_help(milliseconds * 1e-3, actors=actors, workers=workers, cores=cores) is expected
+
+
 def test_a_number_that_is_given_stays():
     assert with_actors(settings(steps=10**6, actors=5)).collect.actors == 5
+    assert with_actors(settings(steps=10**6, actors=5), {"collect": {"actors": 7}}).collect.actors == 5
     assert workers(settings(workers=3), actors=5) == 3
+
+
+def test_a_run_goes_on_with_as_many_as_it_began_with():
+    assert with_actors(settings(steps=10**6), {"collect": {"actors": 7}}).collect.actors == 7
+    assert with_actors(settings(steps=10**6), {"collect": {"actors": "auto"}}).collect.actors == 64
+    assert with_actors(settings(steps=10**6), {}).collect.actors == 64
 
 
 @pytest.mark.parametrize(
