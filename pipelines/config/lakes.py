@@ -23,6 +23,6 @@ def parse_share(text: str) -> tuple[str, float, float | None]:
 
 def located(place: str, run: Path) -> Path | str:
     """`place` with the run's directory in place of `{run}`; the run's own lake where it is empty."""
-    if not place:
+    if place in ("", RUN):
         return run / "lake"
     return run / place.removeprefix(f"{RUN}/") if place.startswith(f"{RUN}/") else place

@@ -38,6 +38,6 @@ def test_a_weight_is_a_number_at_the_end(text: str, place: str, weight: float, l
 
 def test_a_place_may_be_in_the_run() -> None:
     run = Path("runs/a")
-    assert located("", run) == located("{run}/lake", run) == run / "lake"
+    assert located("", run) == located("{run}", run) == located("{run}/lake", run) == run / "lake"
     assert located("{run}/offline", run) == run / "offline"
     assert located("lakes/b", run) == "lakes/b"
