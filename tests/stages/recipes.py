@@ -6,6 +6,8 @@ from typing import Any
 
 from pipelines.config.load import merge, resolve
 from pipelines.config.settings import Settings
+from pipelines.errors import Interrupted
+from pipelines.events import Event, Listener, Progress
 from pipelines.stages.environment import env_model
 
 TINY: dict[str, Any] = {
@@ -34,3 +36,16 @@ TINY: dict[str, Any] = {
 def tiny(**tables: Any) -> Settings:
     """`TINY` with `tables` merged in."""
     return resolve(merge(TINY, tables), env_model=env_model)
+
+
+def stopping(after: int) -> Listener:
+    """A listener that interrupts a stage when it has heard of progress `after` times."""
+    heard = 0
+
+    def stop(event: Event) -> None:
+        nonlocal heard
+        heard += isinstance(event, Progress)
+        if isinstance(event, Progress) and heard == after:
+            raise Interrupted("stopped")
+
+    return stop

@@ -10,13 +10,12 @@ import pytest
 from pipelines.config.load import resolve
 from pipelines.config.recipes import find
 from pipelines.errors import IntegrityError, Interrupted, UsageError
-from pipelines.events import Event, Progress
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.stages import chain
 from pipelines.stages.environment import env_model
 from pipelines.training import checkpoint as checkpoints
-from tests.stages.recipes import tiny
+from tests.stages.recipes import stopping, tiny
 
 STAGES = [
     {"stage": "collect", "steps": 120},
@@ -85,17 +84,9 @@ def test_a_finished_chain_is_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop_after", [1, 3, 6, 9])
 def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> None:
-    heard = 0
-
-    def stop(event: Event) -> None:
-        nonlocal heard
-        heard += isinstance(event, Progress)
-        if isinstance(event, Progress) and heard == stop_after:
-            raise Interrupted("stopped")
-
     settings = tiny(env=lake_env(), epochs=3, stages=STAGES)
     with pytest.raises(Interrupted):
-        chain.run(settings, run=tmp_path / "run", listener=stop)
+        chain.run(settings, run=tmp_path / "run", listener=stopping(stop_after))
     result = chain.run(settings, run=tmp_path / "run")
     assert result.status == "done"
     assert checkpoints.numbers(tmp_path / "run/checkpoints")[-1] == 6

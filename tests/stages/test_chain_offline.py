@@ -13,12 +13,11 @@ import pytest
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, Interrupted, UsageError
-from pipelines.events import Event, Progress
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.stages import chain
 from pipelines.training import checkpoint as checkpoints
-from tests.stages.recipes import tiny
+from tests.stages.recipes import stopping, tiny
 from tests.stages.test_ingest import content
 
 EPISODES, LENGTH = 12, 5
@@ -87,17 +86,9 @@ def test_data_is_taken_in_learnt_from_and_joined_by_rollouts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stop_after", [2, 5, 9, 14])
-def test_stopped_anywhere_it_goes_on_as_if_it_had_not_been(tmp_path: Path, stop_after: int) -> None:
-    heard = 0
-
-    def stop(event: Event) -> None:
-        nonlocal heard
-        heard += isinstance(event, Progress)
-        if isinstance(event, Progress) and heard == stop_after:
-            raise Interrupted("stopped")
-
+def test_stopped_anywhere_it_does_the_rest_and_takes_nothing_in_twice(tmp_path: Path, stop_after: int) -> None:
     with pytest.raises(Interrupted):
-        chain.run(offline(), run=tmp_path / "run", listener=stop)
+        chain.run(offline(), run=tmp_path / "run", listener=stopping(stop_after))
     result = chain.run(offline(), run=tmp_path / "run")
     assert (result.status, result.metrics["updates"]) == ("done", 11)
     assert count(tmp_path / "run/offline") == EPISODES * LENGTH
