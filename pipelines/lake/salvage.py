@@ -81,9 +81,9 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
 def _quarantine(storage: Storage, log: Log, content: Content, listener: Listener) -> None:
     kept = f"quarantine/{log.path.name}"
     storage.write(kept, log.path.read_bytes())
-    lost = content.damaged if content.header is not None else max(content.damaged - 1, 0) + len(content.records)
+    lost = "its header" if content.header is None else f"{content.damaged} of its records"
     text = (
-        f"the log of a dead writer is damaged, up to {lost} of its trajectories are lost; "
+        f"the log of a dead writer is damaged: {lost} cannot be read, and the trajectories of which it tells are lost; "
         f"it is kept as '{storage.url(kept)}'"
     )
     listener(Notice(text=text, level="warning"))

@@ -38,10 +38,11 @@ class TrajectoryInfo:
 
 class Infos(Sequence[TrajectoryInfo]):
     """What is said of several trajectories, a column a field: `each` has a value for each of them, `shared` all that
-    they have in common. One that is asked for is made then, which costs more than all of a batch's columns.
+    they have in common; of a field of floats it may be an array. One that is asked for is made then, which costs more
+    than all of a batch's columns.
     """
 
-    def __init__(self, shared: TrajectoryInfo, each: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, shared: TrajectoryInfo, each: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
         self.shared, self.each = shared, each
         self._count = len(next(iter(each.values())))
         if any(len(values) != self._count for values in each.values()):
@@ -65,7 +66,10 @@ class Infos(Sequence[TrajectoryInfo]):
     def __getitem__(self, place: int | slice) -> TrajectoryInfo | Infos:
         if isinstance(place, slice):
             return Infos(self.shared, {name: values[place] for name, values in self.each.items()})
-        chosen: dict[str, Any] = {name: values[place] for name, values in self.each.items()}
+        found = {name: values[place] for name, values in self.each.items()}
+        chosen: dict[str, Any] = {
+            n: value.item() if isinstance(value, np.generic) else value for n, value in found.items()
+        }
         return replace(self.shared, **chosen)
 
 

@@ -1,15 +1,17 @@
 """The write-ahead log: a trajectory is safe from the death of its writer as soon as `append` returns.
 
 A log is a magic line and frames `kind u8 | length u64 | crc32 u32 | payload` (little endian; the CRC covers
-kind, length and payload). Kinds: H the header (JSON), T a trajectory (u32 length of its JSON row, the row,
-the columns' bytes in the header's order), S the segment under which the log is about to be published. What
-was appended lies in the page cache: it survives kill -9, and a power cut only once its segment is sealed. The
-owner holds a flock on the file, so a log that can be locked has no living owner. A frame that was damaged does not
-take the ones after it along: they are looked for.
+kind, length and payload). Kinds: H the header (JSON); M trajectories (u32 length of a JSON text, the text, see `_text`,
+and the bytes of each one's columns in the header's order); S the segment under which the log is about to be published;
+in older logs T, one trajectory (u32 length of its JSON row, the row, its bytes). What was appended lies in the page
+cache: it survives kill -9, and a power cut only once its segment is sealed. The owner holds a flock on the file, so a
+log that can be locked has no living owner. A frame that was damaged does not take the ones after it along: they are
+looked for.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -18,7 +20,7 @@ import re
 import struct
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,12 @@ MAGIC = b"AMAGOWAL%d\n" % VERSION
 _ANY_MAGIC = re.compile(rb"AMAGOWAL(\d{1,9})\n")
 _FRAME = struct.Struct("<cQI")
 _CHECKED = struct.Struct("<cQ")
-_FRAME_ROW = struct.Struct("<cQII")  # and the length of a trajectory's row, which its payload begins with
-_CHECKED_ROW = struct.Struct("<cQI")
-_LARGE = 1 << 20  # bytes from which on two checksums are put together faster than they are read over
+_FRAME_TEXT = struct.Struct("<cQII")  # and the length of the text that its payload begins with
+_CHECKED_TEXT = struct.Struct("<cQI")
+_KINDS = (b"H", b"M", b"S", b"T")
+_WITH_LENGTH = (ord("M"), ord("T"))  # their JSON comes after its length
+_LARGE = 1 << 20  # bytes from which on two checksums are put together faster than they are read over; of more than one
+# trajectory a frame has less
 _PIECES = 512  # in one system call, which takes 1024 at most
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
@@ -99,14 +104,25 @@ class Log:
         os.close(descriptor)
         return None
 
-    def append(self, records: Iterable[tuple[bytes, bytes | memoryview, int]]) -> None:
-        """Log trajectories, all or none: for each its JSON row, the bytes of its columns and their CRC32."""
+    def append(
+        self,
+        row: Mapping[str, Any],
+        each: Mapping[str, Sequence[Any] | np.ndarray],
+        data: Sequence[bytes | memoryview],
+        crcs: Sequence[int],
+    ) -> None:
+        """Log n trajectories, all or none: what their rows have in common, n values of each other field, which JSON can
+        tell, and the bytes of their columns with the CRC32 of these.
+        """
+        sizes = list(map(len, data))
         pieces: list[bytes | memoryview] = []
-        for row, data, crc_data in records:
-            length = 4 + len(row) + len(data)
-            crc = zlib.crc32(row, zlib.crc32(_CHECKED_ROW.pack(b"T", length, len(row))))
-            crc = combined(crc, crc_data, len(data)) if len(data) >= _LARGE else zlib.crc32(data, crc)
-            pieces += _FRAME_ROW.pack(b"T", length, crc, len(row)), row, data
+        for start, stop in _cuts(sizes):
+            text = _text(row, {name: values[start:stop] for name, values in each.items()}, sizes[start:stop])
+            body = data[start] if stop - start == 1 else b"".join(data[start:stop])
+            length = 4 + len(text) + len(body)
+            crc = zlib.crc32(text, zlib.crc32(_CHECKED_TEXT.pack(b"M", length, len(text))))
+            crc = combined(crc, crcs[start], len(body)) if len(body) >= _LARGE else zlib.crc32(body, crc)
+            pieces += _FRAME_TEXT.pack(b"M", length, crc, len(text)), text, body
         self._write(pieces if len(pieces) <= _PIECES else [b"".join(pieces)])
 
     def mark(self, segment: str) -> None:
@@ -201,10 +217,57 @@ def parse(data: bytes) -> Content:
         elif kind == b"S":
             content.marks.append(bytes(payload).decode())
         elif kind == b"T":
-            (length,) = struct.unpack_from("<I", payload)
-            content.records.append((json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]))
+            content.records.append(_parts(payload))
+        elif kind == b"M":
+            content.records += _unfolded(*_parts(payload))
     content.foreign = not data.startswith(MAGIC) and content.header is None and not content.records
     return content
+
+
+def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:
+    """What a frame says of its trajectories: "row" of them all, "each" by fields, and how many "bytes" each has."""
+    columns = {name: _packed(values) if isinstance(values, np.ndarray) else values for name, values in each.items()}
+    return json.dumps({"row": row, "each": columns, "bytes": sizes}).encode()
+
+
+def _packed(values: np.ndarray) -> dict[str, str]:
+    """As it is: digits would take several times as long."""
+    return {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
+
+
+def _values(packed: dict[str, str] | list[Any]) -> list[Any]:
+    """What `_text` was given."""
+    if isinstance(packed, list):
+        return packed
+    return np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).tolist()
+
+
+def _cuts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The trajectories of each frame: damage takes a frame along, and its length fits into half of a u64."""
+    if sum(sizes) < _LARGE:
+        yield 0, len(sizes)
+        return
+    start = total = 0
+    for place, size in enumerate(sizes):
+        if place > start and total + size >= _LARGE:
+            yield start, place
+            start, total = place, 0
+        total += size
+    yield start, len(sizes)
+
+
+def _parts(payload: memoryview) -> tuple[dict[str, Any], memoryview]:
+    """The JSON that a payload begins with, after its length, and the rest."""
+    (length,) = struct.unpack_from("<I", payload)
+    return json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]
+
+
+def _unfolded(text: dict[str, Any], data: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
+    """The row and the bytes of each trajectory of a frame."""
+    columns, start = [_values(packed) for packed in text["each"].values()], 0
+    for values, size in zip(zip(*columns, strict=True), text["bytes"], strict=True):
+        yield {**text["row"], **dict(zip(text["each"], values, strict=True))}, data[start : start + size]
+        start += size
 
 
 def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
@@ -227,7 +290,7 @@ def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]
     """Kind, payload (None unless its checksum is right) and end (-1 if it cannot be one) of what is at `start`."""
     kind, length, crc = _FRAME.unpack_from(data, start)
     end = start + _FRAME.size + length
-    if end > len(data) or kind not in (b"H", b"T", b"S"):
+    if end > len(data) or kind not in _KINDS:
         return kind, None, -1
     payload = data[start + _FRAME.size : end]
     good = zlib.crc32(payload, zlib.crc32(_CHECKED.pack(kind, length))) == crc
@@ -240,11 +303,11 @@ def _next_frame(data: memoryview, start: int) -> int | None:
     if len(raw) < _FRAME.size:
         return None
     first = raw[: len(raw) - _FRAME.size + 1]
-    places = np.flatnonzero((first == ord("H")) | (first == ord("T")) | (first == ord("S")))
+    places = np.flatnonzero(np.isin(first, [ord(kind) for kind in _KINDS]))
     for byte in range(5, 9):  # nothing in a log has 4 GiB: the upper half of a length is zero
         places = places[raw[places + byte] == 0]
     for place in (places + start).tolist():
-        text = place + _FRAME.size + (4 if data[place] == ord("T") else 0)
+        text = place + _FRAME.size + (4 if data[place] in _WITH_LENGTH else 0)
         if (data[place] == ord("S") or bytes(data[text : text + 1]) == b"{") and _frame(data, place)[1] is not None:
             return place
     return None

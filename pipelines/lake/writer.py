@@ -9,15 +9,12 @@ dropping its log doubles nothing: the log names the segment before it is publish
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import os
 import re
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from json.encoder import encode_basestring_ascii
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +31,7 @@ from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
-LOG_FORMAT = 1
-_WORDS = {True: "true", False: "false", None: "null"}
-_WORDED = {bool, type(None)}
+LOG_FORMAT = 2  # 1: a frame for each trajectory
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text"), str),
     **dict.fromkeys(("policy_version", "seed"), int),
@@ -155,13 +150,15 @@ class Writer:
         owned = {name: np.array(values) for name, values in stored.items()}
         blobs, uids = _one_by_one(owned, rows), _new_uids(len(rows))
         crcs, names = list(map(zlib.crc32, blobs)), [uid.hex() for uid in uids]
-        row, each = {name: value for name, value in row.items() if name not in each}, {**each, "crc": crcs}
-        items = Unsealed(uids, owned, row, each | {"crc": np.array(crcs, dtype=np.uint32)})
-        records = list(zip(_to_json({"uid": names, **each}, row), blobs, crcs, strict=True))
+        row, each = (
+            {name: value for name, value in row.items() if name not in each},
+            {**each, "crc": np.array(crcs, dtype=np.uint32)},
+        )
+        items = Unsealed(uids, owned, row, each)
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
-            self._log.append(records)
+            self._log.append(row, {"uid": names, **each}, blobs, crcs)
         size = sum(values.nbytes for values in owned.values())
         self._unsealed.append(items)
         self._unsealed_bytes += size
@@ -215,8 +212,10 @@ def row_of(info: TrajectoryInfo) -> dict[str, Any]:
     return {name: described(name, [value])[0] for name, value in vars(info).items()}
 
 
-def described(name: str, values: Sequence[Any]) -> Sequence[Any]:
+def described(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
     """A field of several trajectories; see `row_of`."""
+    if isinstance(values, np.ndarray) and values.dtype == np.float64 and _KINDS.get(name) is float:
+        return values
     if name == "tags":
         if not all(isinstance(text, str) for tags in values if tags for pair in tags.items() for text in pair):
             raise ValueError(f"'tags' of a trajectory are {next(filter(None, values))!r}, texts expected")
@@ -265,31 +264,6 @@ def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[by
         begins = begins + counts * width
     cuts, data = starts.tolist(), laid.data
     return [data[start:stop] for start, stop in itertools.pairwise(cuts)]
-
-
-def _to_json(each: Mapping[str, Sequence[Any] | np.ndarray], row: Mapping[str, Any]) -> list[bytes]:
-    """Rows as JSON objects: a value of `each` column, and `row` in all of them."""
-    own = ", ".join(json.dumps(name).replace("%", "%%") + ": %s" for name in each)
-    shared = json.dumps(row)[1:-1].replace("%", "%%")
-    form = "{" + ", ".join(filter(None, [own, shared])) + "}"
-    return [(form % values).encode() for values in zip(*map(_values, each.values()), strict=True)]
-
-
-def _values(column: Sequence[Any] | np.ndarray) -> Iterable[Any]:
-    """What `%s` makes into each value's JSON."""
-    if isinstance(column, np.ndarray):
-        column = column.tolist()
-    kinds = set(map(type, column))
-    if kinds == {str}:
-        return map(encode_basestring_ascii, column)
-    if kinds <= _WORDED:
-        return map(_WORDS.__getitem__, column)
-    if kinds == {int}:
-        return column
-    if kinds == {float} and math.isfinite(sum(column)):
-        texts = {value: repr(value) for value in set(column)}
-        return column if 0.0 in texts else map(texts.__getitem__, column)  # -0.0 would be the same key
-    return map(json.dumps, column)
 
 
 def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:

@@ -105,8 +105,8 @@ class Group:
             if unfinished:
                 final = np.cumsum(rows) - 1
                 columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
-            epsilon, began = (self.epsilon[actors] / lengths).tolist(), self.began[actors].tolist()
-            each: dict[str, list[Any]] = {"task": tasks, "epsilon": epsilon, "t_start": began}
+            each: dict[str, list[Any] | np.ndarray] = {"task": tasks}
+            each |= {"epsilon": self.epsilon[actors] / lengths, "t_start": self.began[actors]}
             each |= {"attempts": attempts} if any(attempts) else {}
             each |= {"goal_text": goals} if any(goals) else {}
             each |= {"success": success} if spec.has_success and not unfinished else {}

@@ -70,8 +70,11 @@ class Recorder:
         """A copy of all rows of the episodes of `actors` (m,), one after another, and how many each has: T + 1."""
         rows = self._now + 1 - self._first[actors]
         step = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows - self._first[actors], rows)
-        of = np.repeat(actors, rows)
-        return {name: buffer[step, of] for name, buffer in self._buffers.items()}, rows.tolist()
+        place = step * len(self._first) + np.repeat(actors, rows)  # in the buffer as one row after another, which is
+        taken = {  # several times as fast as by two indices
+            name: buffer.reshape(-1, *buffer.shape[2:]).take(place, axis=0) for name, buffer in self._buffers.items()
+        }
+        return taken, rows.tolist()
 
     def prefix(self, actor: int) -> dict[str, np.ndarray]:
         """A copy of the actor's rows before the newest: T rows, which the policy has already acted on."""

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
 from pipelines.lake.trajectory import Infos, TrajectoryInfo
-from pipelines.lake.writer import _to_json
+from pipelines.lake.wal import Log
 
-VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.booleans())
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.lists(st.booleans())
 VALUES |= st.dictionaries(st.text(), st.text(), max_size=2)
+ARRAYS = npst.arrays(st.sampled_from(["<i8", "<f8", "?", "<u4"]), 5, elements={"allow_nan": False})
 
 
-@given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=5), st.dictionaries(st.text(), VALUES, max_size=3))
-def test_rows_are_encoded_as_one_by_one(pairs, shared):
-    each = {"uid": [a for a, _ in pairs], 'na"me %s': [b for _, b in pairs]}
-    shared = {key: value for key, value in shared.items() if key not in each}
-    rows = [json.dumps({"uid": a, 'na"me %s': b} | shared).encode() for a, b in pairs]
-    assert _to_json(each, shared) == rows
-
-
-@pytest.mark.parametrize(
-    "kind", [st.booleans(), st.integers(), st.floats(), st.sampled_from([0.0, -0.0, 0.1]), st.text()]
+@given(
+    st.lists(VALUES, min_size=5, max_size=5), ARRAYS, st.dictionaries(st.text(), VALUES, max_size=3), st.integers(1, 5)
 )
-@given(data=st.data())
-def test_columns_of_one_kind_are_encoded_as_one_by_one(kind, data):
-    column = data.draw(st.lists(kind, min_size=1, max_size=9))
-    assert _to_json({"a": column}, {}) == [json.dumps({"a": value}).encode() for value in column]
-
-
-def test_arrays_are_encoded_as_their_values():
-    each = {"a": np.array([1, -(2**63)]), "b": np.array([True, False]), "c": np.array([-0.0, 0.1])}
-    assert _to_json(each, {}) == [
-        b'{"a": 1, "b": true, "c": -0.0}',
-        b'{"a": -9223372036854775808, "b": false, "c": 0.1}',
-    ]
+def test_rows_that_are_logged_together_are_read_one_by_one(tmp_path_factory, values, array, shared, n):
+    folder = tmp_path_factory.mktemp("log")
+    each = {"values": values[:n], "array": array[:n]}
+    shared = {key: value for key, value in shared.items() if key not in each}
+    log = Log.create(folder / "a.wal", {}, tmp=folder)
+    log.append(shared, each, [b"ab"] * n, [zlib.crc32(b"ab")] * n)
+    rows = [shared | {"values": values[i], "array": array[i].item()} for i in range(n)]
+    found = log.read().records
+    assert [row for row, _ in found] == json.loads(json.dumps(rows)) == rows
+    assert [[type(value) for value in row.values()] for row, _ in found] == [[*map(type, row.values())] for row in rows]
+    log.drop()
 
 
 def test_infos_by_columns_are_those_of_a_list():
@@ -48,5 +42,8 @@ def test_infos_by_columns_are_those_of_a_list():
     )
     assert list(columns) == listed == list(Infos.of(listed))
     assert list(columns[1:]) == listed[1:]
+    arrays = Infos(TrajectoryInfo(env="e"), {"epsilon": np.array([0.1, -0.0]), "task": ["a", "b"]})
+    assert [type(info.epsilon) for info in arrays] == [float, float]
+    assert list(arrays) == [TrajectoryInfo(env="e", epsilon=0.1, task="a"), TrajectoryInfo(env="e", task="b")]
     with pytest.raises(ValueError, match="given together"):
         Infos(listed[0], {"task": ["a"], "seed": [1, 2]})

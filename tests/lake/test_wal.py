@@ -104,6 +104,7 @@ def test_a_damaged_record_is_set_aside_and_the_others_are_saved(lake: Lake) -> N
     assert lake.salvage(listener=told.append) == 4
     assert set(reading.Reader(lake).uids()) == set(written) - {list(written)[2]}
     assert [type(event) for event in told] == [Notice]
+    assert "1 of its records" in told[0].text
     assert (lake.path / "quarantine" / log.name).read_bytes() == data
 
 
@@ -142,7 +143,7 @@ def test_a_log_of_a_newer_version_is_left_with_a_notice(lake: Lake) -> None:
     header = json.loads(data[len(MAGIC) + 13 : frame_ends(data)[0]])
     log.unlink()
     newer = Log.create(log, {**header, "format": 9}, tmp=lake.path / "tmp")
-    newer.append([(b'{"length": 1}', bytes(4), zlib.crc32(bytes(4)))])
+    newer.append({"length": 1}, {"uid": ["a"]}, [bytes(4)], [zlib.crc32(bytes(4))])
     newer.close()
     told: list = []
     assert lake.salvage(listener=told.append) == 0

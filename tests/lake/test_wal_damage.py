@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,25 +29,47 @@ def ends_of(data: bytes) -> list[int]:
     return ends
 
 
+def old_frame(row: dict, body: bytes) -> bytes:
+    """One trajectory as format 1 has it."""
+    text = json.dumps(row).encode()
+    payload = struct.pack("<I", len(text)) + text + body
+    start = struct.pack("<cQ", b"T", len(payload))
+    return start + struct.pack("<I", zlib.crc32(payload, zlib.crc32(start))) + payload
+
+
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[tuple[dict, bytes]]]:
-    """The bytes of a log, and what it says: a row and columns of frames small and large, some full of zeros."""
+def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[list[tuple[dict, bytes]]]]:
+    """The bytes of a log, and what each of its frames says, small and large ones, some full of zeros: rows of
+    trajectories and the bytes of their columns. The last frame is of format 1.
+    """
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("log")
     records = []
-    for i, size in enumerate((40, 3000, 0, 700, 1_100_000, 2500)):
+    for i, size in enumerate((40, 3000, 0, 700, 600_000, 500_000, 1_100_000, 2500)):
         body = bytes(size) if i % 2 else rng.bytes(size)
-        records.append(({"length": i, "task": "T" * i + "{S}"}, body))
+        records.append(({"env": "e{M", "length": i, "task": "T" * i + "{S}", "return": i / 7}, body))
     made = Log.create(folder / "a.wal", {"format": 1, "columns": ["x"]}, tmp=folder)
-    made.append([(json.dumps(row).encode(), body, zlib.crc32(body)) for row, body in records[:2]])
-    made.append([(json.dumps(row).encode(), body, zlib.crc32(body)) for row, body in records[2:]])
+    for some in (records[:1], records[1:7]):
+        each = {
+            "length": np.array([row["length"] for row, _ in some]),
+            "task": [row["task"] for row, _ in some],
+            "return": np.array([row["return"] for row, _ in some]),
+        }
+        made.append({"env": "e{M"}, each, [body for _, body in some], [zlib.crc32(body) for _, body in some])
     made.close()
-    return (folder / "a.wal").read_bytes(), records
+    frames = [records[:1], records[1:5], records[5:6], records[6:7], records[7:]]
+    return (folder / "a.wal").read_bytes() + old_frame(*records[7]), frames
+
+
+def test_a_frame_holds_what_is_less_than_a_mebibyte_together(log) -> None:
+    whole, frames = log
+    assert len(ends_of(whole)) == 1 + len(frames)
+    assert [(row, bytes(body)) for row, body in parse(whole).records] == list(chain(*frames))
 
 
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_what_is_read_is_what_was_written_and_whole_frames_survive(log, data: st.DataObject) -> None:
-    whole, records = log
+    whole, frames = log
     cut = data.draw(st.integers(0, len(whole)) | st.just(len(whole)))
     flips = data.draw(st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 7)), max_size=4))
     bad = bytearray(whole)
@@ -55,13 +78,14 @@ def test_what_is_read_is_what_was_written_and_whole_frames_survive(log, data: st
     places = {i for i, (a, b) in enumerate(zip(whole, bad, strict=True)) if a != b}
     content = parse(bytes(bad[:cut]))
     found = [(row, bytes(body)) for row, body in content.records]
-    assert all(record in records for record in found)
+    assert all(record in list(chain(*frames)) for record in found)
     ends = ends_of(whole)
     spans = list(pairwise(ends))
     sound = [
         record
-        for record, (start, end) in zip(records, spans, strict=True)
+        for records, (start, end) in zip(frames, spans, strict=True)
         if end <= cut and not any(start <= place < end for place in places)
+        for record in records
     ]
     if not any(place < len(MAGIC) for place in places):  # with these, it may be the log of another version
         assert [record for record in found if record in sound] == sound
