@@ -19,7 +19,7 @@ def settings(name="meta-frozen-lake", *, env=None, **collect):
 @pytest.mark.parametrize(
     ("name", "steps", "actors"),
     [
-        ("tmaze", 10**6, 64),
+        ("tmaze", 10**6, 128),
         ("tmaze", 10, 16),  # an episode has 11 steps
         ("tmaze", 4 * 11 * 32, 32),
         ("tmaze", 4 * 11 * 32 - 1, 16),
@@ -34,8 +34,8 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
 @pytest.mark.parametrize(
     ("milliseconds", "collect", "actors"),
     [
-        (0.05, {"workers": 2}, 64),
-        (0.15, {"workers": 2}, 64),
+        (0.05, {"workers": 2}, 128),
+        (0.15, {"workers": 2}, 128),
         (0.15, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # an episode has 12 steps
         (1e9, {"workers": 2}, 16),
         (0.05, {"workers": 0}, 16),
@@ -51,16 +51,17 @@ def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, collect, act
     ("milliseconds", "actors", "workers", "cores", "expected"),
     [
         (0.2, 16, "auto", 2, True),  # 8 actors a message
-        (0.2, 32, "auto", 2, False),
-        (0.2, 32, 2, 4, True),  # a worker has two parts
-        (0.2, 64, 2, 4, False),
+        (0.2, 64, "auto", 2, True),
+        (0.2, 128, "auto", 2, False),
+        (0.2, 128, 2, 4, True),  # a worker has two parts
+        (0.3, 128, 2, 4, False),
         (0.02, 16, "auto", 2, False),  # no workers
         (0.02, 16, 0, 2, False),
         (0.2, 16, "auto", 1, False),
         (50.0, 16, "auto", 2, False),
         (0.0, 16, 2, 2, False),  # it breaks
-        (0.3, 16, 1, 1, True),
-        (0.4, 16, 1, 1, False),
+        (0.9, 16, 1, 1, True),
+        (1.0, 16, 1, 1, False),
     ],
 )
 def test_a_message_to_a_worker_is_some_milliseconds_of_work(milliseconds, actors, workers, cores, expected):
@@ -75,8 +76,8 @@ def test_a_number_that_is_given_stays():
 
 def test_a_run_goes_on_with_as_many_as_it_began_with():
     assert with_actors(settings(steps=10**6), {"collect": {"actors": 7}}).collect.actors == 7
-    assert with_actors(settings(steps=10**6), {"collect": {"actors": "auto"}}).collect.actors == 64
-    assert with_actors(settings(steps=10**6), {}).collect.actors == 64
+    assert with_actors(settings(steps=10**6), {"collect": {"actors": "auto"}}).collect.actors == 128
+    assert with_actors(settings(steps=10**6), {}).collect.actors == 128
 
 
 @pytest.mark.parametrize(
