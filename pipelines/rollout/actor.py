@@ -8,7 +8,6 @@ the others go on.
 from __future__ import annotations
 
 import math
-import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,7 +22,7 @@ from pipelines.events import Listener, Progress, silent
 from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.rollout.ended import Ended, Waiting
-from pipelines.rollout.group import Group, Joined, both
+from pipelines.rollout.group import Group, Joined, both, next_to_end
 from pipelines.rollout.policy_client import Policy
 from pipelines.rollout.summary import Episode, RolloutStats, Tally
 
@@ -32,7 +31,7 @@ UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
 OnError = Literal["stop", "restart"]
 _PROGRESS_SECONDS = 0.2
 _MOST_STRIKES = 5  # failures of an actor's environment in a row
-_MOST_AHEAD = 8  # steps of a part that others have yet to end
+_LEAST_AHEAD, _MOST_AHEAD = 2, 64  # steps of a part that others have yet to end
 
 
 class Rollout:
@@ -84,7 +83,7 @@ class Rollout:
         self._tally = Tally()
         self._env_seconds = self._policy_seconds = 0.0
         self._before = self.total_steps, self.env_errors, self.episodes_dropped
-        self._began = time.perf_counter()
+        self._began, self._first_round = time.perf_counter(), self._rounds
 
     @property
     def policy(self) -> Policy:
@@ -169,12 +168,12 @@ class Rollout:
         """One step more of every actor; actors whose episode ends begin their next.
 
         Where the policy acts for parts of the actors, these go on as each is ready. The step has ended for one part at
-        least; to the others it may be some steps more (`_MOST_AHEAD`), and what ended waits until it is its turn.
+        least; to the others it may be some steps more (`_ahead`), and what ended waits until it is its turn.
         """
         self.begin()
         if self._overlapping:
             self._rounds += 1
-            self._go_on(behind=_MOST_AHEAD - 1)
+            self._go_on(behind=self._ahead - 1)
             return
         self.settle()
         groups = self._groups
@@ -185,6 +184,14 @@ class Rollout:
             self._start(group, actions[group.place], share)
         if len(groups) == 1:
             self.settle()
+
+    @property
+    def _ahead(self) -> int:
+        """How many steps of all actors a part may be ahead of another, which may be in a long reset: those of a second,
+        since whoever is behind must catch up before a run ends.
+        """
+        a_second = (self._rounds - self._first_round) / max(time.perf_counter() - self._began, 1e-9)
+        return int(min(max(a_second, _LEAST_AHEAD), _MOST_AHEAD))
 
     def settle(self) -> None:
         """End every step that has begun, for all actors: who is behind catches up."""
@@ -204,20 +211,10 @@ class Rollout:
             if max(rounds) == self._rounds and min(rounds) >= self._rounds - behind:
                 return
             self._hand_over()
-            self._end(self._next_to_end())
-
-    def _next_to_end(self) -> Group:
-        """Of those whose step has ended, or who cannot tell, the one that is furthest behind."""
-        began, begun = time.perf_counter(), [group for group in self._groups if group.pending is not None]
-        while all(group.waits_on for group in begun):
-            poll = select.poll()
-            for place in set().union(*(group.waits_on for group in begun)):
-                poll.register(place, select.POLLIN)
-            heard = {place for place, _ in poll.poll()}
-            for group in begun:
-                group.waits_on -= heard
-        self._env_seconds += time.perf_counter() - began
-        return min((group for group in begun if not group.waits_on), key=lambda group: group.rounds)
+            began = time.perf_counter()
+            group = next_to_end(self._groups)
+            self._env_seconds += time.perf_counter() - began
+            self._end(group)
 
     @property
     def _due(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -152,6 +153,19 @@ class Group:
                 )
                 found.append(Failure(actors=(actor,), message=message))
         return found
+
+
+def next_to_end(groups: Sequence[Group]) -> Group:
+    """Waits. Of those whose step has ended, or who cannot tell, the one that is furthest behind."""
+    begun = [group for group in groups if group.pending is not None]
+    while all(group.waits_on for group in begun):
+        poll = select.poll()
+        for place in set().union(*(group.waits_on for group in begun)):
+            poll.register(place, select.POLLIN)
+        heard = {place for place, _ in poll.poll()}
+        for group in begun:
+            group.waits_on -= heard
+    return min((group for group in begun if not group.waits_on), key=lambda group: group.rounds)
 
 
 def both(first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFailed | None:

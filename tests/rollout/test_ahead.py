@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from pipelines.errors import Interrupted
 from pipelines.rollout.policy_client import RandomPolicy
 from tests.rollout.test_parts import WALK, Parts, rollout_in
 
-MOST_AHEAD = 8
+MOST_AHEAD = 64
 
 
 class Telling(Env):
@@ -103,10 +105,10 @@ def test_who_ends_first_changes_nothing_not_even_the_order(sizes, slow):
     assert apart.exploration.steps == together.exploration.steps
 
 
-def test_nobody_is_more_than_eight_steps_ahead_and_what_ends_waits_for_its_turn():
+def test_nobody_is_too_far_ahead_and_what_ends_waits_for_its_turn():
     env = Uneven((3, 3), slow=0)
     slow, quick = env.parts
-    slow._delay = lambda: 0.2  # for as long as the other may need to get ahead
+    slow._delay = lambda: 0.5  # for as long as the other may need to get ahead
     rollout, stored = rollout_in(env)
     for number in range(1, MOST_AHEAD):
         rollout.step()
@@ -118,6 +120,22 @@ def test_nobody_is_more_than_eight_steps_ahead_and_what_ends_waits_for_its_turn(
     slow._delay = lambda: 0.0
     rollout.settle()
     assert stored
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.25, 4), (0.1, 10), (3.0, 2)])
+def test_nobody_is_more_than_a_second_ahead_but_two_steps(monkeypatch, seconds, most):
+    now = [0.0]
+    monkeypatch.setattr("pipelines.rollout.actor.time", SimpleNamespace(perf_counter=lambda: now[0], time=time.time))
+    env = Uneven((3, 3), slow=0)
+    slow, quick = env.parts
+    slow._delay = lambda: 0.5  # for as long as the other may need to get ahead
+    rollout, _ = rollout_in(env)
+    for number in range(1, most + 1):
+        now[0] += seconds
+        rollout.step()
+        assert (slow.ended, quick.ended) == (int(number == most), number)
+    slow._delay = lambda: 0.0
+    rollout.settle()
 
 
 @pytest.mark.parametrize("slow", [0, 1])
