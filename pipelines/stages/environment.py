@@ -24,7 +24,7 @@ _EPISODES = 4  # of each actor, at least, with more than FEW
 _TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
 _WORTH_SECONDS = 2e-3  # a step of all actors that is shorter is not shared out
 _SHARE_SECONDS = 1e-3  # least part of it for a worker
-_MESSAGE_SECONDS = 8e-3  # work that is worth a message to a worker, who waits 1 ms for the next
+_MESSAGE_SECONDS = 12e-3  # work that is worth a message to a worker, who waits 1 ms for the next
 
 
 def env_model(name: str) -> type[BaseModel]:

@@ -54,14 +54,14 @@ def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, collect, act
         (0.2, 64, "auto", 2, True),
         (0.2, 128, "auto", 2, False),
         (0.2, 128, 2, 4, True),  # a worker has two parts
-        (0.3, 128, 2, 4, False),
+        (0.4, 128, 2, 4, False),
         (0.02, 16, "auto", 2, False),  # no workers
         (0.02, 16, 0, 2, False),
         (0.2, 16, "auto", 1, False),
         (50.0, 16, "auto", 2, False),
         (0.0, 16, 2, 2, False),  # it breaks
-        (0.9, 16, 1, 1, True),
-        (1.0, 16, 1, 1, False),
+        (1.4, 16, 1, 1, True),
+        (1.5, 16, 1, 1, False),
     ],
 )
 def test_a_message_to_a_worker_is_some_milliseconds_of_work(milliseconds, actors, workers, cores, expected):
