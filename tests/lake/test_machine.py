@@ -138,7 +138,7 @@ class LakeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sealed)
     @rule(pick=st.integers(0, 1000), crash=st.booleans())
     def derive(self, pick: int, crash: bool) -> None:
-        bases = sorted(uid for uid in self.sealed - self.expired if uid not in self.base_of)
+        bases = [uid for uid in self.in_order(self.sealed - self.expired) if uid not in self.base_of]
         if not bases:
             return
         base = bases[pick % len(bases)]
@@ -150,6 +150,10 @@ class LakeMachine(RuleBasedStateMachine):
         self.acknowledged[uid] = {name: array[:rows] for name, array in whole.items()} | changed
         self.base_of[uid] = base
         writer._abandon() if crash else writer.close()
+
+    def in_order(self, uids: set[str]) -> list[str]:
+        """As they were written: uids are random, and what is done must follow from what hypothesis draws."""
+        return [uid for uid in self.acknowledged if uid in uids]
 
     # Maintenance
 
@@ -205,7 +209,7 @@ class LakeMachine(RuleBasedStateMachine):
     def expire_one(self, pick: int) -> None:
         self.flush()
         before = set(reading.Reader(self.lake).uids())
-        victim = sorted(before)[pick % len(before)]
+        victim = self.in_order(before)[pick % len(before)]
         expire(self.lake, Limits(where=f"uid = '{victim}'"), grace_seconds=600.0)
         after = set(reading.Reader(self.lake).uids())
         kept = {uid for snapshot in self.snapshots if snapshot.protected for uid in snapshot.uids}
