@@ -150,10 +150,8 @@ class Writer:
         owned = {name: np.array(values) for name, values in stored.items()}
         blobs, uids = _one_by_one(owned, rows), _new_uids(len(rows))
         crcs, names = list(map(zlib.crc32, blobs)), [uid.hex() for uid in uids]
-        row, each = (
-            {name: value for name, value in row.items() if name not in each},
-            {**each, "crc": np.array(crcs, dtype=np.uint32)},
-        )
+        each = {**each, "crc": np.array(crcs, dtype=np.uint32)}
+        row = {name: value for name, value in row.items() if name not in each}
         items = Unsealed(uids, owned, row, each)
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
@@ -214,8 +212,8 @@ def row_of(info: TrajectoryInfo) -> dict[str, Any]:
 
 def described(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
     """A field of several trajectories; see `row_of`."""
-    if isinstance(values, np.ndarray) and values.dtype == np.float64 and _KINDS.get(name) is float:
-        return values
+    if isinstance(values, np.ndarray) and (values.dtype, values.ndim) == (np.float64, 1) and _KINDS.get(name) is float:
+        return values.copy()  # the segment's table is made from it later
     if name == "tags":
         if not all(isinstance(text, str) for tags in values if tags for pair in tags.items() for text in pair):
             raise ValueError(f"'tags' of a trajectory are {next(filter(None, values))!r}, texts expected")

@@ -191,6 +191,18 @@ def test_a_segment_tells_apart_what_came_alone_in_lists_and_in_columns(lake: Lak
         assert_same(dict(found.columns), values)
 
 
+def test_floats_of_many_may_come_as_an_array_which_stays_the_callers(lake: Lake) -> None:
+    rng = np.random.default_rng(0)
+    values, epsilon = [columns(rng, 4) for _ in range(3)], np.array([0.25, 0.5, 0.75])
+    together = {name: np.concatenate([v[name] for v in values]) for name in values[0]}
+    with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
+        uids = writer.append_many(Trajectories(together, [5] * 3, Infos(INFO, {"epsilon": epsilon})))
+        epsilon[:] = 9.0
+        with pytest.raises(ValueError, match="'epsilon'"):
+            writer.append_many(Trajectories(together, [5] * 3, Infos(INFO, {"epsilon": np.zeros((3, 2))})))
+    assert [reading.read(lake, uid).info for uid in uids] == [replace(INFO, epsilon=x) for x in (0.25, 0.5, 0.75)]
+
+
 def test_one_bad_trajectory_keeps_its_whole_company_out(lake: Lake) -> None:
     values = [columns(np.random.default_rng(0), 5) for _ in range(3)]
     with lake.writer(SCHEMA) as writer:
