@@ -50,7 +50,8 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
     started, spaces = time.monotonic(), None
     with directory.lock("run", "collect", "train"):
         if settings.env.name:
-            settings = with_actors(settings, None if fresh else directory.load_document())
+            collects = [step.settings.collect.steps for step in plan(settings) if step.entry.stage == "collect"]
+            settings = with_actors(settings, None if fresh else directory.load_document(), collects=collects)
         directory.refuse_changes("run", settings, fresh=fresh)
         if settings.env.name:
             with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +21,12 @@ from pipelines.errors import StageFailed, UsageError
 from pipelines.rollout.policy_client import RandomPolicy
 
 FEW, MANY = 16, 128  # actors
-_EPISODES = 4  # of each actor, at least, with more than FEW
+_EPISODES = 4  # of each actor in a run, at least, with more than FEW
 _TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
+_ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that tell how long they are
 _WORTH_SECONDS = 2e-3  # a step of all actors that is shorter is not shared out
 _SHARE_SECONDS = 1e-3  # least part of it for a worker
-_MESSAGE_SECONDS = 12e-3  # work that is worth a message to a worker, who waits 1 ms for the next
+_MESSAGE_SECONDS = 20e-3  # work that is worth a message to a worker, who waits 1 ms for the next
 
 
 def env_model(name: str) -> type[BaseModel]:
@@ -44,19 +46,32 @@ def make_env(settings: Settings, *, actors: int, seed: int, split: Split = "trai
     return make(name, num_envs=actors, seed=seed, split=split, params=params)
 
 
-def step_seconds(env: Env) -> float:
-    """What a step of one actor takes, resets included; 0 where all actors step as one batch, or where it breaks.
+@dataclass(frozen=True)
+class Trial:
+    """What playing an environment at random for a moment showed. `seconds`: what a step of one actor takes, resets
+    included; `length`: steps of an episode, None where none ended.
+    """
 
-    Of medians: what else the machine does meanwhile makes a few steps long.
+    seconds: float
+    length: float | None
+
+
+def try_out(env: Env, ended: int = 0) -> Trial | None:
+    """None where all actors step as one batch, or where it breaks. It takes a quarter of a second; up to one where so
+    many episodes have yet to end.
+
+    Times are medians: what else the machine does meanwhile makes a few steps long.
     """
     if not isinstance(env, GymnasiumEnv):
-        return 0.0
+        return None
     policy, zero = RandomPolicy(env.spec.spaces.action, seed=0), np.zeros(env.num_envs)
     steps: list[float] = []
     resets = [0.0]
     try:
-        observation, until = env.reset(), time.perf_counter() + _TRIAL_SECONDS
-        while len(steps) < _TRIAL_STEPS and time.perf_counter() < until:
+        observation, start = env.reset(), time.perf_counter()
+        while (took := time.perf_counter() - start) < _ENDED_SECONDS and (
+            (took < _TRIAL_SECONDS and len(steps) < _TRIAL_STEPS) or len(resets) <= ended
+        ):
             began = time.perf_counter()
             result = env.step(policy.act(observation, zero, zero, zero))
             steps.append(time.perf_counter() - began)
@@ -66,51 +81,71 @@ def step_seconds(env: Env) -> float:
                 observation = env.reset(over)
                 resets.append(time.perf_counter() - began)
     except StageFailed:  # will be told when it is used
-        return 0.0
-    return float(np.median(steps) + np.median(resets[1:] or resets) * (len(resets) - 1) / len(steps))
+        return None
+    number = len(resets) - 1
+    seconds = np.median(steps) + np.median(resets[1:] or resets) * number / len(steps)
+    length = len(steps) / number if number else None  # with an episode that is not over, so at most:
+    return Trial(float(seconds), min(length, env.spec.horizon or length) if length else None)
 
 
 def with_actors(
     settings: Settings,
     stored: Mapping[str, Any] | None = None,
     *,
-    trial: Callable[[Env], float] = step_seconds,
+    collects: Sequence[int] = (),
+    trial: Callable[[Env, int], Trial | None] = try_out,
 ) -> Settings:
     """`settings` with a number of actors in place of "auto": that of the run which has begun, if it is `stored`.
 
     More actors make a policy faster where all step as one batch, and messages to workers rarer where each steps
-    quickly: as many as help, and leave each a few episodes.
+    quickly: as many as help, and leave each a few episodes. `collects`: steps of each time that a chain collects.
     """
     if settings.collect.actors != "auto":
         return settings
     begun = (stored or {}).get("collect", {}).get("actors")
-    actors = begun if isinstance(begun, int) else _enough_actors(settings, trial)
+    if isinstance(begun, int):
+        actors = begun
+    else:
+        actors = _enough_actors(settings, collects or [settings.collect.steps], trial)
     return settings.model_copy(update={"collect": settings.collect.model_copy(update={"actors": actors})})
 
 
-def _enough_actors(settings: Settings, trial: Callable[[Env], float]) -> int:
+def _enough_actors(settings: Settings, collects: Sequence[int], trial: Callable[[Env, int], Trial | None]) -> int:
+    """Each ends an episode in the first of `collects`, so that there is something to learn from, and some in all.
+
+    Episodes are as long as random ones where that is who acts, at first at least, else as the longest.
+    """
     env, cores, wanted = make_env(settings, actors=1, seed=0), available_cores(), settings.collect.workers
     with contextlib.closing(env):
-        alone = isinstance(env, GymnasiumEnv) and wanted != 0
-        seconds = trial(env) if alone else 0.0
-    actors, horizon = FEW, env.spec.horizon
-    while (
-        actors < MANY
-        and horizon is not None
-        and settings.collect.steps >= _EPISODES * horizon * 2 * actors
-        and (not isinstance(env, GymnasiumEnv) or more_help(seconds, actors=actors, workers=wanted, cores=cores))
-    ):
-        actors *= 2
-    return actors
+        alone = isinstance(env, GymnasiumEnv)
+        seen = trial(env, _ENDED) if alone and wanted != 0 else None
+    seconds = seen.seconds if seen else 0.0
+    length: float | None = env.spec.horizon
+    if seen and seen.length and settings.collect.policy in ("auto", "random") and not settings.collect.follow:
+        length = seen.length
+    if length is None:
+        return FEW
+    most = int(min(MANY, collects[0] / length, sum(collects) / (_EPISODES * length)))
+    if alone:
+        return enough(seconds, most=most, workers=wanted, cores=cores)
+    return max(FEW, 1 << max(most, 1).bit_length() - 1)
 
 
-def more_help(seconds: float, *, actors: int, workers: int | Literal["auto"], cores: int) -> bool:
-    """Whether environments that take `seconds` for a step of one actor are stepped in workers, a message to one of
-    which is little work with so many actors.
+def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: int) -> int:
+    """Actors, up to `most`, of environments that take `seconds` for a step of one: so many that a message to a worker
+    is worth it, `FEW` where that does not make them worth workers.
     """
-    count = share_out(seconds * actors, actors=actors, cores=cores) if workers == "auto" else min(workers, actors)
-    messages = count if count >= max(cores, 2) else 2 * count  # a step of all (see `WorkerEnv`)
-    return messages > 0 and 0 < seconds * actors < _MESSAGE_SECONDS * messages
+
+    def messages(actors: int) -> int:
+        """A step of all (see `WorkerEnv`)."""
+        count = share_out(seconds * actors, actors=actors, cores=cores) if workers == "auto" else min(workers, actors)
+        return count if count >= max(cores, 2) else 2 * count
+
+    actors = FEW
+    while 2 * actors <= most and seconds * actors < _MESSAGE_SECONDS * (messages(actors) or 1):
+        actors *= 2
+    worth = 2 * _WORTH_SECONDS if workers == "auto" else 0.0  # a step in a trial is dearer than one in a batch
+    return actors if messages(actors) and seconds * actors > worth else FEW
 
 
 def workers(settings: Settings, *, actors: int) -> int:
@@ -122,7 +157,8 @@ def workers(settings: Settings, *, actors: int) -> int:
         return 0
     env = make_env(settings, actors=1, seed=0)
     with contextlib.closing(env):
-        return share_out(step_seconds(env) * actors, actors=actors, cores=cores)
+        seen = try_out(env)
+    return share_out(seen.seconds * actors, actors=actors, cores=cores) if seen else 0
 
 
 def share_out(seconds: float, *, actors: int, cores: int) -> int:

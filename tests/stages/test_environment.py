@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
-from pipelines.stages.environment import make_env, more_help, share_out, step_seconds, with_actors, workers
+from pipelines.stages import chain, environment
+from pipelines.stages.environment import Trial, enough, make_env, share_out, try_out, with_actors, workers
 
 WALK = "tests.envs.breaking:Walk"
 
@@ -23,8 +25,6 @@ def settings(name="meta-frozen-lake", *, env=None, **collect):
         ("tmaze", 10, 16),  # an episode has 11 steps
         ("tmaze", 4 * 11 * 32, 32),
         ("tmaze", 4 * 11 * 32 - 1, 16),
-        ("gym:CartPole-v1", 10**9, 16),
-        (WALK, 10**9, 16),
     ],
 )
 def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name, steps, actors):
@@ -32,40 +32,78 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "collect", "actors"),
+    ("milliseconds", "length", "collect", "actors"),
     [
-        (0.05, {"workers": 2}, 128),
-        (0.15, {"workers": 2}, 128),
-        (0.15, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # an episode has 12 steps
-        (1e9, {"workers": 2}, 16),
-        (0.05, {"workers": 0}, 16),
-        (0.05, {"workers": 2, "actors": 24}, 24),
+        (0.05, 9.0, {"workers": 2}, 128),
+        (0.15, 9.0, {"workers": 2}, 128),
+        (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32}, 32),
+        (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32 - 1}, 16),
+        (0.15, None, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # at most 12 steps
+        (0.15, None, {"workers": 2, "steps": 4 * 12 * 32 - 1}, 16),
+        (1e9, 9.0, {"workers": 2}, 16),
+        (0.05, 9.0, {"workers": 0}, 16),
+        (0.05, 9.0, {"workers": 2, "actors": 24}, 24),
+        (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32, "policy": "random"}, 32),
+        (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32 - 1, "policy": "expert"}, 16),  # may last as long as any
+        (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32, "policy": "expert"}, 32),
+        (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32 - 1, "follow": "runs/it"}, 16),
     ],
 )
-def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, collect, actors):
-    quick = settings(WALK, **({"steps": 10**9} | collect))
-    assert with_actors(quick, trial=lambda env: milliseconds * 1e-3).collect.actors == actors
+def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, length, collect, actors):
+    quick, seen = settings(WALK, **({"steps": 10**9} | collect)), Trial(milliseconds * 1e-3, length)
+    assert with_actors(quick, trial=lambda env, ended: seen).collect.actors == actors
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "actors", "workers", "cores", "expected"),
+    ("collects", "actors"),
     [
-        (0.2, 16, "auto", 2, True),  # 8 actors a message
-        (0.2, 64, "auto", 2, True),
-        (0.2, 128, "auto", 2, False),
-        (0.2, 128, 2, 4, True),  # a worker has two parts
-        (0.4, 128, 2, 4, False),
-        (0.02, 16, "auto", 2, False),  # no workers
-        (0.02, 16, 0, 2, False),
-        (0.2, 16, "auto", 1, False),
-        (50.0, 16, "auto", 2, False),
-        (0.0, 16, 2, 2, False),  # it breaks
-        (1.4, 16, 1, 1, True),
-        (1.5, 16, 1, 1, False),
+        ([11 * 128] * 4, 128),  # an episode has 11 steps
+        ([11 * 128 - 1, 10**6], 64),  # to learn from after the first
+        ([11 * 128] * 3, 64),
+        ([10] * 10**4, 16),
+        ([], 32),
     ],
 )
-def test_a_message_to_a_worker_is_some_milliseconds_of_work(milliseconds, actors, workers, cores, expected):
-    assert more_help(milliseconds * 1e-3, actors=actors, workers=workers, cores=cores) is expected
+def test_actors_of_a_chain_end_an_episode_the_first_time_and_four_in_all(collects, actors):
+    assert with_actors(settings("tmaze", steps=4 * 11 * 32), collects=collects).collect.actors == actors
+
+
+def test_a_chain_counts_all_its_epochs(tmp_path):
+    document = {
+        "env": {"name": "tmaze"},
+        "agent": {"sequence": {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_ff": 8}},
+        "collect": {"steps": 11 * 64},
+        "epochs": 4,
+        "stages": [{"stage": "collect"}, {"stage": "collect", "every": 2, "steps": 11}],
+    }
+    chain.run(Settings.model_validate(document), run=tmp_path / "run")
+    assert RunDirectory(tmp_path / "run").load_document()["collect"]["actors"] == 64
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "most", "workers", "cores", "actors"),
+    [
+        (2.0, 128, "auto", 2, 32),  # 16 actors a message
+        (0.5, 128, "auto", 2, 128),
+        (0.5, 127, "auto", 2, 64),
+        (0.5, 128, "auto", 4, 128),
+        (0.2, 128, 2, 4, 128),
+        (2.0, 128, 2, 4, 64),  # a worker has two parts
+        (0.1, 128, "auto", 2, 128),  # 16 would not be in workers
+        (0.03, 128, "auto", 2, 16),  # nor would 128 gain by it
+        (0.03, 128, 2, 2, 128),
+        (0.2, 128, 0, 2, 16),
+        (0.2, 128, "auto", 1, 16),
+        (50.0, 128, "auto", 2, 16),
+        (0.0, 128, "auto", 2, 16),  # it breaks
+        (0.0, 128, 2, 2, 16),
+        (2.4, 128, 1, 1, 32),
+        (2.6, 128, 1, 1, 16),
+        (0.5, 0, 2, 2, 16),
+    ],
+)
+def test_a_message_to_a_worker_is_some_milliseconds_of_work(milliseconds, most, workers, cores, actors):
+    assert enough(milliseconds * 1e-3, most=most, workers=workers, cores=cores) == actors
 
 
 def test_a_number_that_is_given_stays():
@@ -89,11 +127,36 @@ def test_workers_have_a_millisecond_of_work_each(seconds, actors, cores, expecte
 
 
 def test_a_trial_finds_out_what_a_step_takes():
-    slow = make(WALK, num_envs=1, seed=0, params={"seconds": 2e-3})
-    assert 2e-3 <= step_seconds(slow) < 0.2
-    assert step_seconds(make("tmaze", num_envs=1, seed=0)) == 0.0
-    assert step_seconds(make(WALK, num_envs=1, seed=0, params={"fault": "raise"})) == 0.0
+    slow = try_out(make(WALK, num_envs=1, seed=0, params={"seconds": 2e-3}))
+    assert slow is not None
+    assert 2e-3 <= slow.seconds < 0.2
+    assert try_out(make("tmaze", num_envs=1, seed=0)) is None
+    assert try_out(make(WALK, num_envs=1, seed=0, params={"fault": "raise"})) is None
     assert workers(settings(), actors=16) == 0
+    assert workers(settings(WALK, env={"fault": "raise"}), actors=16) == 0
+
+
+def test_a_trial_finds_out_how_long_an_episode_is(monkeypatch):
+    short = try_out(make(WALK, num_envs=1, seed=0, params={"length": 2}))  # 1 or 2 steps
+    assert short is not None
+    assert short.length is not None
+    assert 1.4 < short.length < 1.6
+    fixed = try_out(make("gym:Pendulum-v1", num_envs=1, seed=0))  # 200 steps, and some of the next episode
+    assert fixed == Trial(fixed.seconds if fixed else 0.0, 200.0)
+    monkeypatch.setattr(environment, "_TRIAL_STEPS", 1)
+    none, some = (try_out(make(WALK, num_envs=1, seed=0), ended=ended) for ended in (0, 3))
+    assert none is not None
+    assert none.length is None
+    assert some is not None
+    assert some.length is not None
+    assert 6.0 <= some.length <= 12.0
+
+
+def test_a_trial_does_not_wait_for_an_end_that_is_far(monkeypatch):
+    monkeypatch.setattr(environment, "_ENDED_SECONDS", 0.05)
+    far = try_out(make(WALK, num_envs=1, seed=0, params={"length": 200, "seconds": 2e-3}), ended=1)
+    assert far is not None
+    assert far.length is None
 
 
 def test_environments_are_where_they_are_asked_to_be():
