@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipelines.nets import flex
+from pipelines.nets.constant import constant
 from pipelines.nets.packing import Packing
 
 
@@ -218,7 +219,7 @@ def here(device: torch.device) -> dict[str, str | None]:
     }
 
 
-@torch.compiler.assume_constant_result
+@constant
 def lacks(name: str) -> str | None:
     """What CUDA backend `name` needs and this installation has not; None: nothing. A compiler takes it as given."""
     return _lacks(name)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from pipelines.config.encoders import MambaSettings
 from pipelines.nets import init
+from pipelines.nets.constant import constant
 from pipelines.nets.packing import Packing
 from pipelines.nets.rnn import State
 from pipelines.nets.selective import selective_scan
@@ -22,7 +23,7 @@ from pipelines.nets.sequence import SequenceEncoder
 FASTEST, SLOWEST = 1e-3, 1e-1  # time steps at the start, Mamba's
 
 
-@torch.compiler.assume_constant_result
+@constant
 def has_kernels() -> bool:
     """Whether mamba-ssm is installed, whose fused scan runs on CUDA."""
     return _has_kernels()

@@ -56,9 +56,9 @@ class Trial:
     length: float | None
 
 
-def try_out(env: Env, ended: int = 0) -> Trial | None:
-    """None where all actors step as one batch, or where it breaks. It takes a quarter of a second; up to one where so
-    many episodes have yet to end.
+def try_out(env: Env, longest: float = 0.0) -> Trial | None:
+    """None where all actors step as one batch, or where it breaks. It takes a quarter of a second; up to one where too
+    few episodes have ended and they may yet be shorter than `longest` steps.
 
     Times are medians: what else the machine does meanwhile makes a few steps long.
     """
@@ -70,7 +70,8 @@ def try_out(env: Env, ended: int = 0) -> Trial | None:
     try:
         observation, start = env.reset(), time.perf_counter()
         while (took := time.perf_counter() - start) < _ENDED_SECONDS and (
-            (took < _TRIAL_SECONDS and len(steps) < _TRIAL_STEPS) or len(resets) <= ended
+            (took < _TRIAL_SECONDS and len(steps) < _TRIAL_STEPS)
+            or (len(resets) <= _ENDED and len(steps) < longest * len(resets))
         ):
             began = time.perf_counter()
             result = env.step(policy.act(observation, zero, zero, zero))
@@ -93,7 +94,7 @@ def with_actors(
     stored: Mapping[str, Any] | None = None,
     *,
     collects: Sequence[int] = (),
-    trial: Callable[[Env, int], Trial | None] = try_out,
+    trial: Callable[[Env, float], Trial | None] = try_out,
 ) -> Settings:
     """`settings` with a number of actors in place of "auto": that of the run which has begun, if it is `stored`.
 
@@ -110,22 +111,23 @@ def with_actors(
     return settings.model_copy(update={"collect": settings.collect.model_copy(update={"actors": actors})})
 
 
-def _enough_actors(settings: Settings, collects: Sequence[int], trial: Callable[[Env, int], Trial | None]) -> int:
+def _enough_actors(settings: Settings, collects: Sequence[int], trial: Callable[[Env, float], Trial | None]) -> int:
     """Each ends an episode in the first of `collects`, so that there is something to learn from, and some in all.
 
     Episodes are as long as random ones where that is who acts, at first at least, else as the longest.
     """
     env, cores, wanted = make_env(settings, actors=1, seed=0), available_cores(), settings.collect.workers
+    steps = min(collects[0], sum(collects) / _EPISODES)  # in which each actor shall end an episode
     with contextlib.closing(env):
         alone = isinstance(env, GymnasiumEnv)
-        seen = trial(env, _ENDED) if alone and wanted != 0 else None
+        seen = trial(env, steps / (2 * FEW)) if alone and wanted != 0 else None
     seconds = seen.seconds if seen else 0.0
     length: float | None = env.spec.horizon
     if seen and seen.length and settings.collect.policy in ("auto", "random") and not settings.collect.follow:
         length = seen.length
     if length is None:
         return FEW
-    most = int(min(MANY, collects[0] / length, sum(collects) / (_EPISODES * length)))
+    most = int(min(MANY, steps / length))
     if alone:
         return enough(seconds, most=most, workers=wanted, cores=cores)
     return max(FEW, 1 << max(most, 1).bit_length() - 1)

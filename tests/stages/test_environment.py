@@ -51,7 +51,7 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
 )
 def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, length, collect, actors):
     quick, seen = settings(WALK, **({"steps": 10**9} | collect)), Trial(milliseconds * 1e-3, length)
-    assert with_actors(quick, trial=lambda env, ended: seen).collect.actors == actors
+    assert with_actors(quick, trial=lambda env, longest: seen).collect.actors == actors
 
 
 @pytest.mark.parametrize(
@@ -144,17 +144,19 @@ def test_a_trial_finds_out_how_long_an_episode_is(monkeypatch):
     fixed = try_out(make("gym:Pendulum-v1", num_envs=1, seed=0))  # 200 steps, and some of the next episode
     assert fixed == Trial(fixed.seconds if fixed else 0.0, 200.0)
     monkeypatch.setattr(environment, "_TRIAL_STEPS", 1)
-    none, some = (try_out(make(WALK, num_envs=1, seed=0), ended=ended) for ended in (0, 3))
+    none, some, long = (try_out(make(WALK, num_envs=1, seed=0), longest) for longest in (0.0, 12.0, 4.0))
     assert none is not None
     assert none.length is None
     assert some is not None
     assert some.length is not None
     assert 6.0 <= some.length <= 12.0
+    assert long is not None
+    assert long.length is None  # 6 steps at least
 
 
 def test_a_trial_does_not_wait_for_an_end_that_is_far(monkeypatch):
     monkeypatch.setattr(environment, "_ENDED_SECONDS", 0.05)
-    far = try_out(make(WALK, num_envs=1, seed=0, params={"length": 200, "seconds": 2e-3}), ended=1)
+    far = try_out(make(WALK, num_envs=1, seed=0, params={"length": 200, "seconds": 2e-3}), 200.0)
     assert far is not None
     assert far.length is None
 
