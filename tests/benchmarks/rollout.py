@@ -203,7 +203,7 @@ def _cell(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn, at whose end up to one is waited")
     parser.add_argument("--actors", type=int, nargs="+", default=[8, 16, 24, 32, 64, 128, 256])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--env", nargs="+", default=[], help="more environments to share out, e.g. minigrid:ID")
