@@ -141,7 +141,7 @@ def test_a_trial_finds_out_how_long_an_episode_is(monkeypatch):
     assert short is not None
     assert short.length is not None
     assert 1.4 < short.length < 1.6
-    fixed = try_out(make("gym:Pendulum-v1", num_envs=1, seed=0))  # 200 steps, and some of the next episode
+    fixed = try_out(make("gym:Pendulum-v1", num_envs=1, seed=0), 1000.0)  # 200 steps, and some of the next episode
     assert fixed == Trial(fixed.seconds if fixed else 0.0, 200.0)
     monkeypatch.setattr(environment, "_TRIAL_STEPS", 1)
     none, some, long = (try_out(make(WALK, num_envs=1, seed=0), longest) for longest in (0.0, 12.0, 4.0))
