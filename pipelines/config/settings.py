@@ -97,8 +97,8 @@ class CollectSettings(SettingsModel):
     steps: int = Field(10_000, ge=1)
     """Environment steps in all (over all actors); in a chain, per epoch."""
     actors: Annotated[int | Literal["auto"], _count_or_auto(1, 65_536)] = "auto"
-    """Environments stepped at once. `auto`: 16, up to 128 where they are quick, as a batch or in workers; fixed as a
-    run begins."""
+    """Environments stepped at once. `auto`: 16, more where they are quick, as a batch (up to 128) or in workers (256);
+    fixed as a run begins."""
     workers: Annotated[int | Literal["auto"], _count_or_auto(0, 1_024)] = "auto"
     """Processes that step environments, also in `evaluate` (0: this one). `auto`: as many as a trial finds useful."""
     on_env_error: Literal["stop", "restart"] = "stop"

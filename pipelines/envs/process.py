@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 from collections import deque
@@ -43,23 +42,29 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            place, path = theirs.fileno(), [os.path.abspath(folder) for folder in sys.path]
-            # Not by multiprocessing, which would run the user's main module once more.
-            code = f"from pipelines.envs.worker import main; main({place}, {self._memory})"
+        # Two pipes: who waits at a socket is woken by its own answer being read, for nothing.
+        theirs_in, ours_out = os.pipe()
+        self._requests = Connection(ours_out, readable=False)
+        ours_in, theirs_out = os.pipe()
+        self._replies = Connection(ours_in, writable=False)
+        path = [os.path.abspath(folder) for folder in sys.path]
+        # Not by multiprocessing, which would run the user's main module once more.
+        code = f"from pipelines.envs.worker import main; main({theirs_in}, {theirs_out}, {self._memory})"
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"],
-                pass_fds=(place, self._memory),
+                pass_fds=(theirs_in, theirs_out, self._memory),
                 stdin=subprocess.DEVNULL,
                 env=dict.fromkeys(_ONE_THREAD, "1") | dict(os.environ),
                 start_new_session=True,  # what interrupts this process is for this process to handle
             )
-        self._pipe = Connection(ours.detach())
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
         self._asked: deque[int] = deque()
         self._answers: dict[int, dict[str, Any]] = {}
         self._last = 0
-        self._pipe.send(self.order)
+        self._requests.send(self.order)
 
     @property
     def actors(self) -> str:
@@ -72,14 +77,14 @@ class Worker:
 
     def fileno(self) -> int:
         """What can be read once it has answered, or died."""
-        return self._pipe.fileno()
+        return self._replies.fileno()
 
     def introduced(self) -> tuple[EnvSpec, bool]:
         """What the worker says of its environments once they are made: their spec, and whether they have an expert.
         Raises what making them raised.
         """
         try:
-            said = self._pipe.recv()
+            said = self._replies.recv()
         except (EOFError, ConnectionError):
             self._bury()
             how = self.obituaries[self.generation]
@@ -93,7 +98,7 @@ class Worker:
         if self.dead:
             raise Died
         try:
-            self._pipe.send_bytes(what + bytes([part]) + rest)
+            self._requests.send_bytes(what + bytes([part]) + rest)
         except ConnectionError:
             raise self._bury() from None
         self._last += 1
@@ -106,7 +111,7 @@ class Worker:
             if self.dead:
                 raise Died
             try:
-                data = self._pipe.recv_bytes()
+                data = self._replies.recv_bytes()
             except (EOFError, ConnectionError):
                 raise self._bury() from None
             self._answers[self._asked.popleft()] = pickle.loads(data) if data else {}
@@ -122,7 +127,8 @@ class Worker:
         self.introduced()
 
     def _bury(self) -> Died:
-        self._pipe.close()
+        self._requests.close()
+        self._replies.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSING_SECONDS)
         code = self._process.returncode
@@ -137,7 +143,8 @@ class Worker:
 
     def hang_up(self) -> None:
         """Let the process close its environments and end."""
-        self._pipe.close()
+        self._requests.close()
+        self._replies.close()
 
     def wait(self) -> None:
         """After `hang_up`: until it has ended."""

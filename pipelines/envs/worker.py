@@ -48,16 +48,16 @@ class Order:
         return [slice(firsts[part] + mine.start, firsts[part] + mine.stop) for part, mine in self.slices.items()]
 
 
-def main(connection: int, memory: int) -> None:
-    """Serve whoever holds the other end of `connection` (descriptors, both)."""
+def main(requests: int, answers: int, memory: int) -> None:
+    """Serve whoever holds the other ends of the pipes `requests` and `answers` (descriptors, all)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what environments print must not get into a result
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
-    pipe = Connection(connection)
+    asked, told = Connection(requests, writable=False), Connection(answers, readable=False)
     envs: list[Env] = []
     try:
         with contextlib.suppress(EOFError, ConnectionError):
-            _serve(pipe, memory, envs)
+            _serve(asked, told, memory, envs)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -73,8 +73,8 @@ def _leave_with(parent: int) -> None:
     os._exit(0)
 
 
-def _serve(pipe: Connection, memory: int, envs: list[Env]) -> None:
-    order: Order = pipe.recv()
+def _serve(asked: Connection, told: Connection, memory: int, envs: list[Env]) -> None:
+    order: Order = asked.recv()
     try:
         for mine in order.places:
             count = mine.stop - mine.start
@@ -84,19 +84,19 @@ def _serve(pipe: Connection, memory: int, envs: list[Env]) -> None:
         for env in envs if order.play_only else ():
             env.play_only(order.play_only)
     except Exception as error:
-        pipe.send(refusal(error, order.name))
+        told.send(refusal(error, order.name))
         return
-    pipe.send((envs[0].spec, envs[0].has_expert))
+    told.send((envs[0].spec, envs[0].has_expert))
     shared = boards(memory, envs[0].spec.spaces, order.sizes)
     own = {part: (env, shared[part].rows(mine)) for env, (part, mine) in zip(envs, order.slices.items(), strict=True)}
     while True:
-        request = pipe.recv_bytes()
+        request = asked.recv_bytes()
         env, board = own[request[1]]
         try:
             answer = _answer(env, board, request)
         except Exception as error:
             answer = {"error": refusal(error, order.name)}
-        pipe.send_bytes(pickle.dumps(answer) if answer else b"")
+        told.send_bytes(pickle.dumps(answer) if answer else b"")
 
 
 def _answer(env: Env, board: Board, request: bytes) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _step(env: Env, board: Board) -> dict[str, Any]:
     over = (result.terminated | result.truncated) & ~failed & np.isfinite(result.reward)
     if over.any():
         ended = np.flatnonzero(over)
-        answer["ended"] = ended, env.tasks(ended), env.goal_texts(ended)
+        answer["ended"] = ended.tolist(), env.tasks(ended), env.goal_texts(ended)
         answer |= _begin(env, board, over)
     return answer
 

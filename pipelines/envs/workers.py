@@ -76,9 +76,9 @@ class Part(Env):
             failures += self._placed(i, answer.get("failures", ()))
             if "ended" in answer:
                 ended, tasks, goals = answer["ended"]
-                actors = ended + self._slices[i].start
+                actors = [self._slices[i].start + actor for actor in ended]
                 self._ready[actors] = True
-                self._told |= dict(zip(actors.tolist(), zip(tasks, goals, strict=True), strict=True))
+                self._told.update(zip(actors, zip(tasks, goals, strict=True), strict=True))
                 self._not_begun += self._placed(i, answer.get("begin failures", ()))
         result = self._board.take()
         self._seen = result.observation

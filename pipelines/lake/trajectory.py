@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, overload
 
 import numpy as np
@@ -56,6 +57,15 @@ class Infos(Sequence[TrajectoryInfo]):
         names = [info_field.name for info_field in fields(TrajectoryInfo)] if len(infos) > 1 else ["seed"]
         return cls(infos[0], {name: [getattr(info, name) for info in infos] for name in names})
 
+    @classmethod
+    def joined(cls, several: Sequence[Infos]) -> Infos:
+        """All of them, in order. What is not in `each` must be the same in all."""
+        names = dict.fromkeys(name for infos in several for name in infos.each)
+        return cls(several[0].shared, {name: _end_to_end([infos._column(name) for infos in several]) for name in names})
+
+    def _column(self, name: str) -> Sequence[Any] | np.ndarray:
+        return self.each[name] if name in self.each else [getattr(self.shared, name)] * self._count
+
     def __len__(self) -> int:
         return self._count
 
@@ -71,6 +81,12 @@ class Infos(Sequence[TrajectoryInfo]):
             n: value.item() if isinstance(value, np.generic) else value for n, value in found.items()
         }
         return replace(self.shared, **chosen)
+
+
+def _end_to_end(columns: Sequence[Sequence[Any] | np.ndarray]) -> Sequence[Any] | np.ndarray:
+    if all(isinstance(column, np.ndarray) for column in columns):
+        return np.concatenate(columns)
+    return list(chain.from_iterable(columns))
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,20 @@ class Trajectories:
     columns: Mapping[str, np.ndarray]
     rows: Sequence[int]
     infos: Sequence[TrajectoryInfo]
+
+    @classmethod
+    def joined(cls, several: Sequence[Trajectories]) -> Trajectories:
+        """All of them, in order, of one schema; see `Infos.joined`."""
+        if len(several) == 1:
+            return several[0]
+        columns = {name: np.concatenate([each.columns[name] for each in several]) for name in several[0].columns}
+        rows = [count for each in several for count in each.rows]
+        return cls(columns, rows, Infos.joined([Infos.of(each.infos) for each in several]))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all columns."""
+        return sum(values.nbytes for values in self.columns.values())
 
     def __len__(self) -> int:
         return len(self.infos)

@@ -20,13 +20,12 @@ from pipelines.envs.exploration import Exploration
 from pipelines.errors import StageFailed
 from pipelines.events import Listener, Progress, silent
 from pipelines.lake.spaces import Box
-from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
-from pipelines.rollout.ended import Ended, Waiting
+from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.rollout.ended import Ended, Outbox, Sink
 from pipelines.rollout.group import Group, Joined, both, next_to_end
 from pipelines.rollout.policy_client import Policy
 from pipelines.rollout.summary import Episode, RolloutStats, Tally
 
-Sink = Callable[[Trajectories], object]
 UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
 OnError = Literal["stop", "restart"]
 _PROGRESS_SECONDS = 0.2
@@ -37,10 +36,11 @@ _LEAST_AHEAD, _MOST_AHEAD = 2, 64  # steps of a part that others have yet to end
 class Rollout:
     """N actors, their policy, exploration and unfinished episodes.
 
-    `sink` receives the episodes that end in a step, together (columns of `lake.schema`); `on_episode` the summary of
-    each. `policy`, `policy_id` and `policy_version` may be set between calls: an episode is recorded under the version
-    that acted at its end. Episodes unfinished at `finish` are dropped, or, with `keep_unfinished`, stored as truncated,
-    tagged `unfinished`, with no success (they did not fail), and left out of all means.
+    `sink` receives the episodes that ended (columns of `lake.schema`), those of some moments together, all before `run`
+    or `settle` returns; `on_episode` the summary of each. `policy`, `policy_id` and `policy_version` may be set between
+    calls: an episode is recorded under the version that acted at its end. Episodes unfinished at `finish` are dropped,
+    or, with `keep_unfinished`, stored as truncated, tagged `unfinished`, with no success (they did not fail), and left
+    out of all means.
 
     Where environments of some actors break, their episodes are dropped; with `on_env_error` "restart" they begin anew
     and `on_failure` is told, unless one of them broke five times in a row. `env_errors` counts what broke,
@@ -65,8 +65,9 @@ class Rollout:
     ) -> None:
         self.env, self.exploration = env, exploration
         self.policy_id, self.policy_version = policy_id, policy_version
-        self.total_steps = self.total_trajectories = self.env_errors = self.episodes_dropped = 0
-        self._sink, self._on_episode, self._on_failure, self._on_error = sink, on_episode, on_failure, on_env_error
+        self.total_steps = self.env_errors = self.episodes_dropped = 0
+        self._outbox, self._told = Outbox(sink, on_episode), on_episode is not None
+        self._on_failure, self._on_error = on_failure, on_env_error
         self.collector, self._seed, self._keep_unfinished = collector, seed, keep_unfinished
         self._action_is_box = isinstance(env.spec.spaces.action, Box)
         self._groups: list[Group] = []
@@ -75,12 +76,12 @@ class Rollout:
             place = slice(first, first + part.num_envs)
             self._groups.append(Group(part, len(self._groups), place, recorded=sink is not None))
             first += part.num_envs
-        self._rounds, self._waiting, self._overlapping = 0, Waiting(), False
+        self._rounds, self._overlapping = 0, False
         self.policy = policy
         self._clear_counters()
 
     def _clear_counters(self) -> None:
-        self._tally = Tally()
+        self._outbox.tally = Tally()
         self._env_seconds = self._policy_seconds = 0.0
         self._before = self.total_steps, self.env_errors, self.episodes_dropped
         self._began, self._first_round = time.perf_counter(), self._rounds
@@ -134,11 +135,15 @@ class Rollout:
                     listener(self._progress(stage, steps))
             self.settle()
         except BaseException:
-            self._hand_over(everything=True)
+            self._outbox.give()
             raise
         stats = self.stats()
         listener(self._progress(stage, steps))
         return stats
+
+    @property
+    def total_trajectories(self) -> int:
+        return self._outbox.total
 
     @property
     def _done(self) -> int:
@@ -148,8 +153,8 @@ class Rollout:
         """What the last call of `run` has done so far."""
         return RolloutStats(
             steps=self._done,
-            trajectories=self._tally.episodes,
-            return_mean=self._tally.return_mean,
+            trajectories=self._outbox.tally.episodes,
+            return_mean=self._outbox.tally.return_mean,
             success_mean=self._success_mean,
             seconds=time.perf_counter() - self._began,
             env_seconds=self._env_seconds,
@@ -175,7 +180,7 @@ class Rollout:
             self._rounds += 1
             self._go_on(behind=self._ahead - 1)
             return
-        self.settle()
+        self._catch_up()
         groups = self._groups
         actions, epsilon = self._act(groups[0] if len(groups) == 1 else Joined(groups), None)
         self._rounds += 1
@@ -183,7 +188,8 @@ class Rollout:
             share = epsilon if isinstance(epsilon, float) else epsilon[group.place]
             self._start(group, actions[group.place], share)
         if len(groups) == 1:
-            self.settle()
+            self._catch_up()
+        self._hand_over(due=True)
 
     @property
     def _ahead(self) -> int:
@@ -194,12 +200,15 @@ class Rollout:
         return int(min(max(a_second, _LEAST_AHEAD), _MOST_AHEAD))
 
     def settle(self) -> None:
-        """End every step that has begun, for all actors: who is behind catches up."""
+        """End every step that has begun, for all actors, and hand over what has ended."""
+        self._catch_up()
+        self._hand_over()
+
+    def _catch_up(self) -> None:
         if self._overlapping:
             self._go_on(behind=0)
         for group in self._groups:
             self._end(group)
-        self._hand_over()
 
     def _go_on(self, *, behind: int) -> None:
         """Let each part go on by itself until one has ended all rounds, and others are this many behind at most."""
@@ -210,7 +219,7 @@ class Rollout:
             rounds = [group.rounds for group in self._groups]
             if max(rounds) == self._rounds and min(rounds) >= self._rounds - behind:
                 return
-            self._hand_over()
+            self._hand_over(due=True)
             began = time.perf_counter()
             group = next_to_end(self._groups)
             self._env_seconds += time.perf_counter() - began
@@ -271,7 +280,7 @@ class Rollout:
         if result is not None:
             over = (result.terminated | result.truncated) & ~failed
             if over.any():
-                self._waiting.put(turn, self._taken(group, np.flatnonzero(over)))
+                self._outbox.put(turn, self._taken(group, np.flatnonzero(over)))
                 group.strikes[over] = 0
                 error = both(error, None if last else self._reset(group, over))
         self._mend(group, error, last=last)
@@ -318,26 +327,13 @@ class Rollout:
             policy_version=self.policy_version,
             collector=self.collector,
             seed=self._seed,
-            t_end=time.time(),
             tags={UNFINISHED: "true"} if unfinished else {},
         )
-        return group.take(actors, shared, told=self._on_episode is not None, unfinished=unfinished)
+        return group.take(actors, shared, told=self._told, unfinished=unfinished)
 
-    def _hand_over(self, *, everything: bool = False) -> None:
-        """Give what has ended to the sink, as far as nothing that comes before it is yet to end; or `everything`."""
-        before = None if everything else min((group.rounds, group.number) for group in self._groups)
-        while (ended := self._waiting.take(before)) is not None:
-            self._give(ended)
-
-    def _give(self, ended: Ended) -> None:
-        """To the sink and to whoever is told of episodes, once, even if these are interrupted."""
-        if ended.trajectories is not None and self._sink is not None:
-            self._sink(ended.trajectories)
-        self.total_trajectories += ended.number
-        self._tally.add(ended.tally)
-        if self._on_episode is not None:
-            for episode in ended.episodes:
-                self._on_episode(episode)
+    def _hand_over(self, *, due: bool = False) -> None:
+        """What has ended, as far as nothing that comes before it is yet to end."""
+        self._outbox.give(min((group.rounds, group.number) for group in self._groups), due=due)
 
     def finish(self) -> int:
         """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were
@@ -346,14 +342,15 @@ class Rollout:
         stored = 0
         for group in self._groups:
             self._end(group, last=True)
-        self._hand_over(everything=True)
+        self._outbox.give()
         for group in self._groups:
             begun = np.flatnonzero(group.time > 0)
             if self._keep_unfinished and group.recorder is not None and len(begun):
-                self._give(self._taken(group, begun, unfinished=True))
+                self._outbox.put((group.rounds, group.number), self._taken(group, begun, unfinished=True))
                 stored += len(begun)
             group.observation = None
             group.time[:] = 0
+        self._outbox.give()
         return stored
 
     def prefixes(self) -> list[dict[str, np.ndarray]]:
@@ -381,12 +378,12 @@ class Rollout:
 
     @property
     def _success_mean(self) -> float:
-        return self._tally.success_mean if self.env.spec.has_success else math.nan
+        return self._outbox.tally.success_mean if self.env.spec.has_success else math.nan
 
     def _progress(self, stage: str, steps: int) -> Progress:
         seconds = time.perf_counter() - self._began
         shown = {
-            "return_mean": self._tally.return_mean,
+            "return_mean": self._outbox.tally.return_mean,
             "success_mean": self._success_mean,
             "policy_share": self._policy_seconds / seconds,
             "env_share": self._env_seconds / seconds,

@@ -1,14 +1,24 @@
-"""Episodes that have ended, handed over in the order of rounds and parts, whoever was first to end them."""
+"""Episodes that have ended, handed over in the order of rounds and parts, whoever was first to end them.
+
+Where they are stored, those that end within moments are stored together: to log one costs about as much as to log a
+dozen, and who logs does not act.
+"""
 
 from __future__ import annotations
 
 import heapq
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipelines.lake.trajectory import Trajectories
+from pipelines.lake.trajectory import Infos, Trajectories
 from pipelines.rollout.summary import Episode, Tally
 
+Sink = Callable[[Trajectories], object]
 Turn = tuple[int, int]  # number of a round (a step of every actor), number of a part of the actors
+_HELD_SECONDS = 0.05
+_MANY = 64  # episodes that wait for no more
+_LARGE = 1 << 20  # bytes that are not copied once more to be stored together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +38,70 @@ class Waiting:
 
     def __init__(self) -> None:
         self._heap: list[tuple[Turn, Ended]] = []
+        self._number, self._since = 0, 0.0
 
     def put(self, turn: Turn, ended: Ended) -> None:
         """Once a turn."""
+        if not self._heap:
+            self._since = time.monotonic()
         heapq.heappush(self._heap, (turn, ended))
+        self._number += ended.number
 
-    def take(self, before: Turn | None = None) -> Ended | None:
-        """The first, if its turn comes before that of which nothing is known yet (None: everything is known)."""
-        if self._heap and (before is None or self._heap[0][0] < before):
-            return heapq.heappop(self._heap)[1]
-        return None
+    @property
+    def due(self) -> bool:
+        """Whether many wait, or one has for long."""
+        return self._number >= _MANY or (bool(self._heap) and time.monotonic() - self._since >= _HELD_SECONDS)
+
+    def take(self, before: Turn | None = None) -> list[Ended]:
+        """The first, if its turn comes before that of which nothing is known yet (None: everything is known), and
+        those after it that are stored with it.
+        """
+        taken: list[Ended] = []
+        size = 0
+        while self._heap and (before is None or self._heap[0][0] < before):
+            ended = self._heap[0][1]
+            size += ended.trajectories.nbytes if ended.trajectories is not None else 0
+            if taken and (size > _LARGE or not _together(taken[-1], ended)):
+                break
+            taken.append(heapq.heappop(self._heap)[1])
+            self._number -= ended.number
+        if taken:
+            self._since = time.monotonic()
+        return taken
+
+
+class Outbox(Waiting):
+    """What has ended, until whoever wants it gets it: `sink` the trajectories, `on_episode` each summary. `total`
+    counts the episodes that were given, those that were cut short too; `tally` those that count.
+    """
+
+    def __init__(self, sink: Sink | None, on_episode: Callable[[Episode], None] | None) -> None:
+        super().__init__()
+        self._sink, self._on_episode = sink, on_episode
+        self.total, self.tally = 0, Tally()
+
+    def give(self, before: Turn | None = None, *, due: bool = False) -> None:
+        """As far as `take` goes; `due`: unless it may yet be stored with what ends next."""
+        if due and self._sink is not None and not self.due:
+            return
+        while taken := self.take(before):
+            self._give(taken)
+
+    def _give(self, ended: Sequence[Ended]) -> None:
+        """Once, even if whoever gets it is interrupted."""
+        stored = [each.trajectories for each in ended if each.trajectories is not None]
+        if stored and self._sink is not None:
+            self._sink(Trajectories.joined(stored))
+        for each in ended:
+            self.total += each.number
+            self.tally.add(each.tally)
+            if self._on_episode is not None:
+                for episode in each.episodes:
+                    self._on_episode(episode)
+
+
+def _together(first: Ended, second: Ended) -> bool:
+    """Whether what is said of all trajectories of one is true of the other's."""
+    if first.trajectories is None or second.trajectories is None:
+        return first.trajectories is second.trajectories
+    return Infos.of(first.trajectories.infos).shared == Infos.of(second.trajectories.infos).shared

@@ -108,6 +108,7 @@ class Group:
                 columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
             each: dict[str, list[Any] | np.ndarray] = {"task": tasks}
             each |= {"epsilon": self.epsilon[actors] / lengths, "t_start": self.began[actors]}
+            each |= {"t_end": np.full(len(actors), time.time())}
             each |= {"attempts": attempts} if any(attempts) else {}
             each |= {"goal_text": goals} if any(goals) else {}
             each |= {"success": success} if spec.has_success and not unfinished else {}

@@ -21,11 +21,13 @@ from pipelines.errors import StageFailed, UsageError
 from pipelines.rollout.policy_client import RandomPolicy
 
 FEW, MANY = 16, 128  # actors
+MOST = 256  # of environments that are stepped in workers
 _EPISODES = 4  # of each actor in a run, at least, with more than FEW
 _TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
 _ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that tell how long they are
 _WORTH_SECONDS = 2e-3  # a step of all actors that is shorter is not shared out
 _SHARE_SECONDS = 1e-3  # least part of it for a worker
+_QUICK_SECONDS = 30e-6  # a step of one actor that takes no longer than passing on what it brought
 _MESSAGE_SECONDS = 20e-3  # work that is worth a message to a worker, who waits 1 ms for the next
 
 
@@ -127,7 +129,7 @@ def _enough_actors(settings: Settings, collects: Sequence[int], trial: Callable[
         length = seen.length
     if length is None:
         return FEW
-    most = int(min(MANY, steps / length))
+    most = int(min(MOST if alone else MANY, steps / length))
     if alone:
         return enough(seconds, most=most, workers=wanted, cores=cores)
     return max(FEW, 1 << max(most, 1).bit_length() - 1)
@@ -146,7 +148,9 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
     actors = FEW
     while 2 * actors <= most and seconds * actors < _MESSAGE_SECONDS * (messages(actors) or 1):
         actors *= 2
-    worth = 2 * _WORTH_SECONDS if workers == "auto" else 0.0  # a step in a trial is dearer than one in a batch
+    worth = 0.0
+    if workers == "auto":  # a step in a trial is dearer than one in a batch
+        worth = max(2 * _WORTH_SECONDS, _QUICK_SECONDS * actors)
     return actors if messages(actors) and seconds * actors > worth else FEW
 
 

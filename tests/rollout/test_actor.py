@@ -175,19 +175,30 @@ def test_unfinished_episodes_are_dropped_or_stored_as_truncated(keep):
 
 def test_an_episode_is_handed_over_once_even_if_the_sink_is_interrupted():
     rollout, stored = make_rollout("tmaze", {"corridor": 3}, keep_unfinished=True)
-    store = rollout._sink
+    store = rollout._outbox._sink
 
     def interrupted(found):
         store(found)
         raise KeyboardInterrupt
 
-    rollout._sink = interrupted
+    rollout._outbox._sink = interrupted
     with pytest.raises(KeyboardInterrupt):
         rollout.run(steps=100)
-    rollout._sink = store
+    rollout._outbox._sink = store
     rollout.finish()
-    assert len(stored) == 4
-    assert all(columns["terminated"][-1] for columns, _ in stored)
+    assert sum(len(columns["reward"]) - 1 for columns, _ in stored) == rollout.total_steps > 0
+    assert len({(info.task, info.t_start, info.t_end) for _, info in stored}) > 4
+
+
+def test_short_episodes_are_handed_over_together_and_all_of_them_when_a_run_ends():
+    rollout, stored = make_rollout("tmaze", {"corridor": 3})
+    batches, store = [], rollout._outbox._sink
+    rollout._outbox._sink = lambda found: (batches.append(len(found)), store(found))
+    for run in range(1, 4):
+        rollout.run(steps=4 * 4 * 20)
+        assert sum(batches) == len(stored) == rollout.total_trajectories == run * 4 * 20
+    assert len(batches) < 3 * 20
+    assert all(info.t_start <= info.t_end for _, info in stored)
 
 
 def test_state_goes_on_with_new_tasks_and_the_same_schedule():

@@ -34,8 +34,8 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
 @pytest.mark.parametrize(
     ("milliseconds", "length", "collect", "actors"),
     [
-        (0.05, 9.0, {"workers": 2}, 128),
-        (0.15, 9.0, {"workers": 2}, 128),
+        (0.05, 9.0, {"workers": 2}, 256),
+        (0.15, 9.0, {"workers": 2}, 256),
         (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32}, 32),
         (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32 - 1}, 16),
         (0.15, None, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # at most 12 steps
@@ -85,12 +85,17 @@ def test_a_chain_counts_all_its_epochs(tmp_path):
     [
         (2.0, 128, "auto", 2, 32),  # 16 actors a message
         (0.5, 128, "auto", 2, 128),
+        (0.3, 256, "auto", 2, 256),
+        (0.33, 256, "auto", 2, 128),
         (0.5, 127, "auto", 2, 64),
         (0.5, 128, "auto", 4, 128),
         (0.2, 128, 2, 4, 128),
         (2.0, 128, 2, 4, 64),  # a worker has two parts
         (0.1, 128, "auto", 2, 128),  # 16 would not be in workers
+        (0.1, 256, "auto", 2, 256),
         (0.03, 128, "auto", 2, 16),  # nor would 128 gain by it
+        (0.03, 256, "auto", 2, 16),  # nor 256: what a step brings is passed on as slowly
+        (0.03, 256, 2, 2, 256),
         (0.03, 128, 2, 2, 128),
         (0.2, 128, 0, 2, 16),
         (0.2, 128, "auto", 1, 16),
