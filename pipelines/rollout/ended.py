@@ -16,7 +16,7 @@ from pipelines.rollout.summary import Episode, Tally
 
 Sink = Callable[[Trajectories], object]
 Turn = tuple[int, int]  # number of a round (a step of every actor), number of a part of the actors
-_HELD_SECONDS = 0.05
+_HELD_SECONDS = 0.2
 _MANY = 64  # episodes that wait for no more
 _LARGE = 1 << 20  # bytes that are not copied once more to be stored together
 

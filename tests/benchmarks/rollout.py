@@ -9,8 +9,8 @@ Three tables, and all of it as JSON in the last line:
   (85% and more);
 - built-ins with random actions and 1,024 actors, recorded (500,000 steps/s and more are wanted).
 
-Rates are environment steps a second, the best of a few turns, in the second table the median of turns that alternate;
-`cpu` counts seconds of this process only.
+Rates are environment steps a second, the best of a few turns, in the second table the mean of turns that alternate,
+`error` the standard error of what is left `of_alone`; `cpu` counts seconds of this process only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ def acting(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
 def sharing(
     envs: Sequence[dict[str, Any]], workers: Sequence[int], actors: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Of each environment and number of workers: medians over turns that took turns with one another."""
+    """Of each environment and number of workers: means over turns that took turns with one another, in any order."""
     found = []
     for env in envs:
         with contextlib.ExitStack() as stack:
@@ -166,20 +166,35 @@ def sharing(
             made = [stack.enter_context(Collecting(env, actors=actors, workers=count)) for count in counts]
             sizes = list(dict.fromkeys(max(count, 1) for count in counts))
             free = {n: stack.enter_context(Alone(env, actors=actors, processes=n)) for n in sizes}
-            turns = []
+            rng = np.random.default_rng(0)
+            turns: list[dict[tuple[str, int], Any]] = []
             for _ in range(_SHARED_TURNS):
-                alone = {n: each.turn(seconds) for n, each in free.items()}
-                rows = [each.turn(seconds) for each in made]
-                turns.append(
-                    [
-                        row | {"times_one_process": row["rate"] / rows[0]["rate"], "of_alone": row["rate"] / alone[n]}
-                        for row, n in zip(rows, (max(count, 1) for count in counts), strict=True)
-                    ]
-                )
-        for count, rows_of in zip(counts, zip(*turns, strict=True), strict=True):
-            medians = {name: float(np.median([row[name] for row in rows_of])) for name in rows_of[0]}
-            found.append({"env": env["name"], "actors": actors, "workers": count} | medians)
+                calls: dict[tuple[str, int], Callable[[float], Any]]
+                calls = {("alone", n): each.turn for n, each in free.items()}
+                calls |= {("shared", n): each.turn for n, each in zip(counts, made, strict=True)}
+                order = rng.permutation(len(calls)).tolist()  # else a host that is busy now and then favours some
+                turns.append({kind: calls[kind](seconds) for kind in (list(calls)[place] for place in order)})
+        for count in counts:
+            rows = [turn["shared", count] for turn in turns]
+            means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+            rates = {kind: np.array([_rate(turn[kind]) for turn in turns]) for kind in turns[0]}
+            one, alone = rates["shared", 0], rates["alone", max(count, 1)]
+            of_alone, error = _ratio(rates["shared", count], alone)
+            means |= {"times_one_process": means["rate"] / float(one.mean()), "of_alone": of_alone, "error": error}
+            found.append({"env": env["name"], "actors": actors, "workers": count} | means)
     return found
+
+
+def _rate(turn: Any) -> float:
+    return turn["rate"] if isinstance(turn, dict) else turn
+
+
+def _ratio(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """Of what both did in turns of equal length, and its standard error (by leaving out each of them)."""
+    n = len(ours)
+    others = (ours.sum() - ours) / (theirs.sum() - theirs)
+    error = np.sqrt((n - 1) / n * np.square(others - others.mean()).sum())
+    return float(ours.sum() / theirs.sum()), float(error)
 
 
 def built_ins(actors: int, seconds: float) -> list[dict[str, Any]]:
