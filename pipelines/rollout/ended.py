@@ -1,12 +1,13 @@
 """Episodes that have ended, handed over in the order of rounds and parts, whoever was first to end them.
 
-Where they are stored, those that end within moments are stored together: to log one costs about as much as to log a
-dozen, and who logs does not act.
+Where they are stored, those that follow one another within moments are stored together: to log one costs about as much
+as to log a dozen, and who logs does not act.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pipelines.rollout.summary import Episode, Tally
 
 Sink = Callable[[Trajectories], object]
 Turn = tuple[int, int]  # number of a round (a step of every actor), number of a part of the actors
-_HELD_SECONDS = 0.2
+_APART_SECONDS = 0.2
 _MANY = 64  # episodes that wait for no more
 _LARGE = 1 << 20  # bytes that are not copied once more to be stored together
 
@@ -38,19 +39,17 @@ class Waiting:
 
     def __init__(self) -> None:
         self._heap: list[tuple[Turn, Ended]] = []
-        self._number, self._since = 0, 0.0
+        self._number, self._taken = 0, -math.inf
 
     def put(self, turn: Turn, ended: Ended) -> None:
         """Once a turn."""
-        if not self._heap:
-            self._since = time.monotonic()
         heapq.heappush(self._heap, (turn, ended))
         self._number += ended.number
 
     @property
     def due(self) -> bool:
-        """Whether many wait, or one has for long."""
-        return self._number >= _MANY or (bool(self._heap) and time.monotonic() - self._since >= _HELD_SECONDS)
+        """Whether many wait, or it is a while since any were taken: who is alone does not wait for more."""
+        return self._number >= _MANY or (bool(self._heap) and time.monotonic() - self._taken >= _APART_SECONDS)
 
     def take(self, before: Turn | None = None) -> list[Ended]:
         """The first, if its turn comes before that of which nothing is known yet (None: everything is known), and
@@ -66,7 +65,7 @@ class Waiting:
             taken.append(heapq.heappop(self._heap)[1])
             self._number -= ended.number
         if taken:
-            self._since = time.monotonic()
+            self._taken = time.monotonic()
         return taken
 
 

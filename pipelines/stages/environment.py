@@ -28,7 +28,7 @@ _ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that tell how long they are
 _WORTH_SECONDS = 2e-3  # a step of all actors that is shorter is not shared out
 _SHARE_SECONDS = 1e-3  # least part of it for a worker
 _QUICK_SECONDS = 30e-6  # a step of one actor that takes no longer than passing on what it brought
-_MESSAGE_SECONDS = 20e-3  # work that is worth a message to a worker, who waits 1 ms for the next
+_MESSAGE_SECONDS = 30e-3  # work that is worth a message to a worker, who waits 1 ms for the next
 
 
 def env_model(name: str) -> type[BaseModel]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -61,29 +59,45 @@ def test_without_a_record_they_are_told_together():
     assert [len(batch) for batch in taken(waiting)] == [3, 1]
 
 
-def test_nobody_waits_for_long_and_many_do_not_wait(monkeypatch):
-    clock = itertools.count()
-    monkeypatch.setattr(ended.time, "monotonic", lambda: next(clock) * ended._HELD_SECONDS / 4)
+def test_who_is_alone_does_not_wait_and_those_who_follow_do_for_a_moment(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(ended.time, "monotonic", lambda: now[0])
     waiting = Waiting()
     assert not waiting.due
-    waiting.put((0, 0), told())  # looks at the clock, as does whoever asks whether it is due
-    assert [waiting.due for _ in range(4)] == [False, False, False, True]
-    waiting.put((1, 0), told())  # the first still waits
+    waiting.put((0, 0), told())
     assert waiting.due
     waiting.take()
+    waiting.put((1, 0), told())
+    waiting.put((2, 0), told())
+    now[0] = 0.9 * ended._APART_SECONDS
     assert not waiting.due
-    waiting.put((2, 0), told(number=ended._MANY - 1))
-    assert not waiting.due
-    waiting.put((3, 0), told())
+    now[0] = ended._APART_SECONDS
     assert waiting.due
+    assert len(waiting.take()) == 2
+    assert not waiting.due
+
+
+def test_many_do_not_wait():
+    waiting = Waiting()
+    waiting.put((0, 0), told())
+    waiting.take()
+    waiting.put((1, 0), told(number=ended._MANY - 1))
+    assert not waiting.due
+    waiting.put((2, 0), told())
+    assert waiting.due
+    waiting.take()
+    waiting.put((3, 0), told())
+    assert not waiting.due
 
 
 def test_what_had_to_wait_for_others_waits_no_longer(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(ended.time, "monotonic", lambda: now)
+    now = [0.0]
+    monkeypatch.setattr(ended.time, "monotonic", lambda: now[0])
     waiting = Waiting()
+    waiting.put((4, 0), told())
+    waiting.take()
     waiting.put((5, 0), told())
-    now = 1.0
+    now[0] = 1.0
     assert waiting.take((5, 0)) == []
     assert waiting.due
 
