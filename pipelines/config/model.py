@@ -96,10 +96,12 @@ class CriticSettings(ModelSettings):
 
 
 class PopArtSettings(ModelSettings):
-    """Normalisation of values, per discount."""
+    """Normalization of values, per discount."""
 
-    beta: Probability = Field(default=5e-4, description="step of the running moments")
-    initial_nu: Annotated[float, Field(gt=0)] = Field(default=100.0, description="second moment at the start")
+    enabled: bool = Field(default=True, description="normalize values; false: critics learn scaled rewards as they are")
+    beta: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=5e-4, description="step of the running moments, after a start-corrected beginning"
+    )
     min_sigma: Annotated[float, Field(gt=0)] = Field(default=1e-4, description="lower bound of the scale")
     max_sigma: Annotated[float, Field(gt=0)] = Field(default=1e6, description="upper bound of the scale")
 

@@ -1,4 +1,4 @@
-"""Value normalisation that preserves outputs: PopArt (Hessel et al. 2019, arXiv 1809.04474). G discounts."""
+"""Value normalization that preserves outputs: PopArt (Hessel et al. 2019, arXiv 1809.04474). G discounts."""
 
 from __future__ import annotations
 
@@ -9,38 +9,64 @@ from pipelines.config.model import PopArtSettings
 
 
 class PopArt(nn.Module):
-    """Running first and second moment of the targets of each discount.
+    """Running mean and variance of the targets of each discount.
 
-    `update` returns what must be done to the last layer of every head in normalised units (x -> scale x + shift), so
-    that de-normalised outputs stay as they were.
+    The averages use the start-corrected step beta / (1 - (1 - beta)^t): the first batch sets them, the early ones
+    count alike, later ones enter at `beta`. Before the first update the scale is unknown, so every denormalized value
+    is zero and the first targets are rewards alone, whatever their unit.
+
+    `update` returns what must be done to the last layer of every head in normalized units (x -> scale x + shift), so
+    that denormalized outputs stay as they were. The first update leaves the layers as they were initialized.
     """
 
     def __init__(self, num_discounts: int, settings: PopArtSettings) -> None:
         super().__init__()
         self.settings = settings
+        # A variance about the mean, not a second moment: rewards of 1e3 that differ by 1 would cancel in float32.
         self.register_buffer("mu_G", torch.zeros(num_discounts))
-        self.register_buffer("nu_G", torch.full((num_discounts,), settings.initial_nu))
+        self.register_buffer("variance_G", torch.zeros(num_discounts))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.mu_G: Tensor
-        self.nu_G: Tensor
+        self.variance_G: Tensor
+        self.updates: Tensor
 
     @property
     def sigma_G(self) -> Tensor:
-        variance = (self.nu_G - self.mu_G.square()).clamp_min(0)
-        return variance.sqrt().clamp(self.settings.min_sigma, self.settings.max_sigma)
+        """Scale (G,), within the settings' bounds; ones where normalization is disabled."""
+        if not self.settings.enabled:
+            return torch.ones_like(self.variance_G)
+        return self.variance_G.sqrt().clamp(self.settings.min_sigma, self.settings.max_sigma)
 
     def normalize(self, value: Tensor) -> Tensor:
-        """(..., G) in reward units -> normalised."""
+        """(..., G) in units of scaled rewards -> normalized."""
         return (value - self.mu_G) / self.sigma_G
 
     def denormalize(self, value: Tensor) -> Tensor:
-        """(..., G) normalised -> in reward units."""
-        return value * self.sigma_G + self.mu_G
+        """(..., G) normalized -> in units of scaled rewards."""
+        if not self.settings.enabled:
+            return value
+        return torch.where(self.updates > 0, value * self.sigma_G + self.mu_G, 0.0)
 
     @torch.no_grad()
     def update(self, targets_NG: Tensor) -> tuple[Tensor, Tensor]:
-        """Take real (unpadded) targets into the moments -> (scale_G, shift_G) for the last layers."""
-        mu, sigma, beta = self.mu_G.clone(), self.sigma_G, self.settings.beta
-        self.mu_G.lerp_(targets_NG.mean(0), beta)
-        self.nu_G.lerp_(targets_NG.square().mean(0), beta)
+        """Take valid (unpadded) targets into the moments -> (scale_G, shift_G) for the last layers.
+
+        Targets of a discount that are not all finite leave its moments as they were.
+        """
+        mu, sigma = self.mu_G.clone(), self.sigma_G
+        if not self.settings.enabled:
+            return sigma, mu
+        variance, mean = torch.var_mean(targets_NG, 0, correction=0)
+        usable = mean.isfinite() & variance.isfinite()
+        first = self.updates == 0
+        self.updates += usable.all()
+        beta = self.settings.beta
+        step = (beta / (1 - (1 - beta) ** self.updates.clamp_min(1).double())).to(mu.dtype)
+        # The exponential average of the second moment, written about the means.
+        distance = mean - mu
+        variance = (1 - step) * self.variance_G + step * variance + step * (1 - step) * distance.square()
+        self.mu_G.copy_(torch.where(usable, mu + step * distance, mu))
+        self.variance_G.copy_(torch.where(usable, variance, self.variance_G))
         new_sigma = self.sigma_G
-        return sigma / new_sigma, (mu - self.mu_G) / new_sigma
+        scale, shift = sigma / new_sigma, (mu - self.mu_G) / new_sigma
+        return torch.where(first, 1.0, scale), torch.where(first, 0.0, shift)

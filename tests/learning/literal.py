@@ -143,11 +143,22 @@ class Literal:
 
     @torch.no_grad()
     def move_popart(self, y):
-        """Statistics, and the last layers that keep their outputs."""
+        """Statistics, and the last layers that keep their outputs.
+
+        Sums of all batches so far, each weighted by (1 - beta)^age, over the sum of these weights.
+        """
         popart, beta = self.agent.popart, self.settings.popart.beta
-        mu, sigma = popart.mu_G.clone(), popart.sigma_G.clone()
-        popart.mu_G.copy_((1 - beta) * mu + beta * y.mean(0))
-        popart.nu_G.copy_((1 - beta) * popart.nu_G + beta * y.square().mean(0))
+        if not self.settings.popart.enabled:
+            return
+        mu, sigma, past = popart.mu_G.clone(), popart.sigma_G.clone(), int(popart.updates)
+        weights = sum((1 - beta) ** age for age in range(1, past + 1))
+        second = popart.variance_G + mu.square()
+        mean = (weights * mu + y.mean(0)) / (weights + 1)
+        popart.mu_G.copy_(mean)
+        popart.variance_G.copy_((weights * second + y.square().mean(0)) / (weights + 1) - mean.square())
+        popart.updates.add_(1)
+        if past == 0:
+            return
         if self.critic_kind == "two-hot":
             return
         for heads in (self.agent.heads, self.agent.target_heads):

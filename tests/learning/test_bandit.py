@@ -81,6 +81,15 @@ def test_the_multi_task_agent_learns_tasks_whose_rewards_differ_a_thousandfold(a
     assert large > 0.95
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+@pytest.mark.parametrize("action", ["discrete", "multi_discrete", "multi_binary", "box"])
+def test_what_a_reward_is_measured_in_does_not_matter(action, scale):
+    (usual,) = learnt(action, {}, updates=60)
+    (scaled,) = learnt(action, {}, scales=(scale,), updates=60)
+    assert usual > 0.85
+    assert scaled == pytest.approx(usual, rel=0.1)
+
+
 def test_cloning_repeats_what_it_was_shown():
     """Data of random actions: the clone is no better than these, whatever they pay."""
     (reached,) = learnt("discrete", {"kind": "behaviour-cloning"})

@@ -36,6 +36,7 @@ CASES = {
     "weights by hand": ("box", MULTI | {"online_weight": 0.5, "offline_weight": 0.3}),
     "means instead of minima": ("box", {"online_weight": 0.0}),
     "one discount": ("box", {"gammas": []}),
+    "without value normalization": ("discrete", {"popart": {"enabled": False}}),
     "beta": ("box", {"actor": {"distribution": "beta", "hidden": [8]}}),
     "mixture": ("box", {"actor": {"distribution": "gaussian-mixture", "hidden": [8]}}),
     "gumbel": ("multi_discrete", {"actor": {"gumbel": True, "hidden": [8]}}),
@@ -49,7 +50,11 @@ def made(action, changes, **options):
     noise = torch.Generator().manual_seed(1)
     for parameter in owner.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=noise)
+    if not owner.settings.popart.enabled:
+        return owner
     owner.popart.mu_G += torch.linspace(-1, 1, len(owner.gammas))
+    owner.popart.variance_G += torch.linspace(0.5, 9, len(owner.gammas))
+    owner.popart.updates += 3
     return owner
 
 
