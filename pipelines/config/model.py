@@ -42,9 +42,12 @@ class ActorSettings(ModelSettings):
         default=False, description="hidden layers are inside of residual blocks, as wide as the first of them"
     )
     probability_floor: Probability = Field(
-        default=1e-3, description="least probability of a discrete action; at most a tenth is spread over all actions"
+        default=1e-3,
+        description="least probability of each choice, mixed into the policy; at most a tenth is spread over all choices",
     )
-    probability_ceiling: Probability = Field(default=0.99, description="greatest probability of a discrete action")
+    bit_probability_floor: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        default=0.01, description="least probability of each value of a bit (MultiBinary actions), mixed in likewise"
+    )
     min_log_std: float = Field(default=-5.0, description="lower bound of log standard deviation (Box actions)")
     max_log_std: float = Field(default=2.0, description="upper bound of log standard deviation (Box actions)")
     action_clip: Annotated[float, Field(gt=0, lt=1)] = Field(

@@ -54,12 +54,14 @@ def softmax(logits: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def bounded(probs: Tensor, floor: float, ceiling: float, legal: Tensor | None = None) -> Tensor:
-    """Probabilities (..., A) kept within [floor, ceiling] and summing to one; illegal actions have none at all."""
-    probs = probs.clamp(floor, ceiling)
-    if legal is not None:
-        probs = probs * legal
-    return probs / probs.sum(-1, keepdim=True)
+def mix_floor(probs: Tensor, floor: float, legal: Tensor | None = None) -> Tensor:
+    """floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
+
+    Mixed, not clamped: where a clamp holds, the gradient is zero, and a policy that is sure and wrong stays so.
+    """
+    if legal is None:
+        return floor + (1 - probs.shape[-1] * floor) * probs
+    return (floor + (1 - legal.sum(-1, keepdim=True) * floor) * probs) * legal
 
 
 def pick(probs: Tensor, uniform: Tensor) -> Tensor:
@@ -81,7 +83,7 @@ def _some(legal: Tensor) -> Tensor:
 
 
 class Categorical:
-    """One of n; probabilities kept within a floor and a ceiling. The floor never takes more than a tenth in all."""
+    """One of n; a floor is mixed into the probabilities. It never takes more than a tenth in all."""
 
     hard = True
 
@@ -90,14 +92,13 @@ class Categorical:
         self.temperature = settings.gumbel_temperature if settings.gumbel else None
         self.noise_size = space.n if settings.gumbel else 1
         self.floor = min(settings.probability_floor, 0.1 / space.n)
-        self.ceiling = settings.probability_ceiling
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """(..., n)."""
         if legal is not None:
             legal = _some(legal)
             params = params.masked_fill(~legal, -torch.inf)
-        return bounded(softmax(params), self.floor, self.ceiling, legal)
+        return mix_floor(softmax(params), self.floor, legal)
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
         return chosen(self.probs(params, legal), action)
@@ -179,11 +180,11 @@ class Bits:
     def __init__(self, space: MultiBinary, settings: ActorSettings) -> None:
         self.num_params = self.noise_size = space.n
         self.temperature = settings.gumbel_temperature if settings.gumbel else None
-        self.floor = max(settings.probability_floor, 1 - settings.probability_ceiling)
+        self.floor = settings.bit_probability_floor
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         """Probability of each bit being set."""
-        probs = params.sigmoid().clamp(self.floor, 1 - self.floor)
+        probs = self.floor + (1 - 2 * self.floor) * params.sigmoid()
         return probs if legal is None else probs * legal
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:

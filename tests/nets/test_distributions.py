@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from pipelines.config.model import ActorSettings
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from pipelines.nets.distributions import bounded, distribution, pick
+from pipelines.nets.distributions import distribution, mix_floor, pick
 
 SETTINGS = ActorSettings()
 KINDS = ["tanh-gaussian", "beta", "gaussian-mixture"]
@@ -60,9 +60,40 @@ def test_shapes_and_round_trip(space, settings):
     assert params.grad.abs().sum() > 0
 
 
-def test_floor_and_ceiling_by_hand():
-    probs = bounded(torch.tensor([1.0, 0.0, 0.0]), 0.001, 0.99)
-    torch.testing.assert_close(probs, torch.tensor([0.99, 0.001, 0.001]) / 0.992)
+def test_a_floor_is_mixed_in_by_hand():
+    probs = torch.tensor([0.7, 0.3, 0.0, 0.0])
+    torch.testing.assert_close(mix_floor(probs, 0.01), torch.tensor([0.682, 0.298, 0.01, 0.01]))
+    legal = torch.tensor([True, True, False, True])
+    torch.testing.assert_close(mix_floor(probs, 0.01, legal), torch.tensor([0.689, 0.301, 0.0, 0.01]))
+
+
+def test_the_floors_are_those_of_the_settings():
+    sure = torch.tensor([[-50.0, 50.0]])
+    torch.testing.assert_close(distribution(Discrete(n=2), SETTINGS).probs(sure), torch.tensor([[0.001, 0.999]]))
+    torch.testing.assert_close(distribution(MultiBinary(n=2), SETTINGS).probs(sure), torch.tensor([[0.01, 0.99]]))
+
+
+@pytest.mark.parametrize("name", ["discrete", "large", "multi_discrete", "multi_binary"])
+def test_a_policy_that_is_sure_and_wrong_has_a_gradient(name):
+    """A logit gap of 7.5 puts the probability below the floor: clamped, its gradient would be zero.
+
+    With p' = f + (1 - n f) p, d log p' / d logit = (1 - n f) p (1 - p) / p' of the action that was taken."""
+    space = SPACES[name]
+    policy, places = distribution(space, SETTINGS), {"multi_discrete": 3, "multi_binary": 6}.get(name, 1)
+    sizes = list(space.nvec) if name == "multi_discrete" else [2 if name == "multi_binary" else space.n]
+    params = torch.zeros(policy.num_params, requires_grad=True)
+    wrong = torch.zeros(policy.num_params)
+    firsts = [0, 2, 5] if name == "multi_discrete" else list(range(places))
+    wrong[firsts] = -7.5
+    action = torch.tensor([1] * 6) if name == "multi_binary" else torch.zeros(space.shape)
+    policy.log_prob(params + wrong, action).backward()
+    for place, first in enumerate(firsts):
+        n = sizes[place % len(sizes)]
+        floor = 0.01 if name == "multi_binary" else min(0.001, 0.1 / n)
+        p = math.exp(-7.5) / (math.exp(-7.5) + n - 1)
+        slope = (1 - n * floor) * p * (1 - p) / (floor + (1 - n * floor) * p)
+        scale = 1 / 6 if name == "multi_binary" else 1  # the mean over bits
+        assert params.grad[first].item() == pytest.approx(slope * scale, rel=1e-3)
 
 
 def test_an_illegal_action_has_no_probability_whatever_the_floor():
@@ -92,10 +123,11 @@ def test_categoricals_add_up_and_bits_average():
     params = torch.randn(7, 9)
     action = torch.stack([torch.randint(0, n, (7,)) for n in (2, 3, 4)], -1)
     parts = [td.Categorical(logits=p).log_prob(a) for p, a in zip(params.split((2, 3, 4), -1), action.T, strict=True)]
-    ours = distribution(MultiDiscrete(nvec=(2, 3, 4)), SETTINGS).log_prob(params, action)
+    bare = ActorSettings(probability_floor=0, bit_probability_floor=0)
+    ours = distribution(MultiDiscrete(nvec=(2, 3, 4)), bare).log_prob(params, action)
     torch.testing.assert_close(ours, sum(parts))
     bits, values = torch.randn(7, 6), torch.randint(0, 2, (7, 6))
-    ours = distribution(MultiBinary(n=6), SETTINGS).log_prob(bits, values)
+    ours = distribution(MultiBinary(n=6), bare).log_prob(bits, values)
     torch.testing.assert_close(ours, td.Bernoulli(logits=bits).log_prob(values.float()).mean(-1))
 
 
@@ -124,7 +156,7 @@ def test_samples_of_bits_and_choices_are_hard_and_pass_the_gradient_straight():
     sample = policy.sample(params, torch.tensor([0.4, 0.999]))
     assert sample.tolist() == pytest.approx([1.0, 0.0])
     sample.sum().backward()
-    torch.testing.assert_close(params.grad, params.sigmoid() * (1 - params.sigmoid()))
+    torch.testing.assert_close(params.grad, 0.98 * params.sigmoid() * (1 - params.sigmoid()))
 
 
 def uniforms(policy, *leading, seed=0):
