@@ -26,7 +26,7 @@ FILTERS = Registry(
     {
         "binary": "pipelines.learning.filters:binary",
         "exp": "pipelines.learning.filters:exp",
-        "leaky-ramp": "pipelines.learning.filters:leaky_ramp",
+        "leaky-relu": "pipelines.learning.filters:leaky_relu",
     },
 )
 LOSSES = Registry("loss", {})
@@ -43,7 +43,7 @@ class ActorSettings(ModelSettings):
     )
     probability_floor: Probability = Field(
         default=1e-3,
-        description="least probability of each choice, mixed into the policy; at most a tenth is spread over all choices",
+        description="least probability of each choice, mixed into the policy (for all choices at most a tenth)",
     )
     bit_probability_floor: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         default=0.01, description="least probability of each value of a bit (MultiBinary actions), mixed in likewise"
@@ -112,7 +112,7 @@ class PopArtSettings(ModelSettings):
 class FilterSettings(ModelSettings):
     """The weight of an action seen in data, from its advantage."""
 
-    kind: str = Field(default="binary", description="binary, exp, leaky-ramp, or module:attr")
+    kind: str = Field(default="binary", description="binary, exp, leaky-relu, or module:attr")
     options: dict[str, float] = Field(default_factory=dict, description="arguments of the filter")
 
     @field_validator("kind")

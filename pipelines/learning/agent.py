@@ -231,6 +231,7 @@ class Agent(nn.Module):
         critics, popart = self._critics()
         advantage_NG = judged.data_CNG.mean(0) - own.all_CNG.mean(0)
         advantage_NG = advantage_NG * popart.sigma_G if critics.normalized else advantage_NG
+        advantage_NG = advantage_NG / self.settings.reward_multiplier
         advantage_BTG = advantage_NG.new_zeros(*mask_BT.shape, advantage_NG.shape[1])
         advantage_BTG[mask_BT] = advantage_NG
         return self.filter(advantage_BTG, mask_BT[..., None])[mask_BT]

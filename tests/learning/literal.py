@@ -206,7 +206,8 @@ class Literal:
                         least = self.normalized(least, g)
                     online = online - importance * least / discounts
                 difference = (torch.stack(q)[:, None] - torch.stack(v).detach()).mean()
-                advantage[b, t, g] = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
+                scaled = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
+                advantage[b, t, g] = scaled / settings.reward_multiplier
                 log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():

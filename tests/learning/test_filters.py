@@ -1,11 +1,14 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from pipelines.config.model import FilterSettings
 from pipelines.errors import UsageError
 from pipelines.learning.filters import advantage_filter
+from pipelines.learning.inspection import inspect
+from tests.learning.factories import agent, batch
 
 MASK = torch.ones(1, 3, 1, dtype=torch.bool)
 ADVANTAGE = torch.tensor([[[-2.0], [0.0], [0.5]]])
@@ -17,17 +20,37 @@ def weights(kind, **options):
 
 def test_binary():
     assert weights("binary") == [0, 0, 1]
+    assert weights("binary", threshold=0.5) == [0, 0, 0]
+    assert weights("binary", threshold=-1.0) == [0, 1, 1]
 
 
 def test_exp():
     assert weights("exp", beta=2.0) == pytest.approx([math.exp(-4), 1, math.e])
-    assert weights("exp", beta=2.0, low=0.5, high=2.0) == [0.5, 1, 2]
-    assert advantage_filter(FilterSettings(kind="exp"))(torch.full((1, 1, 1), 1e9), MASK).item() == 20
+    assert weights("exp", clip_weights_low=0.5, clip_weights_high=1.5) == [0.5, 1, 1.5]
+    assert weights("exp", clip_adv_low=-1.0, clip_adv_high=0.25) == pytest.approx([math.exp(-1), 1, math.exp(0.25)])
+    assert math.isfinite(advantage_filter(FilterSettings(kind="exp"))(torch.full((1, 1, 1), 1e9), MASK).item())
 
 
-def test_leaky_ramp():
-    assert weights("leaky-ramp", offset=0.2, slope=0.05) == pytest.approx([0.1, 0.2, 0.7])
-    assert weights("leaky-ramp", offset=0.2, slope=1.0, high=0.6) == pytest.approx([0, 0.2, 0.6])
+def test_leaky_relu_by_hand():
+    """bias = .01 + .05 * .01 / 2 = .01025; below tau a twentieth of the slope 1 / 2; better than nothing adds 1."""
+    clipped, at_zero = 1e-7, 0.01
+    above = 0.01025 + (0.5 - 0.01) / 2
+    assert weights("leaky-relu", add_binary=0) == pytest.approx([clipped, at_zero, above])
+    assert weights("leaky-relu") == pytest.approx([clipped, at_zero, 1 + above])
+    below = 0.01025 + 0.05 * (-2 - 0.01) / 2
+    free = weights("leaky-relu", clip_weights_low=-1.0, clip_weights_high=0.2, add_binary=0)
+    assert free == pytest.approx([below, at_zero, 0.2])
+
+
+@pytest.mark.parametrize("changes", [{}, {"kind": "multi-task"}], ids=["scalar", "two-hot"])
+def test_filters_see_the_advantages_that_inspection_reports(changes):
+    """In the environment's reward units, whatever critics compute in."""
+    owner = agent(filter={"kind": "exp", "options": {"beta": 0.5}}, reward_multiplier=4.0, **changes)
+    data = batch(owner)
+    owner.loss(data)
+    figures = inspect(owner, data)
+    assert np.nanmax(np.abs(figures["advantage"])) > 1e-4
+    np.testing.assert_allclose(figures["weight"], np.exp(0.5 * figures["advantage"]), rtol=1e-5)
 
 
 def seen_only(advantage, mask, *, factor=1.0):

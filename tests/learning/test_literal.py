@@ -27,7 +27,7 @@ CASES = {
     "online actor in targets": ("discrete", {"target_actor": False}),
     "online actor in targets of a box": ("box", {"target_actor": False}),
     "exp": ("box", {"filter": {"kind": "exp"}}),
-    "leaky ramp": ("discrete", {"filter": {"kind": "leaky-ramp"}}),
+    "leaky relu": ("discrete", {"filter": {"kind": "leaky-relu"}}),
     "two-hot maximised": ("box", {"critic": {"kind": "two-hot", "hidden": [8, 6]}}),
     "two-hot of choices maximised": ("discrete", {"critic": {"kind": "two-hot", "hidden": [8, 6]}}),
     "hl-gauss": ("discrete", MULTI | {"critic": {"labels": "hl-gauss", "hidden": [6]}}),
