@@ -158,7 +158,7 @@ class TrainSettings(SettingsModel):
     relabel: ReplaySettings = ReplaySettings()
     """Other goals and rewards, made up as windows are drawn."""
     weighting: Literal["timestep", "trajectory", "task"] = "timestep"
-    """Draw trajectories in proportion to their windows, all alike, or so that every task has the same share."""
+    """Draw so that every time step counts alike, every trajectory, or every task (and each of its steps)."""
     half_life: float = Field(0.0, ge=0)
     """Environment steps collected since after which a trajectory counts half (0: age does not matter)."""
     priority: float = Field(0.0, ge=0, le=2)
@@ -174,8 +174,9 @@ class TrainSettings(SettingsModel):
     """Between two looks at the lakes, when they are followed."""
     prefetch: int = Field(1, ge=0, le=16)
     """Batches read ahead by a thread of their own (0: none; priorities need none)."""
-    placement: Literal["full", "any"] = "full"
-    """Where windows begin: `full`, wherever one has as many steps as the trajectory allows; `any`, at every step."""
+    placement: Literal["uniform", "full"] = "uniform"
+    """Windows of trajectories longer than `window`: `uniform`, at any place, cut at the ends, so that every step
+    appears equally often; `full`, only where a whole window fits, so that ends appear less often."""
     checkpoint_every: int = Field(500, ge=1)
     """Updates between checkpoints (one is always written at the end of the stage)."""
     keep_checkpoints: int = Field(3, ge=1)

@@ -51,10 +51,15 @@ class Gatherer:
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 
     def gather(
-        self, chosen: np.ndarray, start: np.ndarray, out: Columns | None = None, drawn: Drawn | None = None
+        self,
+        chosen: np.ndarray,
+        start: np.ndarray,
+        stop: np.ndarray,
+        out: Columns | None = None,
+        drawn: Drawn | None = None,
     ) -> Batch:
-        """Windows that begin at row `start` of the trajectories `chosen` (rows of the view's table), or of the versions
-        `drawn` of some, in `out` or in memory of our own.
+        """Windows of the steps [start, stop) of the trajectories `chosen` (rows of the view's table), or of the
+        versions `drawn` of some, in `out` or in memory of our own.
         """
         if self._moves != self._view.moves:
             self._close_moved()
@@ -62,8 +67,8 @@ class Gatherer:
         if drawn is not None:
             table = drawn.located(table)
         order = np.lexsort((table["row0"] + start.astype(np.uint64), table["base"], table["segment"]))
-        table, start = table[order], start[order]
-        lengths = np.minimum(table["length"].astype(np.int64) + 1 - start, self._rows)
+        table, start, stop = table[order], start[order], stop[order]
+        lengths = stop - start + 1
         out = self._buffers.take(len(order)) if out is None else out
         if self._is_elsewhere:
             self._fetch(table)

@@ -66,17 +66,18 @@ class WindowSampler:
             chosen = self._choose(batch_size)
             try:
                 drawn = self._vary(chosen) if self._versions is not None else None
-                start = self._begin(chosen, drawn)
-                batch = self._gatherer.gather(chosen, start, out, drawn)
+                start, stop = self._place(chosen, drawn)
+                batch = self._gatherer.gather(chosen, start, stop, out, drawn)
             except SegmentLost as lost:
                 self.view.lose(lost.number, str(lost))
                 continue
             return replace(batch, importance=self._importance(batch)) if self.strategy.priority else batch
 
-    def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the view's table and starts of the windows, both (batch_size,) int64; without versions."""
+    def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows of the view's table, and steps [start, stop) of the windows, all (batch_size,) int64; without
+        versions."""
         chosen = self._choose(batch_size)
-        return chosen, self._begin(chosen)
+        return chosen, *self._place(chosen)
 
     def _choose(self, batch_size: int) -> np.ndarray:
         if self.is_empty:
@@ -89,11 +90,10 @@ class WindowSampler:
             return self._tree.find(point)
         return np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
 
-    def _begin(self, chosen: np.ndarray, drawn: Drawn | None = None) -> np.ndarray:
+    def _place(self, chosen: np.ndarray, drawn: Drawn | None = None) -> tuple[np.ndarray, np.ndarray]:
         length = self.view.table["length"][chosen].astype(np.int64)
-        starts = self.strategy.starts(length if drawn is None else drawn.lengths(length), self.length)
-        start = (self._rng.random(len(chosen)) * starts).astype(np.int64)
-        return np.minimum(start, starts - 1)
+        length = length if drawn is None else drawn.lengths(length)
+        return self.strategy.place(length, self.length, self._rng.random(len(chosen)))
 
     def _vary(self, chosen: np.ndarray) -> Drawn | None:
         """Versions of some of the trajectories `chosen`."""

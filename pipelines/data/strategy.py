@@ -1,9 +1,12 @@
-"""How trajectories are weighed against each other, and where windows begin.
+"""How trajectories are weighted against each other, and where windows are placed.
 
-A window of L steps is rows [s, s + L + 1) of a trajectory of T actions (T + 1 rows). Placement "any" puts the start s
-uniformly on 0 .. T - 1, every start that keeps one step of loss, so that each time step is equally often the first,
-and windows near the end are padded on the right. Placement "full" uses the starts 0 .. max(T - L, 0) alone: windows
-are as long as the trajectory allows. The number of starts is what a trajectory offers.
+A window of L steps covers steps [start, stop) of a trajectory of T actions, rows start .. stop of its T + 1. The loss
+is a mean over steps, so what has to be even is how often each step appears. Where T <= L the window is the whole
+trajectory. Longer ones, by `placement`:
+
+uniform  starts -(L - 1) .. T - 1, cut to the trajectory: each step is in L of the T + L - 1 windows, whatever its
+         place. Windows at the ends are shorter.
+full     starts 0 .. T - L: every window has L steps, but steps near the ends of a trajectory appear less often.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pipelines.data.view import PRIORITY, TASK
 
 PIECE = 1 << 16
 Weighting = Literal["timestep", "trajectory", "task"]
-Placement = Literal["any", "full"]
+Placement = Literal["uniform", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +29,16 @@ class Strategy:
     """The mass of a trajectory, in proportion to which it is drawn, is the product of
 
     - its weight in the view (`--weight`),
-    - by `weighting`: the starts it offers ("timestep"), 1 ("trajectory"), or the starts it offers divided by those of
-      all selected trajectories of its environment and task ("task": every task has the same share),
+    - by `weighting`: the windows in which each of its steps appears once on average ("timestep"), 1 ("trajectory"), or
+      these windows divided by those of all selected trajectories of its environment and task ("task": every task has
+      the same share, and within it every step),
     - with a `half_life` (steps): 0.5 ** (age / half_life), its age being the steps of the trajectories after it,
     - with `priority` (alpha): (a moving average of its TD errors) ** alpha. A window then has the importance
       priority ** (-alpha * `beta`), divided by the largest of its batch (Schaul et al. 2016, arXiv 1511.05952).
     """
 
     weighting: Weighting = "timestep"
-    placement: Placement = "any"
+    placement: Placement = "uniform"
     half_life: float = 0.0
     priority: float = 0.0
     beta: float = 0.4
@@ -44,9 +48,19 @@ class Strategy:
         """Fields that the view's table must have."""
         return ((TASK,) if self.weighting == "task" else ()) + (PRIORITY if self.priority else ())
 
-    def starts(self, length: np.ndarray, window: int) -> np.ndarray:
-        """Number of windows of `window` steps that trajectories of `length` actions offer."""
-        return length if self.placement == "any" else np.maximum(length - window, 0) + 1
+    def windows(self, length: np.ndarray, window: int) -> np.ndarray:
+        """How many draws (N,) show each step of trajectories of `length` actions once on average: steps over the mean
+        steps of a window."""
+        hanging = window - 1 if self.placement == "uniform" else 0
+        return np.where(length > window, (length + hanging) / window, 1.0)
+
+    def place(self, length: np.ndarray, window: int, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Steps [start, stop) of a window of each trajectory (N,) int64, by uniforms (N,)."""
+        hanging = window - 1 if self.placement == "uniform" else 0
+        first = np.where(length > window, -hanging, 0)
+        last = np.where(length > window, length - window + hanging, 0)
+        start = np.minimum(first + (uniform * (last - first + 1)).astype(np.int64), last)
+        return np.maximum(start, 0), np.minimum(start + window, length)
 
     def mass(self, table: np.ndarray, window: int) -> np.ndarray:
         """(N,) float64, without the priorities. Piece by piece: beside it, a million rows cost no memory."""
@@ -57,8 +71,8 @@ class Strategy:
         for part, own in zip(pieces(table), pieces(mass), strict=True):
             own[:] = part["weight"]
             if self.weighting != "trajectory":
-                starts = self.starts(part["length"].astype(np.int64), window)
-                own *= starts if offered is None else starts / offered[part["task"]]
+                windows = self.windows(part["length"].astype(np.int64), window)
+                own *= windows if offered is None else windows / offered[part["task"]]
             if self.half_life:
                 steps = passed + np.cumsum(part["length"], dtype=np.float64)
                 passed, chosen = steps[-1], own > 0
@@ -67,11 +81,11 @@ class Strategy:
         return mass
 
     def _offered(self, table: np.ndarray, window: int) -> np.ndarray:
-        """Starts of all selected trajectories, by task; 1 where there are none."""
+        """Windows of all selected trajectories, by task; 1 where there are none."""
         offered = np.zeros(int(table["task"].max(initial=0)) + 1)
         for part in pieces(table):
-            starts = self.starts(part["length"].astype(np.int64), window) * (part["weight"] > 0)
-            offered += np.bincount(part["task"], weights=starts, minlength=len(offered))
+            windows = self.windows(part["length"].astype(np.int64), window) * (part["weight"] > 0)
+            offered += np.bincount(part["task"], weights=windows, minlength=len(offered))
         return np.maximum(offered, 1)
 
 

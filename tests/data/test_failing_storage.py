@@ -62,7 +62,7 @@ def check(view: View, written: dict[str, dict[str, np.ndarray]]) -> None:
     if not view.num_trajectories:
         return
     uids, chosen = hex_uids(view.uids()), np.arange(view.num_trajectories)
-    batch = Gatherer(view, 6).gather(chosen, np.zeros_like(chosen))
+    batch = Gatherer(view, 6).gather(chosen, np.zeros_like(chosen), view.table["length"].astype(np.int64))
     for place, number in enumerate(batch.trajectory.tolist()):
         length = int(batch.lengths[place])
         for name, values in written[uids[number]].items():

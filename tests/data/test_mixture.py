@@ -93,7 +93,7 @@ def test_within_a_lake_windows_are_drawn_as_from_it_alone(lakes: list[Lake]) -> 
     for _ in range(20):
         batch = mixture.sample(500, 0)
         np.add.at(counts, (batch.lake, batch.trajectory), 1)
-    expected = np.outer([0.25, 0.75], np.array([3, 8, 20]) / 31)
+    expected = np.outer([0.25, 0.75], np.array([1, 13 / 6, 25 / 6]) / (44 / 6))  # windows of 6
     assert_drawn(counts.ravel().tolist(), expected.ravel().tolist())
 
 

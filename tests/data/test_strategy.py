@@ -37,8 +37,27 @@ def sampler_of(lake: Lake, strategy: Strategy, *, weights: list[float] | None = 
     return WindowSampler(view, length=WINDOW, seed=seed, strategy=strategy)
 
 
-def starts(length: int, placement: str) -> int:
-    return length if placement == "any" else max(length - WINDOW, 0) + 1
+# Windows of 8 steps, by hand. A trajectory that fits is one; a longer one of T steps has T + 7 windows that touch it,
+# and each of its steps is in 8 of them; where only whole windows count, T / 8 of them hold as many steps as it has.
+WINDOWS = {
+    "uniform": {3: "1", 5: "1", 8: "1", 10: "17/8", 12: "19/8", 20: "27/8", 33: "40/8", 40: "47/8"},
+    "full": {3: "1", 5: "1", 8: "1", 10: "10/8", 12: "12/8", 20: "20/8", 33: "33/8", 40: "40/8"},
+}
+
+
+def windows_of(length: int, placement: str) -> Fraction:
+    if length in WINDOWS[placement]:
+        return Fraction(WINDOWS[placement][length])
+    return Fraction(max(length + (WINDOW - 1) * (placement == "uniform") * (length > WINDOW), WINDOW), WINDOW)
+
+
+def places(length: int, placement: str) -> list[tuple[int, int]]:
+    """Steps [start, stop) of every window, each as likely; one more than once is there more than once."""
+    if length <= WINDOW:
+        return [(0, length)]
+    if placement == "full":
+        return [(start, start + WINDOW) for start in range(length - WINDOW + 1)]
+    return [(max(s, 0), min(s + WINDOW, length)) for s in range(1 - WINDOW, length)]
 
 
 def shares(strategy: Strategy, weights: list[float], lengths: list[int], tasks: list[int]) -> list[Fraction]:
@@ -47,12 +66,11 @@ def shares(strategy: Strategy, weights: list[float], lengths: list[int], tasks: 
     for i, length in enumerate(lengths):
         mass = Fraction(weights[i])
         if strategy.weighting == "timestep":
-            mass *= starts(length, strategy.placement)
+            mass *= windows_of(length, strategy.placement)
         elif strategy.weighting == "task":
             own = [k for k in range(len(lengths)) if tasks[k] == tasks[i] and weights[k]]
-            mass *= Fraction(
-                starts(length, strategy.placement), sum(starts(lengths[k], strategy.placement) for k in own) or 1
-            )
+            offered = sum(windows_of(lengths[k], strategy.placement) for k in own) or 1
+            mass *= windows_of(length, strategy.placement) / offered
         if strategy.half_life:
             mass *= Fraction(0.5 ** (sum(lengths[i + 1 :]) / strategy.half_life))
         masses.append(mass)
@@ -69,33 +87,67 @@ def assert_drawn(counts: list[int], expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("weighting", ["timestep", "trajectory", "task"])
-@pytest.mark.parametrize("placement", ["any", "full"])
+@pytest.mark.parametrize("placement", ["uniform", "full"])
 @pytest.mark.parametrize("half_life", [0.0, 40.0])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighed"])
 def test_trajectories_are_drawn_by_their_exact_shares(lake: Lake, weighting, placement, half_life, weights) -> None:
     strategy = Strategy(weighting=weighting, placement=placement, half_life=half_life)
     sampler = sampler_of(lake, strategy, weights=weights)
     expected = [float(p) for p in shares(strategy, weights or [1.0] * 7, LENGTHS, TASKS)]
-    chosen, start = sampler.draw(DRAWS)
+    chosen, start, stop = sampler.draw(DRAWS)
     assert_drawn(np.bincount(chosen, minlength=7).tolist(), expected)
-    cells = {
-        (k, s): expected[k] / starts(n, placement) for k, n in enumerate(LENGTHS) for s in range(starts(n, placement))
-    }
-    seen = Counter(zip(chosen.tolist(), start.tolist(), strict=True))
+    cells: Counter[tuple[int, int, int]] = Counter()
+    for k, length in enumerate(LENGTHS):
+        for place in (spots := places(length, placement)):
+            cells[k, *place] += expected[k] / len(spots)
+    seen = Counter(zip(chosen.tolist(), start.tolist(), stop.tolist(), strict=True))
     assert set(seen) <= set(cells)
     assert_drawn([seen[cell] for cell in cells], list(cells.values()))
 
 
+def appearances(sampler: WindowSampler, draws: int = DRAWS) -> list[np.ndarray]:
+    """How often each step of each trajectory is in a window."""
+    table = sampler.view.table
+    counts = [np.zeros(length) for length in table["length"].tolist()]
+    for k, start, stop in zip(*(part.tolist() for part in sampler.draw(draws)), strict=True):
+        counts[k][start:stop] += 1
+    return counts
+
+
+@pytest.mark.parametrize("weighting", ["timestep", "task"])
+def test_every_step_appears_equally_often_whatever_its_place_and_the_length(lake: Lake, weighting) -> None:
+    """First and last steps too: a terminal reward counts as often as any. 121 steps in 8 x 19.25 windows' mass; tasks
+    have 46, 27 and 48 steps, and a third of the draws each."""
+    counts = appearances(sampler_of(lake, Strategy(weighting=weighting)))
+    mass = {
+        "timestep": [DRAWS / (3 + (27 + 40 + 19 + 47) / 8)] * 7,
+        "task": [DRAWS / 3 / {0: 1 + 40 / 8 + 47 / 8, 1: 1 + 19 / 8, 2: 27 / 8 + 1}[task] for task in TASKS],
+    }[weighting]
+    for steps, each in zip(counts, mass, strict=True):
+        assert np.abs(steps - each).max() < 6 * np.sqrt(each)
+
+
+def test_whole_windows_favour_no_length_but_the_middle(tmp_path: Path) -> None:
+    """A trajectory of ten windows and one of less than one: as often, on average; the very ends once in T - L + 1."""
+    lake = Lake.create(tmp_path / "lake")
+    fill(lake, [80, 6])
+    long, short = appearances(sampler_of(lake, Strategy(placement="full")))
+    assert long.mean() == pytest.approx(DRAWS / 11, rel=0.03)
+    assert short.mean() == pytest.approx(DRAWS / 11, rel=0.06)
+    assert long[0] == pytest.approx(DRAWS * 10 / 11 / 73, rel=0.2)
+    assert long[40] == pytest.approx(DRAWS * 10 / 11 * 8 / 73, rel=0.1)
+
+
 def test_every_task_has_the_same_share(lake: Lake) -> None:
     strategy = Strategy(weighting="task")
-    chosen, _ = sampler_of(lake, strategy, weights=[1, 0, 1, 1, 1, 1, 1]).draw(DRAWS)
+    chosen, *_ = sampler_of(lake, strategy, weights=[1, 0, 1, 1, 1, 1, 1]).draw(DRAWS)
     assert_drawn(np.bincount(np.array(TASKS)[chosen]).tolist(), [1 / 3] * 3)
 
 
 def test_what_is_half_a_life_older_is_drawn_half_as_often(tmp_path: Path) -> None:
     lake = Lake.create(tmp_path / "even")
     fill(lake, [10] * 4)
-    chosen, _ = sampler_of(lake, Strategy(half_life=10.0)).draw(DRAWS)
+    chosen, *_ = sampler_of(lake, Strategy(half_life=10.0)).draw(DRAWS)
     assert_drawn(np.bincount(chosen).tolist(), [1 / 15, 2 / 15, 4 / 15, 8 / 15])
 
 
@@ -103,7 +155,7 @@ def test_what_is_half_a_life_older_is_drawn_half_as_often(tmp_path: Path) -> Non
     lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30),
     data=st.data(),
     weighting=st.sampled_from(["timestep", "trajectory", "task"]),
-    placement=st.sampled_from(["any", "full"]),
+    placement=st.sampled_from(["uniform", "full"]),
     half_life=st.sampled_from([0.0, 0.5, 17.0, 1e6]),
 )
 @settings(max_examples=80, deadline=None)
@@ -138,8 +190,9 @@ def test_draws_follow_priorities_and_the_new_have_the_highest(lake: Lake) -> Non
     priority = np.array([1.0] * 7 + [9.0])  # not measured yet: the highest when they came
     for k, error in ERRORS.items():
         priority[k] = error
-    mass = np.array([*WEIGHTS, 1.0]) * np.array([*LENGTHS, 10]) * priority**0.6
-    chosen, _ = sampler.draw(DRAWS)
+    windows = np.array([float(windows_of(length, "uniform")) for length in [*LENGTHS, 10]])
+    mass = np.array([*WEIGHTS, 1.0]) * windows * priority**0.6
+    chosen, *_ = sampler.draw(DRAWS)
     assert_drawn(np.bincount(chosen, minlength=8).tolist(), (mass / mass.sum()).tolist())
 
 
@@ -191,5 +244,5 @@ def test_changed_priorities_change_the_tree_as_a_new_one(lake: Lake) -> None:
         rows, errors = rng.integers(0, 7, 5), rng.random(5)
         one.prioritise(rows, errors)
         two.prioritise(rows, errors)
-        two.view.set_weights(np.ones(7))  # it weighs everything anew
+        two.view.set_weights(np.ones(7))  # everything is weighed again
         np.testing.assert_array_equal(one.draw(50), two.draw(50))

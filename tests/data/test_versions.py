@@ -17,16 +17,16 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, relabel
 from pipelines.stages.versions import make_versions
+from tests.data.test_strategy import WINDOW, places
 from tests.stages.recipes import tiny
 
 ENVS = {
     "mazerunner": {"name": "mazerunner", "size": 9, "goals": 3, "max_episode_steps": 30},
     "goal-frozen-lake": {"name": "goal-frozen-lake"},
 }
-WINDOW = 8
 
 
-def sampler(lake: Lake, settings: ReplaySettings, *, seed: int = 5, placement: str = "any") -> WindowSampler:
+def sampler(lake: Lake, settings: ReplaySettings, *, seed: int = 5, placement: str = "uniform") -> WindowSampler:
     schema = lake.only_schema()
     view = View(lake, schema.id)
     view.refresh()
@@ -40,7 +40,7 @@ def windows(batch):
         yield int(batch.start[i]), {name: values[i, :rows] for name, values in batch.columns.items()}
 
 
-@pytest.mark.parametrize("placement", ["any", "full"])
+@pytest.mark.parametrize("placement", ["uniform", "full"])
 @pytest.mark.parametrize(
     ("env", "relabelers"),
     [("mazerunner", ("instruction:some", "scale:2")), ("goal-frozen-lake", ("hindsight:future",))],
@@ -57,9 +57,8 @@ def test_drawn_versions_are_the_stored_ones(tmp_path: Path, env: str, relabelers
     relabel.run(stored, lake=tmp_path / "lake")
     known, relabelled = {}, 0
     for each in trajectories(lake):
-        for start in range(each.length):
-            rows = slice(start, min(start + WINDOW + 1, each.length + 1))
-            window = {name: values[rows] for name, values in each.columns.items()}
+        for start, stop in set(places(each.length, placement)):
+            window = {name: values[start : stop + 1] for name, values in each.columns.items()}
             known.setdefault(digest(start, window), set()).add(each.info.source)
     for batch in batches:
         for start, window in windows(batch):
