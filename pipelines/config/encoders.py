@@ -121,7 +121,8 @@ class TransformerSettings(ModelSettings):
         default="sinusoid", description="how the absolute time index enters: added sinusoid, added table, rotation"
     )
     max_time: Positive = Field(
-        default=1024, description="rows of the learned table; later time indices share the last row"
+        default=1024,
+        description="rows of the learned table: an episode of n steps has n + 1 time indices; longer ones are refused",
     )
     window: Positive | None = Field(default=None, description="tokens a query sees, itself included; none: all")
     sink: Annotated[int, Field(ge=0)] = Field(

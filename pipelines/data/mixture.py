@@ -84,6 +84,12 @@ class Mixture:
         """Changes with what is drawn from."""
         return tuple(part.view.version for part in self.parts)
 
+    @property
+    def longest(self) -> int:
+        """Actions in the longest trajectory that may be drawn (0: there is none)."""
+        tables = [part.view.table for part in self.parts]
+        return max(int(table["length"][table["weight"] > 0].max(initial=0)) for table in tables)
+
     def refresh(self, update: int) -> int:
         """Take in what the lakes gained, moved and lost before `update`; returns the number of new trajectories."""
         added = sum(part.view.refresh() for part in self.parts)

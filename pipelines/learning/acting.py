@@ -93,6 +93,7 @@ class AgentPolicy:
         time: np.ndarray,
         noise_NZ: Tensor | None,
     ) -> np.ndarray:
+        self.agent.sequence.require_time(int(np.max(time)))
         memory = self._memories[part]
         time_N = self._tensor(np.asarray(time, dtype=np.int64))
         if not np.all(time):
@@ -132,6 +133,7 @@ class AgentPolicy:
         memory.reset(torch.ones(len(prefix), dtype=torch.bool, device=self.device))
         if max(lengths) == 0:
             return
+        self.agent.sequence.require_time(max(lengths) - 1)
         names = (*self.agent.spaces.observation, ACTION, REWARD)
         rows = {n: pad_sequence([self._tensor(columns[n]) for columns in prefix], batch_first=True) for n in names}
         time_NT = torch.arange(max(lengths), device=self.device).expand(len(prefix), -1)

@@ -13,6 +13,7 @@ from pipelines.nets.timestep import TimestepEncoder
 
 def encode(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBatch, *, packed: bool) -> Tensor:
     """States of all rows (B, T, D). `packed`: windows share rows of the network; states are the same."""
+    sequence.require_time(batch.last_time)
     observation = timestep.augment(batch.observation) if timestep.training else batch.observation
     packing = Packing.of(batch.real_rows) if packed else None
     if packing is None:

@@ -34,7 +34,8 @@ class TensorBatch:
     """Rows 0..T of windows; row t is the token at time `start + t`, row t + 1 what the step from t led to.
 
     `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and `mask` T steps. The
-    loss of a window counts `importance` (B,) times; None: all alike.
+    loss of a window counts `importance` (B,) times; None: all alike. `last_time` is the greatest time index of a valid
+    row, known without asking the device.
     """
 
     observation: Mapping[str, Tensor]
@@ -44,6 +45,7 @@ class TensorBatch:
     terminated: Tensor
     mask: Tensor
     real_rows: Tensor
+    last_time: int
     importance: Tensor | None = None
 
     @classmethod
@@ -63,6 +65,7 @@ class TensorBatch:
             terminated=columns[TERMINATED][:, 1:].bool(),
             mask=real[:, 1:].to(device),
             real_rows=real.to(device),
+            last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             importance=None if windows.importance is None else _tensor(windows.importance, device).float(),
         )
 
@@ -71,9 +74,7 @@ class TensorBatch:
         if parts > len(self.mask):
             raise ValueError(f"cannot split {len(self.mask)} windows into {parts} parts")
         chunks: dict[str, Any] = {
-            name: value.tensor_split(parts)
-            for name, value in vars(self).items()
-            if name != "observation" and value is not None
+            name: value.tensor_split(parts) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         observation = {name: value.tensor_split(parts) for name, value in self.observation.items()}
         return [

@@ -3,6 +3,7 @@ forked one.
 
 hidden    orthogonal, gain sqrt(2) (leaky ReLU follows); biases zero
 output    orthogonal, small gain: .01 for policies (near uniform at first), .1 for values
+positions normal, std sqrt(1/2), the RMS of the sinusoid; the tokens they are added to have an RMS of about 1
 stream    truncated normal, std .02, cut at two std: linears of the Transformer, whose scale is a learned gain anyway
 """
 
@@ -30,6 +31,11 @@ def output_(weight: Tensor, gain: float) -> Tensor:
 def stream_(weight: Tensor) -> Tensor:
     """Fill `weight` (out, in) of a linear on the residual stream."""
     return nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
+
+
+def positions_(weight: Tensor) -> Tensor:
+    """Fill `weight` (rows, width) of a learned table of positions."""
+    return nn.init.normal_(weight, std=math.sqrt(0.5))
 
 
 def members_(weight_CIO: Tensor, gain: float) -> Tensor:

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from pipelines.nets import init
+
 
 def angles(time: Tensor, size: int) -> Tensor:
     """time / 10000^(2i / size) for i < size / 2, rounded up: (..., ceil(size / 2))."""
@@ -37,11 +39,11 @@ class Sinusoid(nn.Module):
 
 
 class LearnedTable(nn.Module):
-    """A vector per time index; indices beyond the table share its last row."""
+    """A learned vector per time index. Padding may have indices beyond the table: it reads the last row."""
 
     def __init__(self, width: int, rows: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(nn.init.normal_(torch.empty(rows, width), std=0.02))
+        self.weight = nn.Parameter(init.positions_(torch.empty(rows, width)))
 
     def forward(self, time_BT: Tensor) -> Tensor:
         return self.weight[time_BT.clamp_max(len(self.weight) - 1)]

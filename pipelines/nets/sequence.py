@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipelines.config.encoders import SEQUENCE_ENCODERS
+from pipelines.errors import UsageError
 from pipelines.nets.cache import Memory
 from pipelines.nets.packing import Packing
 
@@ -41,6 +42,7 @@ class SequenceEncoder(nn.Module, ABC):
     """Base of sequence encoders. `forward` may use dropout while training; `step` and `prefill` never do."""
 
     output_size: int
+    max_time: int | None = None  # number of time indices it can encode; None: any
     recompute = False  # forget what blocks compute inside, and compute it again in the backward: memory for time
 
     @abstractmethod
@@ -61,6 +63,15 @@ class SequenceEncoder(nn.Module, ABC):
     @abstractmethod
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: Any) -> None:
         """Set `memory` to what stepping through each actor's first `lengths_N` tokens would leave."""
+
+    def require_time(self, last: int) -> None:
+        """Raise a UsageError if the time index `last` cannot be encoded. Called with numbers the host knows, so that
+        nothing waits for a device."""
+        if self.max_time is not None and last >= self.max_time:
+            raise UsageError(
+                f"time index {last} is beyond the {self.max_time} rows of the learned positions",
+                hint=f"set agent.sequence.max_time to {last + 1} or more, or use another agent.sequence.position",
+            )
 
     def stepper(self) -> Stepper:
         """`step` for acting without gradient, as quick as can be; where it keeps a copy of weights, `stale` says when

@@ -73,7 +73,7 @@ class Transformer(SequenceEncoder):
         if settings.position == "sinusoid":
             self.position = Sinusoid(settings.d_model)
         elif settings.position == "learned":
-            self.position = LearnedTable(settings.d_model, settings.max_time)
+            self.position, self.max_time = LearnedTable(settings.d_model, settings.max_time), settings.max_time
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
         self.norm = (nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm)(settings.d_model)
 

@@ -72,6 +72,8 @@ def trained(checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, gree
     """The policy of a checkpoint, acting for all actors of `env`."""
     require_spaces(checkpoint, env)
     agent = load_agent(checkpoint)
+    if env.spec.horizon is not None:
+        agent.sequence.require_time(env.spec.horizon - 1)
     policy = AgentPolicy(
         agent,
         num_actors=env.num_envs,

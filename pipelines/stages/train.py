@@ -132,7 +132,8 @@ class Trainer:
     def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> None:
         """Draw windows from `lakes` (again: the same ones, by the shares they have now, with what is new in them).
 
-        InputMissing if there are no trajectories; to follow: waits for the first.
+        InputMissing if there are no trajectories; to follow: waits for the first. UsageError for a trajectory longer
+        than the sequence encoder can take.
         """
         train = self.settings.train
         if self._mixture is None:
@@ -145,6 +146,7 @@ class Trainer:
             wait_for(lambda: self._refresh(listener) or None, "the first trajectories", listener)
         elif not self._refresh(listener):
             self._mixture.shares(self.learner.update)  # says what is empty
+        self.learner.agent.sequence.require_time(self._mixture.longest)
 
     def _resume(self, mixture: Mixture, data: Mapping[str, Any]) -> None:
         mixture.restore(data["lakes"] if "lakes" in data else [data["view"]])

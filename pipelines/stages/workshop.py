@@ -89,6 +89,8 @@ class Workshop:
             return self._other_policies[name, greedy]
         learner = self._training(listener).learner
         if self._agent_policy is None:
+            if (horizon := collector.env.spec.horizon) is not None:
+                learner.agent.sequence.require_time(horizon)  # that of an episode's last observation
             self._agent_policy = AgentPolicy(
                 learner.agent,
                 num_actors=collector.env.num_envs,

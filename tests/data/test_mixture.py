@@ -52,6 +52,15 @@ def test_a_mixture_of_one_lake_is_its_sampler(lakes: list[Lake]) -> None:
     assert mixed.state_dict() == alone.state_dict()
 
 
+def test_the_longest_trajectory_is_one_that_can_be_drawn(lakes: list[Lake]) -> None:
+    fill(lakes[0], [9, 30, 4])
+    fill(lakes[1], [12])
+    mixture = mixture_of(lakes[:2])
+    assert mixture.longest == 30
+    mixture.parts[0].view.set_weights(np.array([1.0, 0.0, 1.0]))
+    assert mixture.longest == 12
+
+
 def test_windows_of_all_lakes_hold_what_they_should(lakes: list[Lake]) -> None:
     written: dict = {}
     for seed, lake in enumerate(lakes):

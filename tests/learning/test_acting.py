@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.errors import UsageError
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.tensors import TensorBatch
 from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, windows
@@ -119,3 +120,23 @@ def test_acting_leaves_the_agent_and_the_global_generator_alone():
     assert owner.training
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(dict(owner.state_dict()), before, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_learned_positions_refuse_what_they_have_no_row_for():
+    positions = SEQUENCES["transformer"] | {"position": "learned", "max_time": STEPS}
+    owner = shaken("discrete", positions)
+    source = windows(owner.spaces, lengths=(STEPS, 2), rows=STEPS, terminated=0.0)
+    source.start[:] = 0, STEPS - 2  # padding may reach beyond
+    owner.encode(TensorBatch.from_numpy(source, owner.spaces))
+    source.start[1] += 1
+    with pytest.raises(UsageError, match="max_time"):
+        owner.encode(TensorBatch.from_numpy(source, owner.spaces))
+    policy, tokens = AgentPolicy(owner, num_actors=ACTORS, capacity=4), stream(owner)
+    act(policy, tokens, [STEPS - 1, 0, 0, 0])
+    given = {n: tokens.columns[n][:, 0] for n in ("obs", "action", "reward")}
+    with pytest.raises(UsageError, match="max_time"):
+        policy.act({"obs": given["obs"]}, given["action"], given["reward"], np.array([STEPS, 0, 0, 0]))
+    prefix = {n: np.repeat(column[:1], STEPS + 1, 0) for n, column in given.items()}
+    with pytest.raises(UsageError, match="max_time"):
+        policy.rebuild([prefix] * ACTORS)

@@ -18,6 +18,12 @@ def test_masks_follow_from_lengths_alone():
     assert tensors.terminated.shape == (2, 3)
 
 
+def test_the_last_time_is_that_of_a_valid_row():
+    source = windows(SPACES, lengths=(2, 4), rows=9)
+    source.start[:] = 7, 0  # the padding of the first window goes on to 10
+    assert TensorBatch.from_numpy(source, SPACES).last_time == 8
+
+
 def test_split_gives_back_all_windows():
     tensors = TensorBatch.from_numpy(windows(SPACES), SPACES)
     parts = tensors.split(4)

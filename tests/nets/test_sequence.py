@@ -8,15 +8,17 @@ import torch
 from pydantic import TypeAdapter
 
 from pipelines.config.encoders import SEQUENCE_ENCODERS, SequenceSettings
+from pipelines.errors import UsageError
 from pipelines.nets.packing import Packing
 from pipelines.nets.positions import Sinusoid
 from pipelines.nets.sequence import sequence_encoder
 
+INPUT, ACTORS, STEPS = 6, 5, 24
 TRANSFORMER = {"kind": "transformer", "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 32}
 CASES = {
     "transformer": TRANSFORMER,
     "transformer-dense": TRANSFORMER | {"attention": "dense"},
-    "transformer-learned": TRANSFORMER | {"position": "learned", "max_time": 9},
+    "transformer-learned": TRANSFORMER | {"position": "learned", "max_time": STEPS},
     "transformer-rope": TRANSFORMER | {"position": "rope"},
     "transformer-window": TRANSFORMER | {"window": 5},
     "transformer-sink": TRANSFORMER | {"window": 4, "sink": 2},
@@ -31,7 +33,6 @@ CASES = {
     "feedforward": {"kind": "feedforward", "hidden": [12], "output": 10},
     "identity": {"kind": "identity"},
 }
-INPUT, ACTORS, STEPS = 6, 5, 24
 
 
 def build(case):
@@ -194,6 +195,23 @@ def test_sinusoid_reaches_beyond_its_first_table():
     assert torch.isfinite(far).all()
     again = encoder(x, torch.tensor([[0, 1, 2]]))
     torch.testing.assert_close(again, build("transformer").eval()(x, torch.tensor([[0, 1, 2]])))
+
+
+def test_learned_positions_start_as_large_as_the_tokens_they_are_added_to():
+    torch.manual_seed(0)
+    settings = TypeAdapter(SequenceSettings).validate_python(TRANSFORMER | {"position": "learned"})
+    encoder = sequence_encoder(64, settings)
+    tokens = encoder.embed(torch.nn.functional.layer_norm(torch.randn(500, 64), (64,)))  # as timestep encoders end
+    ratio = (encoder.position.weight.std() / tokens.std()).item()
+    assert 0.5 < ratio < 1
+
+
+def test_a_time_index_without_a_row_is_refused():
+    encoder = build("transformer-learned")
+    encoder.require_time(STEPS - 1)
+    with pytest.raises(UsageError, match=r"time index 24 is beyond .* set agent.sequence.max_time to 25 or more"):
+        encoder.require_time(STEPS)
+    build("transformer").require_time(10**6)
 
 
 def test_a_plug_in_is_named_in_the_settings():

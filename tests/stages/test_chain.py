@@ -12,7 +12,7 @@ from pipelines.config.recipes import find
 from pipelines.errors import IntegrityError, Interrupted, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.stages import chain
+from pipelines.stages import chain, evaluate
 from pipelines.stages.environment import env_model
 from pipelines.training import checkpoint as checkpoints
 from tests.stages.recipes import stopping, tiny
@@ -52,6 +52,18 @@ def test_the_plan_follows_every_start_and_stop() -> None:
         (4, "collect", 50),
         (4, "evaluate", 0),
     ]
+
+
+def test_episodes_beyond_the_learned_positions_are_refused_before_anything_is_collected(tmp_path: Path) -> None:
+    settings = tiny(agent={"sequence": {"position": "learned", "max_time": 5}}, stages=STAGES)  # its horizon is 5
+    with pytest.raises(UsageError, match=r"time index 5 .* agent.sequence.max_time to 6 or more"):
+        chain.run(settings, run=tmp_path / "run")
+    stored = Lake.find(tmp_path / "run/lake")
+    assert stored is None or query(stored, "select count(*) from trajectories")[1] == [(0,)]
+    settings = tiny(agent={"sequence": {"position": "learned", "max_time": 6}}, stages=STAGES)
+    chain.run(settings, run=tmp_path / "run", fresh=True)
+    with pytest.raises(UsageError, match="max_time"):
+        evaluate.run(tiny(env={"corridor": 9}), run=tmp_path / "run")
 
 
 def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice, Progress
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.store import Lake
 from pipelines.stages import collect, evaluate, train
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.metrics_log import MetricsLog
@@ -120,6 +123,15 @@ def test_nothing_is_made_or_lost_for_a_training_that_cannot_start(tmp_path: Path
     with pytest.raises(UsageError):
         train.run(tiny(train=wrong), run=tmp_path / "run", lakes=[(lake, 1.0)], fresh=True)
     assert train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)]).status == "skipped"
+
+
+def test_trajectories_beyond_the_learned_positions_are_refused_at_the_start(tmp_path: Path, lake: Path) -> None:
+    longest = query(Lake.open(lake), "select max(length) from trajectories")[1][0][0]
+    for rows, refused in ((longest, True), (longest + 1, False)):
+        settings = tiny(agent={"sequence": {"position": "learned", "max_time": rows}})
+        with pytest.raises(UsageError, match="max_time") if refused else nullcontext():
+            train.run(settings, run=tmp_path / f"run-{rows}", lakes=[(lake, 1.0)])
+        assert (tmp_path / f"run-{rows}" / "checkpoints").exists() is not refused
 
 
 def test_a_fresh_start_forgets_the_evaluations_of_what_it_replaces(tmp_path: Path, lake: Path) -> None:
