@@ -188,7 +188,8 @@ class TrainSettings(SettingsModel):
     packing: bool = False
     """Let windows shorter than the longest share rows of the encoders, so that padding costs nothing."""
     recompute: bool = False
-    """Keep only what goes into blocks of the sequence encoder, and compute the rest again: less memory, more time."""
+    """Keep only the inputs of the sequence encoder's blocks, and images as stored; recompute the activations in the
+    backward: less memory, more time."""
     compile: bool = False
     """Compile the encoders, where there is a compiler."""
     tf32: bool = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipelines.config.encoders import ImageSettings
 from pipelines.errors import UsageError
@@ -15,6 +18,7 @@ NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 GRID = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
 IMPALA = (16, 32, 32)  # channels of each stage; Espeholt et al. 2018, arXiv 1802.01561, figure 3
 GROUP = 8  # channels that are normalised together
+CPU_PIXELS, CUDA_PIXELS = 1 << 18, 1 << 21  # encoded at a time where activations are recomputed
 
 
 def channels_first(shape: tuple[int, int, int]) -> bool:
@@ -59,6 +63,7 @@ class ImageEncoder(nn.Module):
                 f"an image of {height}x{width} is too small for 'nature' ({NATURE_PIXELS} pixels or more)",
                 hint="let agent.timestep.image.kind be auto, impala or grid",
             )
+        self.pixels = height * width
         layers: list[nn.Module] = []
         if kind == "impala":
             for outputs in IMPALA:
@@ -76,13 +81,25 @@ class ImageEncoder(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.head = init.linear(channels * height * width, settings.features)
 
-    def forward(self, image: Tensor) -> Tensor:
-        leading = image.shape[:-3]
+    def forward(self, image: Tensor, *, recompute: bool = False) -> Tensor:
+        """`recompute`: encode a few images at a time and keep only the images, as stored, for the backward, which
+        encodes them again."""
         flat = image.reshape(-1, *image.shape[-3:])
-        flat_NCXY = flat if self.channels_first else flat.permute(0, 3, 1, 2)
-        pixels = flat_NCXY.to(self.head.weight.dtype)
-        maps = self.convolutions(pixels / 255 if image.dtype == torch.uint8 else pixels)
-        return self.head(maps.flatten(1)).view(*leading, -1)
+        if not recompute:
+            return self._encode(flat).view(*image.shape[:-3], -1)
+        encode = self._encode
+        if torch.is_grad_enabled():  # nothing in it is random, so no generator's state needs to be kept
+            encode = functools.partial(checkpoint, encode, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([encode(part) for part in flat.split(self._frames(image.device))]).view(*image.shape[:-3], -1)
+
+    def _frames(self, device: torch.device) -> int:
+        return max(1, (CUDA_PIXELS if device.type == "cuda" else CPU_PIXELS) // self.pixels)
+
+    def _encode(self, image_N: Tensor) -> Tensor:
+        image_NCXY = image_N if self.channels_first else image_N.permute(0, 3, 1, 2)
+        pixels = image_NCXY.to(self.head.weight.dtype)
+        maps = self.convolutions(pixels / 255 if image_N.dtype == torch.uint8 else pixels)
+        return self.head(maps.flatten(1))
 
 
 def shifted(image_BT: Tensor, pixels: int, share: float, *, first: bool) -> Tensor:

@@ -43,6 +43,8 @@ class TimestepEncoder(nn.Module):
     """Flat inputs and sequences: MLP and LayerNorm. With images: each image's features, each sequence's, and a few of
     all the rest, merged by a linear and LayerNorm."""
 
+    recompute = False  # encode images in chunks, and again in the backward: less memory, more time
+
     def __init__(self, spaces: Spaces, settings: TimestepSettings) -> None:
         super().__init__()
         self.spaces, self.settings, self.output_size = spaces, settings, settings.output
@@ -79,7 +81,10 @@ class TimestepEncoder(nn.Module):
         ]
         if not self.images:
             return self.out(self.body(torch.cat((flat, *texts), -1) if texts else flat))
-        parts = [encoder(observation[n]) for n, encoder in zip(self.images, self.image_encoders, strict=True)]
+        parts = [
+            encoder(observation[name], recompute=self.recompute)
+            for name, encoder in zip(self.images, self.image_encoders, strict=True)
+        ]
         merged = torch.cat((*parts, *texts, self.extras(flat)), -1)
         return self.out(self.body(nn.functional.leaky_relu(merged)))
 

@@ -4,8 +4,9 @@
     python tests/benchmarks/train.py --set agent.sequence.kind=gru --set length=64 --set 'action={"kind":"box"}'
 
 Configuration P: Transformer of width 128 and 2 layers over a 512-512-256 timestep encoder, 20 numbers observed, 4
-actions, 7 discounts, 4 critics, 24 windows. Drawing them from a lake is not counted, and told beside it. Each row runs
-in a process of its own, which measures the rate of float32 products of the critics' shape between the updates. Seconds
+actions, 7 discounts, 4 critics, 24 windows. Drawing them from a lake is not counted, and told beside it. The last rows
+are 6 windows of 64 x 64 images through IMPALA's convolutions, without and with `train.recompute`. Each row runs in a
+process of its own, which measures the rate of float32 products of the critics' shape between the updates. Seconds
 are CPU seconds, medians. The floor is the time that the products alone would take at that rate; the goals, stated for
 150 GFLOP/s, are scaled to it. Memory: peak resident set of the process (VmHWM, Linux) above what it had after import
 and one small product.
@@ -27,8 +28,16 @@ from statistics import median
 from typing import Any
 
 GOAL_RATE = 150.0  # GFLOP/s for which the goals are stated
+NUMBERS = {"kind": "box", "shape": [20]}
 DISCRETE, BOX = {"kind": "discrete", "n": 4}, {"kind": "box", "shape": [4]}
 P = {"sequence": {"kind": "transformer", "d_model": 128, "num_layers": 2, "num_heads": 8, "d_ff": 512}}
+IMAGES: dict[str, Any] = {
+    "observation": {"kind": "box", "shape": [64, 64, 3], "dtype": "uint8"},
+    "action": DISCRETE,
+    "length": 128,
+    "batch": 6,
+    "agent": {"timestep": {"image": {"kind": "impala"}}},
+}
 ROWS: dict[str, dict[str, Any]] = {
     "discrete L128": {"action": DISCRETE, "length": 128, "goal": 0.35, "goal_gb": 0.6},
     "continuous L128": {"action": BOX, "length": 128, "goal": 0.85, "goal_gb": 0.6},
@@ -41,6 +50,8 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "discrete L512": {"action": DISCRETE, "length": 512, "goal": 1.6, "goal_gb": 1.1},
     "continuous L512": {"action": BOX, "length": 512, "goal": 3.5, "goal_gb": 1.1},
+    "images L128": IMAGES,
+    "images L128 recompute": IMAGES | {"train": {"recompute": True}},
 }
 KEPT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
@@ -97,7 +108,7 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
     torch.set_num_threads(threads)
     from pipelines.config.model import AgentSettings
     from pipelines.config.settings import TrainSettings
-    from pipelines.lake.spaces import Box, Spaces, space_from_json
+    from pipelines.lake.spaces import Spaces, space_from_json
     from pipelines.training.learner import Learner
     from tests.benchmarks.clock import Clock
     from tests.benchmarks.flops import floor
@@ -113,11 +124,13 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
 
     rate()
     baseline = memory("VmRSS")
-    spaces = Spaces(observation={"obs": Box(shape=(20,))}, action=space_from_json(row["action"]))
+    observation = space_from_json(row.get("observation", NUMBERS))
+    spaces = Spaces(observation={"obs": observation}, action=space_from_json(row["action"]))
     settings = AgentSettings.model_validate(P | row.get("agent", {}))
     batch = int(row.get("batch", 24))
     precision = {"float32": "float32", "bfloat16": "bf16"}[dtype]
-    train = TrainSettings(batch_size=batch, threads=threads, device="cpu", precision=precision)
+    switches = row.get("train", {})
+    train = TrainSettings(batch_size=batch, threads=threads, device="cpu", precision=precision, **switches)
     learner = Learner(spaces, settings, train, seed=0)
     agent, clock = learner.agent, Clock()
     clock.watch(learner)
@@ -143,7 +156,8 @@ def measure(row: dict[str, Any], updates: int, threads: int, dtype: str) -> dict
         "timesteps/s": batch * int(row["length"]) / cost,
         "parts": {name: median(p.get(name, 0.0) for p in parts[1:]) for name in parts[-1]},
     }
-    figures["parts"]["data (not counted)"] = drawing(spaces, batch, int(row["length"]))
+    if "observation" not in row:  # images: see lake.py
+        figures["parts"]["data (not counted)"] = drawing(spaces, batch, int(row["length"]))
     if "goal" in row:
         figures |= {"goal": row["goal"] * GOAL_RATE / speed, "goal GB": row["goal_gb"]}
     return figures
@@ -201,7 +215,8 @@ def cuda(options: argparse.Namespace) -> None:
 
 
 def own_row(settings: list[str]) -> dict[str, Any]:
-    """`agent.a.b=value`, `action=...`, `length=...`, `batch=...` on top of the first row."""
+    """`agent.a.b=value`, `train.a=value`, `observation=...`, `action=...`, `length=...`, `batch=...` on top of the
+    first row."""
     row: dict[str, Any] = {"action": DISCRETE, "length": 128, "agent": {}}
     for setting in settings:
         key, _, text = setting.partition("=")
