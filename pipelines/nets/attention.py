@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,20 +42,33 @@ class Sight:
 
 Backend = Callable[[Tensor, Tensor, Tensor, Sight, Packing | None], Tensor]
 HALF = (torch.bfloat16, torch.float16)
+KEPT = 1 << 22  # elements of a mask up to which it is kept for other layers and updates: 16 of them are 64 MB
+
+
+def _keeping(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
+    """`make(*arguments)`, a mask of `size` elements: one of the last that were made, unless it is large. A compiled
+    program makes its own."""
+    kept = size <= KEPT and not torch.compiler.is_compiling()
+    return _kept(make, *arguments) if kept else make(*arguments)
 
 
 @functools.lru_cache(maxsize=16)
-def visible(length: int, window: int | None, sink: int, device: torch.device) -> Tensor:
+def _kept(make: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    return make(*arguments)
+
+
+def _visible(length: int, window: int | None, sink: int, device: torch.device) -> Tensor:
     """(T, T) bool: whether query i sees key j: 0 <= i - j < window, or j < sink."""
-    index = torch.arange(length, device=device)
-    age = index[:, None] - index[None, :]
-    return age >= 0 if window is None else (age >= 0) & ((age < window) | (index < sink))
+    key = torch.arange(length, device=device)
+    query = key[:, None]
+    return key <= query if window is None else (key <= query) & ((key > query - window) | (key < sink))
 
 
 def mask(length: int, sight: Sight, packing: Packing | None, device: torch.device) -> Tensor:
-    """As `visible`, of a single context (T, T), or within each document of packed rows (R, 1, W, W)."""
+    """Which keys each query sees, bool: of a single context (T, T), or within each document of packed rows
+    (R, 1, W, W)."""
     if packing is None:
-        return visible(length, sight.window, sight.sink, device)
+        return _keeping(_visible, length * length, length, sight.window, sight.sink, device)
     return packing.keep((sight.window, sight.sink), lambda: _documents(sight, packing))
 
 
@@ -113,7 +127,7 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing
         first = x.flatten(2, 3)[:, :, None, :sink].expand(-1, -1, blocks, -1, -1)
         return torch.cat((first, before, x), 3)
 
-    seen = _band(length, blocks, w, sink, q_BHTD.device)
+    seen = _keeping(_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, around(k), around(v)))  # (B blocks, H, ., Dh)
     seen = seen.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
@@ -121,17 +135,15 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing
     return out[:, :, :length]
 
 
-@functools.lru_cache(maxsize=16)
-def _band(length: int, blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
+def _band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
     """(blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
     sink = min(sink, blocks * w)
     query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
     begin = torch.arange(blocks, device=device)[:, None, None] * w
     near = begin - w + torch.arange(2 * w, device=device)
-    age = query - near
     first = torch.arange(sink, device=device).expand(blocks, 1, -1)
     far = query - first >= w  # of the sink only what the window does not reach
-    return torch.cat((far, (near >= 0) & (age >= 0) & (age < w)), -1)
+    return torch.cat((far, (near >= 0) & (near <= query) & (near > query - w)), -1)
 
 
 def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:

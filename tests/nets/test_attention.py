@@ -1,5 +1,6 @@
 """Every backend against attention as written on paper."""
 
+import gc
 import inspect
 import math
 from itertools import pairwise
@@ -77,6 +78,36 @@ def usable(device, dtype=torch.float32):
                 why = obstacle(name, device, dtype, sight.within(7), packed=packed)
                 if why is None or (name == "flex" and device == CPU):
                     yield pytest.param(name, sight, packed, id=f"{name}-{sight}-{'packed' if packed else 'padded'}")
+
+
+def masks_alive():
+    """Elements of all boolean tensors there are."""
+    gc.collect()
+    return sum(x.numel() for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.dtype == torch.bool)
+
+
+@pytest.mark.parametrize(("backend", "window"), [("sdpa", 700), ("banded", 300), ("dense", 700)])
+def test_masks_of_long_windows_are_not_kept_and_of_short_ones_are_bounded(backend, window, monkeypatch):
+    monkeypatch.setattr(attention, "KEPT", 1 << 10)
+    attention._kept.cache_clear()
+    before = masks_alive()
+    for length in range(1000, 1004):
+        q, k, v = qkv(batch=1, heads=1, length=length).detach()
+        ours = attend(q, k, v, sight=Sight(window=window, sink=2), backend=backend)
+        torch.testing.assert_close(ours[0, 0, -1], literal_row(q[0, 0], k[0, 0], v[0, 0], window, 2))
+    assert masks_alive() == before
+    for length in range(5, 31):  # each its own mask
+        attend(*qkv(batch=1, heads=1, length=length).detach(), sight=Sight(window=4), backend="sdpa")
+    assert 0 < masks_alive() - before <= 16 * (1 << 10)
+    kept = masks_alive()
+    attend(*qkv(batch=1, heads=1, length=30).detach(), sight=Sight(window=4), backend="sdpa")
+    assert masks_alive() == kept
+
+
+def literal_row(q, k, v, window, sink):
+    """The last query's output."""
+    seen = [j for j in range(len(q)) if len(q) - 1 - j < window or j < sink]
+    return (k[seen] @ q[-1] / math.sqrt(q.shape[-1])).softmax(0) @ v[seen]
 
 
 def on_cuda():
