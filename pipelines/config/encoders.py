@@ -82,7 +82,7 @@ class TimestepSettings(ModelSettings):
     hidden: Widths = Field(default=(512, 512), description="widths of the hidden layers (flat inputs)")
     output: Positive = Field(default=256, description="size of the vector")
     symlog: bool = Field(default=True, description="compress flat inputs by sign(x) log(1 + |x|)")
-    normalize: bool = Field(default=True, description="standardise flat inputs by running statistics")
+    normalize: bool = Field(default=True, description="standardise flat inputs by running statistics, within +-10")
     normalize_rate: Probability = Field(default=1e-4, description="step of the running statistics")
     hide_reward: bool = Field(default=False, description="do not show the previous reward (ablation)")
     hide_action: bool = Field(default=False, description="do not show the previous action (ablation)")

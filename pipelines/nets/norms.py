@@ -19,19 +19,21 @@ def symexp(x: Tensor) -> Tensor:
 class RunningNorm(nn.Module):
     """Standardises features by running moments. Only `update` changes them: `forward` is a pure function.
 
-    The moments are exponential averages of step `rate`, corrected for their start at zero, so that the first update
-    sets them to the first batch's. Features whose deviation is not above `threshold` pass unchanged; the result is
-    clamped to +- `clamp`.
+    (x - mean) / max(sigma, `least_sigma`), clamped to +- `clamp`. The moments are exponential averages of step `rate`,
+    corrected for their start, so that the first update sets them to the first batch's; before it inputs pass unchanged.
+
+    AMAGO divides by sigma only where it exceeds .01 and clamps at 1e4: as sigma crosses .01 a feature grows by 100x
+    from one update to the next, and an outlier can reach the network a thousand times as large as any other input.
     """
 
-    threshold = 0.01
-    clamp = 1e4
+    least_sigma = 0.01
+    clamp = 10.0
 
     def __init__(self, features: int, rate: float) -> None:
         super().__init__()
         self.rate = rate
         self.register_buffer("mean", torch.zeros(features))
-        self.register_buffer("square", torch.zeros(features))
+        self.register_buffer("square", torch.ones(features))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.mean: Tensor
         self.square: Tensor
@@ -46,8 +48,5 @@ class RunningNorm(nn.Module):
         self.square.lerp_(x_NF.square().mean(0), step)
 
     def forward(self, x: Tensor) -> Tensor:
-        sigma = (self.square - self.mean.square()).clamp_min(0).sqrt()
-        varies = sigma > self.threshold
-        shift = torch.where(varies, self.mean, 0.0)
-        scale = torch.where(varies, sigma, 1.0).reciprocal()
-        return ((x - shift) * scale).clamp(-self.clamp, self.clamp)
+        sigma = (self.square - self.mean.square()).clamp_min(self.least_sigma**2).sqrt()
+        return ((x - self.mean) / sigma).clamp(-self.clamp, self.clamp)

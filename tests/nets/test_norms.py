@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -13,8 +15,27 @@ def test_first_update_sets_the_moments_to_the_batch():
     norm = RunningNorm(2, rate=1e-4)
     norm.update(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
     torch.testing.assert_close(norm.mean, torch.tensor([2.0, 5.0]))
-    out = norm(torch.tensor([[3.0, 7.0]]))
-    torch.testing.assert_close(out, torch.tensor([[1.0, 7.0]]))  # the second never varied: it passes unchanged
+    out = norm(torch.tensor([[3.0, 5.02], [2.5, 5.0]]))
+    torch.testing.assert_close(out, torch.tensor([[1.0, 2.0], [0.5, 0.0]]), atol=1e-3, rtol=0)  # by 1, and by .01
+
+
+def test_inputs_pass_unchanged_before_the_first_update():
+    norm = RunningNorm(3, rate=1e-4)
+    x = torch.tensor([[-3.0, 0.0, 0.5]])
+    assert torch.equal(norm(x), x)
+
+
+def test_a_feature_is_continuous_in_its_deviation():
+    """Two rows at mean 1, a deviation apart: what a fixed input becomes as the deviation passes .01."""
+    x = torch.tensor([[1.02]])
+    seen = []
+    for sigma in torch.logspace(-4, 0, 200).tolist():
+        norm = RunningNorm(1, rate=1e-4)
+        norm.update(torch.tensor([[1 - sigma], [1 + sigma]]))
+        seen.append(norm(x).item())
+    assert max(abs(a - b) for a, b in pairwise(seen)) < 0.15
+    assert seen[0] == pytest.approx(2.0, abs=0.01)
+    assert seen[-1] == pytest.approx(0.02, abs=0.01)
 
 
 def test_second_update_averages_with_the_first():
@@ -30,5 +51,5 @@ def test_forward_is_pure_and_clamped():
     norm = RunningNorm(1, rate=0.1)
     norm.update(torch.tensor([[-0.02], [0.02]]))
     before = norm.state_dict()["mean"].clone()
-    assert norm(torch.tensor([[1e9]])).item() == 1e4
+    assert norm(torch.tensor([[1e9], [-1e9], [0.05]])).flatten().tolist() == [10.0, -10.0, pytest.approx(2.5)]
     assert torch.equal(norm.mean, before)
