@@ -28,6 +28,7 @@ Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Widths = tuple[Positive, ...]
 Route = Literal["image", "tokens", "flat", "hidden"]
+Activation = Literal["leaky-relu", "relu", "gelu", "silu", "mish"]
 
 
 class ModelSettings(BaseModel):
@@ -81,6 +82,7 @@ class TimestepSettings(ModelSettings):
     )
     hidden: Widths = Field(default=(512, 512), description="widths of the hidden layers (flat inputs)")
     output: Positive = Field(default=256, description="size of the vector")
+    activation: Activation = Field(default="leaky-relu", description="after hidden layers and convolutions")
     symlog: bool = Field(default=True, description="compress flat inputs by sign(x) log(1 + |x|)")
     normalize: bool = Field(default=True, description="standardise flat inputs by running statistics, within +-10")
     normalize_rate: Probability = Field(default=1e-4, description="step of the running statistics")
@@ -113,6 +115,7 @@ class TransformerSettings(ModelSettings):
     dropout: Probability = Field(
         default=0.05, description="on the embedding and on the feed-forward output, while training"
     )
+    activation: Activation = Field(default="leaky-relu", description="inside the feed-forward part")
     norm: Literal["layer", "rms"] = Field(default="layer", description="LayerNorm or RMSNorm")
     normformer: bool = Field(default=True, description="two more norms: after attention, and inside the feed-forward")
     sigma_reparam: bool = Field(default=True, description="linears divided by their spectral norm, times a gain")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipelines.config.encoders import (
+    Activation,
     ModelSettings,
     Positive,
     Probability,
@@ -38,6 +39,7 @@ class ActorSettings(ModelSettings):
     """The policy head: one distribution per discount."""
 
     hidden: Widths = Field(default=(256, 256), description="widths of the hidden layers")
+    activation: Activation = Field(default="leaky-relu", description="after hidden layers")
     residual: bool = Field(
         default=False, description="hidden layers are inside of residual blocks, as wide as the first of them"
     )

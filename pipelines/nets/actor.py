@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipelines.config.encoders import Activation
 from pipelines.config.model import ActorSettings
 from pipelines.nets import init
 from pipelines.nets.linear import MLP
@@ -14,10 +15,10 @@ from pipelines.nets.linear import MLP
 class Block(nn.Module):
     """x + linear(act(linear(norm(x))))."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, activation: Activation) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.body = MLP(width, (inner,), width, gain=1.0)
+        self.body = MLP(width, (inner,), width, gain=1.0, activation=activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(self.norm(x))
@@ -32,11 +33,11 @@ class Actor(nn.Module):
         self.num_discounts, self.num_params = num_discounts, num_params
         outputs = num_discounts * num_params
         if not settings.residual:
-            self.net = MLP(input_size, settings.hidden, outputs, gain=init.POLICY_GAIN)
+            self.net = MLP(input_size, settings.hidden, outputs, gain=init.POLICY_GAIN, activation=settings.activation)
             return
         width = settings.hidden[0]
         self.net = MLP(width, (), outputs, gain=init.POLICY_GAIN)
-        blocks = (Block(width, inner) for inner in settings.hidden)
+        blocks = (Block(width, inner, settings.activation) for inner in settings.hidden)
         self.net.hidden = nn.Sequential(init.linear(input_size, width, gain=1.0), *blocks, nn.LayerNorm(width))
 
     def forward(self, h: Tensor) -> Tensor:

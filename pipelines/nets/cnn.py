@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.config.encoders import ImageSettings
+from pipelines.config.encoders import Activation, ImageSettings
 from pipelines.errors import UsageError
 from pipelines.nets import init
+from pipelines.nets.activation import activation as make_activation
 
 NATURE_PIXELS = 36  # the least side that the strided kernels can take
 # (channels, kernel, stride) of each layer; Nature: Mnih et al. 2015, "Methods"
@@ -36,11 +37,11 @@ def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1, pad
 class Residual(nn.Module):
     """x + convolution(act(norm(.))) twice."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, activation: Activation) -> None:
         super().__init__()
         self.body = nn.Sequential()
         for _ in range(2):
-            self.body.extend((nn.GroupNorm(channels // GROUP, channels), nn.LeakyReLU()))
+            self.body.extend((nn.GroupNorm(channels // GROUP, channels), make_activation(activation)))
             self.body.append(_convolution(channels, channels, 3, padding=1))
 
     def forward(self, x_NCXY: Tensor) -> Tensor:
@@ -51,7 +52,9 @@ class ImageEncoder(nn.Module):
     """Image (..., X, Y, C) -> (..., features). Images with channels first (C < X, C < Y) are taken as such; uint8 is
     divided by 255, other numbers are taken as they are."""
 
-    def __init__(self, shape: tuple[int, int, int], settings: ImageSettings) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], settings: ImageSettings, activation: Activation = "leaky-relu"
+    ) -> None:
         super().__init__()
         self.channels_first = channels_first(shape)
         channels, height, width = shape if self.channels_first else (shape[2], shape[0], shape[1])
@@ -68,14 +71,14 @@ class ImageEncoder(nn.Module):
         if kind == "impala":
             for outputs in IMPALA:
                 layers += [_convolution(channels, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
-                layers += [Residual(outputs), Residual(outputs)]
+                layers += [Residual(outputs, activation), Residual(outputs, activation)]
                 height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
-            layers += [nn.GroupNorm(channels // GROUP, channels), nn.LeakyReLU()]
+            layers += [nn.GroupNorm(channels // GROUP, channels), make_activation(activation)]
         else:
             for outputs, kernel, stride in NATURE if kind == "nature" else GRID:
                 padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
                 layers += [_convolution(channels, outputs, kernel, stride=stride, padding=padding)]
-                layers += [nn.LeakyReLU(inplace=True)]
+                layers += [make_activation(activation, inplace=True)]
                 height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
                 channels = outputs
         self.convolutions = nn.Sequential(*layers)

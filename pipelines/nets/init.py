@@ -1,7 +1,7 @@
 """Every weight initialisation of the networks, in one place. All draw from torch's global generator: `Agent` seeds a
 forked one.
 
-hidden    orthogonal, gain sqrt(2) (leaky ReLU follows); biases zero
+hidden    orthogonal, gain sqrt(2) (a rectifier or the like follows); biases zero
 output    orthogonal, small gain: .01 for policies (near uniform at first), .1 for values
 positions normal, std sqrt(1/2), the RMS of the sinusoid; the tokens they are added to have an RMS of about 1
 stream    truncated normal, std .02, cut at two std: linears of the Transformer, whose scale is a learned gain anyway
@@ -19,7 +19,7 @@ VALUE_GAIN = 0.1
 
 
 def hidden_(weight: Tensor) -> Tensor:
-    """Fill `weight` (out, in, ...) for a layer followed by leaky ReLU."""
+    """Fill `weight` (out, in, ...) for a layer followed by an activation."""
     return nn.init.orthogonal_(weight, gain=math.sqrt(2))
 
 

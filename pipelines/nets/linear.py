@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipelines.config.encoders import Activation
 from pipelines.nets import init
+from pipelines.nets.activation import activation as make_activation
 
 
 class SigmaLinear(nn.Module):
@@ -51,16 +53,19 @@ class SigmaLinear(nn.Module):
 
 
 class MLP(nn.Module):
-    """Hidden linears with leaky ReLU, then an output linear (`gain` None: initialised as a hidden one).
+    """Hidden linears with activations, then an output linear (`gain` None: initialised as a hidden one).
 
     Nothing is done in place: the output of a linear on (B, T, ...) is a view, and autograd copies views that change.
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, *, gain: float | None = None) -> None:
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], outputs: int, *,
+        gain: float | None = None, activation: Activation = "leaky-relu",
+    ) -> None:  # fmt: skip
         super().__init__()
         self.hidden = nn.Sequential()
         for width in hidden:
-            self.hidden.extend((init.linear(inputs, width), nn.LeakyReLU()))
+            self.hidden.extend((init.linear(inputs, width), make_activation(activation)))
             inputs = width
         self.last = init.linear(inputs, outputs, gain=gain)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipelines.nets.activation import ACTIVATIONS
 from pipelines.nets.sequence import SequenceEncoder
 
 WINDOWS, TOKENS = 4, 256  # looked at, at most
@@ -47,7 +48,8 @@ def _activations(module: nn.Module) -> Iterator[list[Tensor]]:
     def keep(_: nn.Module, __: Any, output: Tensor) -> None:
         found.append(output)
 
-    hooks = [part.register_forward_hook(keep) for part in module.modules() if isinstance(part, nn.LeakyReLU)]
+    kinds = tuple(ACTIVATIONS.values())
+    hooks = [part.register_forward_hook(keep) for part in module.modules() if isinstance(part, kinds)]
     try:
         yield found
     finally:

@@ -65,7 +65,7 @@ class QuickStep:
             mixed = torch.bmm(scores.softmax(-1), values).view(n, -1)
             x_ND = x_ND + _normed(_linear(mixed, layer.merge), layer.after_attention)
             inner = _linear(_normed(x_ND, layer.before_ff), layer.expand)
-            inner = _normed(F.leaky_relu(inner, layer.slope, inplace=True), layer.inside_ff)
+            inner = _normed(layer.activation(inner), layer.inside_ff)
             x_ND = x_ND + _linear(inner, layer.contract)
         return transformer.norm(x_ND)
 
@@ -87,7 +87,7 @@ class _Layer:
         self.expand, self.contract = _affine(block.expand), _affine(block.contract)
         self.before_attention, self.after_attention = _norm(block.before_attention), _norm(block.after_attention)
         self.before_ff, self.inside_ff = _norm(block.before_ff), _norm(block.inside_ff)
-        self.slope = block.activation.negative_slope
+        self.activation = block.activation
 
 
 def _affine(layer: nn.Module) -> Affine:

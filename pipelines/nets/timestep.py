@@ -17,6 +17,7 @@ from pipelines.config.encoders import TIMESTEP_ENCODERS, Route, TimestepSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.nets import init
+from pipelines.nets.activation import activation
 from pipelines.nets.cnn import ImageEncoder, channels_first, require_image, shifted
 from pipelines.nets.features import features
 from pipelines.nets.linear import MLP
@@ -56,12 +57,15 @@ class TimestepEncoder(nn.Module):
         self.norm = RunningNorm(size, settings.normalize_rate) if settings.normalize else None
         extra = settings.tokens.hidden * len(self.sequences)
         if self.images:
-            self.image_encoders = nn.ModuleList(ImageEncoder(s, settings.image) for s in self.images.values())
+            self.image_encoders = nn.ModuleList(
+                ImageEncoder(shape, settings.image, settings.activation) for shape in self.images.values()
+            )
+            self.activation = activation(settings.activation)
             self.extras = init.linear(size, settings.image.extras)
             width = settings.image.features * len(self.images) + settings.image.extras + extra
             self.body: nn.Module = init.linear(width, settings.output, gain=1.0)
         else:
-            self.body = MLP(size + extra, settings.hidden, settings.output)
+            self.body = MLP(size + extra, settings.hidden, settings.output, activation=settings.activation)
         self.token_encoders = nn.ModuleList(
             TokenEncoder(_vocabulary(space, settings.tokens.vocabulary), settings.tokens)
             for space in self.sequences.values()
@@ -86,7 +90,7 @@ class TimestepEncoder(nn.Module):
             for name, encoder in zip(self.images, self.image_encoders, strict=True)
         ]
         merged = torch.cat((*parts, *texts, self.extras(flat)), -1)
-        return self.out(self.body(nn.functional.leaky_relu(merged)))
+        return self.out(self.body(self.activation(merged)))
 
     def augment(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Columns (B, T, ...) as they are to be learned from: with images shifted, if so wanted."""

@@ -1,5 +1,5 @@
 """Causal Transformer: pre-norm with the two extra norms and the head scale of NormFormer (Shleifer et al. 2021,
-arXiv 2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each of them can be left out.
+arXiv 2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each can be left out or replaced.
 
 B batch, N actors, T time, D width, H heads, Dh head size. The residual stream has the parameters' precision also under
 autocast.
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from pipelines.config.encoders import TransformerSettings
 from pipelines.nets import init
+from pipelines.nets.activation import activation
 from pipelines.nets.attention import Sight, attend, attend_cached, dense, weights
 from pipelines.nets.cache import KVCache
 from pipelines.nets.linear import SigmaLinear
@@ -42,7 +43,7 @@ class Block(nn.Module):
         linear = SigmaLinear if settings.sigma_reparam else init.stream_linear
         self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
         self.expand, self.contract = linear(width, inner), linear(inner, width)
-        self.activation = nn.LeakyReLU()
+        self.activation = activation(settings.activation)
         self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
 
     def forward(self, x_BTD: Tensor, attention: Attention, dropout: bool = False) -> Tensor:

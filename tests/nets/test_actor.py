@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 from torch.nn import functional as F
 
+from pipelines.config.encoders import Activation
 from pipelines.config.model import ActorSettings
 from pipelines.learning.acting import AgentPolicy
 from pipelines.nets.actor import Actor
 from tests.learning.factories import agent, batch
+
+FUNCTIONS: dict[Activation, Callable[..., torch.Tensor]] = {
+    "leaky-relu": F.leaky_relu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "mish": F.mish,
+}
 
 
 def test_residual_blocks_add_to_what_goes_in() -> None:
@@ -44,6 +55,24 @@ def test_an_agent_with_residual_blocks_learns_and_acts(action: str) -> None:
     zero = np.zeros((2, *owner.spaces.action.shape), owner.spaces.action.dtype)
     chosen = policy.act({"obs": np.ones((2, 3), np.float32)}, zero, np.zeros(2, np.float32), np.zeros(2, np.int64))
     assert chosen.shape == zero.shape
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS.items())
+def test_the_policy_has_the_activation_of_its_settings(
+    name: Activation, function: Callable[..., torch.Tensor], residual: bool
+) -> None:
+    torch.manual_seed(0)
+    actor, x = Actor(5, 2, 3, ActorSettings(hidden=(6, 6), residual=residual, activation=name)), torch.randn(7, 5)
+    net = actor.net
+    h = net.hidden[0](x)
+    if residual:
+        for block in list(net.hidden)[1:-1]:
+            h = h + block.body.last(function(block.body.hidden[0](block.norm(h))))
+        h = net.hidden[-1](h)
+    else:
+        h = function(net.hidden[2](function(h)))
+    torch.testing.assert_close(actor(x), net.last(h).view(7, 2, 3))
 
 
 def test_residual_blocks_need_a_hidden_layer() -> None:

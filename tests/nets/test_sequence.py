@@ -25,6 +25,7 @@ CASES = {
     "transformer-banded": TRANSFORMER | {"window": 3, "sink": 1, "attention": "banded"},
     "transformer-clip": TRANSFORMER | {"logit_clip": 0.5, "position": "rope", "window": 6},
     "transformer-plain": TRANSFORMER | {"normformer": False, "sigma_reparam": False, "head_scale": False},
+    "transformer-silu": TRANSFORMER | {"activation": "silu"},
     "transformer-rms": TRANSFORMER | {"norm": "rms"},
     "gru": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10},
     "mingru": {"kind": "mingru", "d_model": 12, "num_layers": 2},

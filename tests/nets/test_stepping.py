@@ -17,6 +17,7 @@ VARIANTS = [
     {"normformer": False},
     {"sigma_reparam": False},
     {"head_scale": False},
+    {"activation": "gelu"},
     {"position": "rope"},
     {"position": "learned"},
     {"window": 3, "sink": 1},

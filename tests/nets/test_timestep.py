@@ -43,6 +43,23 @@ def test_mixed_columns_are_routed_by_their_space():
         assert not torch.allclose(net(changed, *rest), out), name
 
 
+def test_the_activation_of_the_settings_is_that_of_every_layer():
+    settings = SMALL.model_copy(update={"activation": "gelu", "hidden": (8, 8)})
+    flat = encoder({"obs": Box(shape=(2,))}, settings=settings)
+    inputs = {"obs": torch.randn(3, 2)}, torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.zeros(3)
+    first, _, second, _ = flat.body.hidden
+    x = torch.nn.functional.gelu(first(flat.flat_inputs(*inputs)))
+    torch.testing.assert_close(flat(*inputs), flat.out(flat.body.last(torch.nn.functional.gelu(second(x)))))
+    for kind in ("nature", "impala", "grid"):
+        image = encoder(
+            {"obs": Box(shape=(36, 36, 3), dtype="uint8")},
+            settings=settings.model_copy(update={"image": ImageSettings(kind=kind)}),
+        )
+        kinds = {type(part) for part in image.modules()}
+        assert torch.nn.GELU in kinds
+        assert torch.nn.LeakyReLU not in kinds
+
+
 def test_there_is_no_previous_action_at_time_zero():
     net = encoder({"obs": Box(shape=(2,))})
     obs = {"obs": torch.ones(2, 2)}
