@@ -115,6 +115,8 @@ class TransformerSettings(ModelSettings):
     dropout: Probability = Field(
         default=0.05, description="on the embedding and on the feed-forward output, while training"
     )
+    dropout_attention: Probability = Field(default=0.0, description="on attention weights, while training")
+    dropout_qkv: Probability = Field(default=0.0, description="on queries, keys and values, while training")
     activation: Activation = Field(default="leaky-relu", description="inside the feed-forward part")
     norm: Literal["layer", "rms"] = Field(default="layer", description="LayerNorm or RMSNorm")
     normformer: bool = Field(default=True, description="two more norms: after attention, and inside the feed-forward")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,16 +27,17 @@ from pipelines.nets.packing import Packing
 @dataclass(frozen=True)
 class Sight:
     """What a query sees beside causality: `window` tokens, itself included (None: all), and the first `sink` tokens
-    of the context. Scores s become cap tanh(s / cap), unless None."""
+    of the context. Scores s become cap tanh(s / cap), unless None. `dropout`: share of attention weights set to 0."""
 
     window: int | None = None
     sink: int = 0
     cap: float | None = None
+    dropout: float = 0.0
 
     def within(self, length: int) -> Sight:
         """The same, for contexts of `length` tokens: what changes nothing is left out."""
         if self.window is None or self.window + self.sink >= length:
-            return Sight(cap=self.cap)
+            return replace(self, window=None, sink=0)
         return self
 
 
@@ -84,11 +85,11 @@ def _documents(sight: Sight, packing: Packing) -> Tensor:
 
 def dense(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None = None) -> Tensor:
     """Attention as it is written on paper."""
-    return weights(q_BHTD, k_BHTD, sight, packing).to(v_BHTD.dtype) @ v_BHTD
+    return F.dropout(weights(q_BHTD, k_BHTD, sight, packing).to(v_BHTD.dtype), sight.dropout) @ v_BHTD
 
 
 def weights(q_BHTD: Tensor, k_BHTD: Tensor, sight: Sight, packing: Packing | None = None) -> Tensor:
-    """Attention weights (B, H, T, T), float32 or better."""
+    """Attention weights (B, H, T, T) before dropout, float32 or better."""
     scores = _wide(q_BHTD @ k_BHTD.transpose(-1, -2)) / math.sqrt(q_BHTD.shape[-1])
     seen = mask(q_BHTD.shape[2], sight, packing, q_BHTD.device)
     return _capped(scores, sight.cap).masked_fill(~seen, -math.inf).softmax(-1)
@@ -105,9 +106,9 @@ def _capped(scores: Tensor, cap: float | None) -> Tensor:
 def sdpa(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
     """torch's fused attention: memory linear in T where no window and no packing forces a mask."""
     if sight.window is None and packing is None:
-        return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
+        return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=sight.dropout, is_causal=True)
     seen = mask(q_BHTD.shape[2], sight, packing, q_BHTD.device)
-    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=seen)
+    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=seen, dropout_p=sight.dropout)
 
 
 def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
@@ -130,7 +131,7 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing
     seen = _keeping(_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, around(k), around(v)))  # (B blocks, H, ., Dh)
     seen = seen.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=sight.dropout)
     out = out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
     return out[:, :, :length]
 
@@ -151,7 +152,7 @@ def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing:
     from flash_attn import flash_attn_func, flash_attn_varlen_func
 
     left = -1 if sight.window is None else sight.window - 1
-    options = {"causal": True, "window_size": (left, 0), "softcap": sight.cap or 0.0}
+    options = {"causal": True, "window_size": (left, 0), "softcap": sight.cap or 0.0, "dropout_p": sight.dropout}
     if packing is None:
         out = flash_attn_func(*(x.transpose(1, 2) for x in (q_BHTD, k_BHTD, v_BHTD)), **options)
         return out.transpose(1, 2)
@@ -213,6 +214,8 @@ def obstacle(name: str, device: torch.device, dtype: torch.dtype, sight: Sight, 
         return "knows no sink"
     if name in ("sdpa", "banded", "varlen") and sight.cap is not None:
         return "knows no logit clip"
+    if name in ("flex", "varlen") and sight.dropout:
+        return "knows no dropout"
     if name == "varlen" and not packed:
         return "is for packed rows"
     if name == "banded" and packed:

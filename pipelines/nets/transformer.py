@@ -8,6 +8,7 @@ autocast.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Block(nn.Module):
         super().__init__()
         width, inner = settings.d_model, settings.d_ff
         self.num_heads = settings.num_heads
-        self.dropout = settings.dropout
+        self.dropout, self.dropout_qkv = settings.dropout, settings.dropout_qkv
         norm = nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
         extra = norm if settings.normformer else nn.Identity
         self.before_attention, self.after_attention = norm(width), extra(width)
@@ -48,12 +49,13 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, attention: Attention, dropout: bool = False) -> Tensor:
         """`attention` takes q, k, v (B, H, T, Dh) and returns (B, H, T, Dh)."""
-        x_BTD = x_BTD + self._mix(x_BTD, attention)
+        x_BTD = x_BTD + self._mix(x_BTD, attention, dropout)
         return x_BTD + F.dropout(self._feed(x_BTD), self.dropout, dropout)
 
-    def _mix(self, x_BTD: Tensor, attention: Attention) -> Tensor:
+    def _mix(self, x_BTD: Tensor, attention: Attention, dropout: bool) -> Tensor:
         batch, length, width = x_BTD.shape
-        qkv = self.qkv(self.before_attention(x_BTD)).view(batch, length, 3, self.num_heads, -1)
+        qkv = F.dropout(self.qkv(self.before_attention(x_BTD)), self.dropout_qkv, dropout)
+        qkv = qkv.view(batch, length, 3, self.num_heads, -1)
         q_BHTD, k_BHTD, v_BHTD = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         mixed_BHTD = attention(q_BHTD, k_BHTD, v_BHTD)
         if self.head_scale is not None:
@@ -80,13 +82,14 @@ class Transformer(SequenceEncoder):
 
     @property
     def sight(self) -> Sight:
-        """What a query sees of the past, by the settings."""
+        """What a query sees of the past, by the settings; without dropout."""
         settings = self.settings
         return Sight(window=settings.window, sink=settings.sink, cap=settings.logit_clip)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         x_BTD = F.dropout(self._embed(x_BTD, time_BT), self.settings.dropout, self.training)
-        sight, backend = self.sight, self.settings.attention
+        backend = self.settings.attention
+        sight = replace(self.sight, dropout=self.settings.dropout_attention if self.training else 0.0)
 
         def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
             q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)

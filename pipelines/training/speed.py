@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from pipelines.config.encoders import TransformerSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.nets.attention import Sight, choose
 from pipelines.nets.precision import DTYPES
@@ -48,8 +50,7 @@ def described(sequence: nn.Module, settings: TrainSettings, device: torch.device
         dtype = DTYPES[settings.precision]
         if device.type == "cpu":
             dtype = torch.float32  # see attention.attend
-        length, wanted = settings.window + 1, sequence.settings.attention  # type: ignore[union-attr]
-        facts["attention"] = choose(
-            str(wanted), device, dtype, sight.within(length), length=length, packed=settings.packing
-        )
+        length, model = settings.window + 1, cast(TransformerSettings, sequence.settings)
+        sight = replace(sight.within(length), dropout=model.dropout_attention)
+        facts["attention"] = choose(model.attention, device, dtype, sight, length=length, packed=settings.packing)
     return facts

@@ -80,6 +80,24 @@ def usable(device, dtype=torch.float32):
                     yield pytest.param(name, sight, packed, id=f"{name}-{sight}-{'packed' if packed else 'padded'}")
 
 
+@pytest.mark.parametrize("backend", ["dense", "sdpa", "banded"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout_zeroes_single_weights_and_scales_the_others(backend, packed):
+    if packed and backend == "banded":
+        pytest.skip("is not for packed rows")
+    torch.manual_seed(0)
+    packing = Packing(LENGTHS, time=7) if packed else None
+    q, k, _ = qkv(batch=len(packing.document_RW) if packed else 40, heads=50, size=7).detach()
+    sight = Sight(window=3, sink=1, dropout=0.25)
+    expected = attention.weights(q, k, sight, packing)
+    values = torch.eye(7).expand(*q.shape[:2], -1, -1)  # what comes out are the weights
+    found = BACKENDS[backend](q, k, values, sight, packing)
+    kept = found != 0
+    torch.testing.assert_close(found[kept], expected[kept] / 0.75)
+    assert kept[expected > 0].float().mean().item() == pytest.approx(0.75, abs=0.03)
+    torch.testing.assert_close(BACKENDS[backend](q, k, values, Sight(window=3, sink=1), packing), expected)
+
+
 def masks_alive():
     """Elements of all boolean tensors there are."""
     gc.collect()
@@ -171,6 +189,7 @@ def test_the_choice_follows_what_can_be_used():
     assert choose("dense", CPU, torch.float32, Sight(), **long) == "dense"
     assert choose("flash", CPU, torch.bfloat16, Sight(), **long) == "sdpa"  # speed only
     assert "CUDA" in obstacle("flash", CPU, torch.bfloat16, Sight())
+    assert Sight(window=9, dropout=0.1).within(9) == Sight(dropout=0.1)
 
 
 def test_backends_of_cuda_are_chosen_where_they_are_installed(monkeypatch):
@@ -178,7 +197,9 @@ def test_backends_of_cuda_are_chosen_where_they_are_installed(monkeypatch):
     assert choose("auto", CUDA, torch.bfloat16, Sight(window=9), length=64, packed=True) == "flash"
     assert choose("auto", CUDA, torch.float32, Sight(), length=64) == "sdpa"
     assert choose("auto", CUDA, torch.bfloat16, Sight(window=9, sink=1), length=64) == "flex"
+    assert choose("flex", CUDA, torch.bfloat16, Sight(dropout=0.1), length=64) == "flash"
     monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: "away" if name == "flash" else None)
+    assert choose("auto", CUDA, torch.bfloat16, Sight(dropout=0.1), length=64, packed=True) == "sdpa"
     assert choose("auto", CUDA, torch.bfloat16, Sight(window=9), length=64, packed=True) == "varlen"
     assert choose("auto", CUDA, torch.bfloat16, Sight(), length=64) == "sdpa"
     assert choose("auto", CUDA, torch.float32, Sight(window=9), length=64) == "flex"

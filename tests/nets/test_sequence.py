@@ -25,6 +25,7 @@ CASES = {
     "transformer-banded": TRANSFORMER | {"window": 3, "sink": 1, "attention": "banded"},
     "transformer-clip": TRANSFORMER | {"logit_clip": 0.5, "position": "rope", "window": 6},
     "transformer-plain": TRANSFORMER | {"normformer": False, "sigma_reparam": False, "head_scale": False},
+    "transformer-dropout": TRANSFORMER | {"dropout_attention": 0.3, "dropout_qkv": 0.3},
     "transformer-silu": TRANSFORMER | {"activation": "silu"},
     "transformer-rms": TRANSFORMER | {"norm": "rms"},
     "gru": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10},
@@ -165,7 +166,7 @@ def test_windows_that_share_rows_are_as_windows_with_rows_of_their_own(case):
         torch.testing.assert_close(packed, padded, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["transformer", "transformer-sink", "gru", "mingru", "mamba"])
+@pytest.mark.parametrize("case", ["transformer", "transformer-dropout", "transformer-sink", "gru", "mingru", "mamba"])
 def test_computing_again_in_the_backward_changes_no_gradient(case):
     encoder, gradients = build(case).train(), []
     x, time = torch.randn(2, 40, INPUT), torch.arange(40).expand(2, -1)
@@ -176,6 +177,22 @@ def test_computing_again_in_the_backward_changes_no_gradient(case):
         gradients.append([parameter.grad for parameter in encoder.parameters()])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["dropout_attention", "dropout_qkv"])
+@torch.no_grad()
+def test_without_any_attention_only_biases_are_added(name):
+    settings = TypeAdapter(SequenceSettings).validate_python(TRANSFORMER | {"dropout": 0.0, name: 1.0})
+    encoder = sequence_encoder(INPUT, settings)
+    for parameter in encoder.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    x, time = torch.randn(2, 9, INPUT), torch.arange(9).expand(2, -1)
+    expected = encoder._embed(x, time)
+    for block in encoder.blocks:
+        expected = expected + block.after_attention(block.merge.bias)
+        expected = expected + block._feed(expected)
+    torch.testing.assert_close(encoder.train()(x, time), encoder.norm(expected))
+    assert not torch.allclose(encoder.eval()(x, time), encoder.norm(expected), atol=1e-3)
 
 
 @pytest.mark.parametrize("case", ["transformer", "transformer-learned", "transformer-rope"])
