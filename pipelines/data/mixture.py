@@ -90,6 +90,11 @@ class Mixture:
         tables = [part.view.table for part in self.parts]
         return max(int(table["length"][table["weight"] > 0].max(initial=0)) for table in tables)
 
+    @property
+    def collected_steps(self) -> int:
+        """Environment steps put into the lakes so far."""
+        return sum(part.view.collected_steps for part in self.parts)
+
     def refresh(self, update: int) -> int:
         """Take in what the lakes gained, moved and lost before `update`; returns the number of new trajectories."""
         added = sum(part.view.refresh() for part in self.parts)

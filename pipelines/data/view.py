@@ -101,6 +101,12 @@ class View:
         """Which of the lake's files has the trajectories of each segment of the follower, as numbers."""
         return self._file_of[: len(self._taken)]
 
+    @property
+    def collected_steps(self) -> int:
+        """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count."""
+        collected = self.table["base"] == self.table["segment"]
+        return int(self.table["length"][collected].sum()) + self.follower.hidden.expired_steps
+
     def uids(self) -> np.ndarray:
         """(num_trajectories,) "S16", in the table's order."""
         mine = [segment.uids for segment in self._taken if segment.schema_id == self.schema.id]

@@ -1,6 +1,8 @@
-"""Confidence intervals by the bootstrap: percentiles of the mean over episodes drawn with replacement."""
+"""Confidence intervals by the bootstrap: percentiles of a mean over values drawn with replacement."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -44,3 +46,33 @@ def bootstrap_ci_columns(
     tail = (1 - level) / 2
     lower, upper = np.quantile(means, [tail, 1 - tail], axis=0)
     return lower, upper
+
+
+def iqm(values: np.ndarray) -> float:
+    """Interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of `values`.
+
+    >>> iqm(np.array([0.0, 1.0, 2.0, 3.0, 100.0]))
+    2.0
+    """
+    cut = len(values) // 4
+    return float(np.sort(values)[cut : len(values) - cut].mean())
+
+
+def stratified_ci(
+    strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """(low, high) of the interquartile mean over all values of `strata` (e.g. runs by task), by the percentile
+    bootstrap with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
+
+    >>> stratified_ci([np.ones(3), np.ones(2)])
+    (1.0, 1.0)
+    """
+    if not strata or not all(len(values) for values in strata):
+        raise ValueError("a confidence interval needs at least one value in each stratum")
+    rng = np.random.default_rng(seed)
+    drawn = np.concatenate([rng.choice(values, size=(resamples, len(values))) for values in strata], axis=1)
+    cut = drawn.shape[1] // 4
+    means = np.sort(drawn, axis=1)[:, cut : drawn.shape[1] - cut].mean(axis=1)
+    tail = (1 - level) / 2
+    lower, upper = np.quantile(means, [tail, 1 - tail])
+    return float(lower), float(upper)

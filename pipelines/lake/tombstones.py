@@ -142,6 +142,8 @@ class Hidden:
         self._told: set[str] = set()
         self._stamps: dict[str, int | None] = {}
         self._read: set[str] = set()
+        self._steps: dict[str, int] = {}
+        self._merged: set[str] = set()
         self._quarantined: set[str] = set()
         self._touched: set[str] = set()
         self.whole: set[str] = set()
@@ -162,6 +164,11 @@ class Hidden:
             raise
         touched, self._touched = self._touched, set()
         return touched
+
+    @property
+    def expired_steps(self) -> int:
+        """Number of steps that have expired so far, over all collectors."""
+        return sum(steps for name, steps in self._steps.items() if name not in self._merged)
 
     def hides(self, id: str, file: str | None = None) -> bool:
         """Whether nothing of the segment is to be seen; `file`: the one that its trajectories lie in now."""
@@ -193,6 +200,8 @@ class Hidden:
                 self._listener(Notice(text=f"{error.message}; what it hid is seen again", level="warning"))
             return set()
         self._read.add(name)
+        self._steps[name] = sum(tombstone.steps.values())
+        self._merged.update(tombstone.merges)
         self.whole.update(tombstone.segments)
         for id, uids in tombstone.trajectories.items():
             raw = np.array([bytes.fromhex(uid) for uid in uids], dtype="S16")

@@ -95,7 +95,7 @@ def judge(
     settings: Settings, checkpoint: Checkpoint, listener: Listener = silent, *, tasks: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Play the episodes, of `tasks` if there are any; the report as plain data."""
-    wanted = settings.evaluate
+    wanted, began = settings.evaluate, time.process_time()
     actors = min(wanted.actors, wanted.episodes)
     use_threads(settings.train.threads)
     shared = workers(settings, actors=actors)
@@ -115,6 +115,7 @@ def judge(
         "known": baselines(env),
         "time": time.time(),
         "seconds": results.seconds,
+        "cpu_seconds": time.process_time() - began,
     }
 
 

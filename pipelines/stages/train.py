@@ -114,7 +114,7 @@ class Trainer:
         self._batches: Prefetch | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._learnt: dict[str, torch.Tensor] = {}
-        self._saved, self._looked, self._salvaged = -1, 0.0, 0.0
+        self._saved, self._looked, self._salvaged, self._env_steps = -1, 0.0, 0.0, 0
         if resume:
             self._continue(listener)
         for text in self.learner.notices:
@@ -161,6 +161,7 @@ class Trainer:
                 part.view.lake.salvage(listener=listener)
             self._salvaged = time.monotonic()
         self._mixture.refresh(self.learner.update)
+        self._env_steps = self._mixture.collected_steps
         self._looked = time.monotonic()
         return not self._mixture.is_empty
 
@@ -200,7 +201,7 @@ class Trainer:
                 figures = means(recent)
                 recent = []
                 rate = (learner.update - first) / (time.monotonic() - began)
-                figures |= {"updates_per_second": rate, "steps_seen": learner.steps_seen}
+                figures |= {"updates_per_second": rate, **self._counts()}
                 self.log.append("train", learner.update, figures)
             if learner.update % self.settings.train.checkpoint_every == 0 and learner.update < target:
                 self.save()
@@ -219,8 +220,14 @@ class Trainer:
             "updates": learner.update,
             "updates_done": learner.update - first,
             "updates_per_second": (learner.update - first) / seconds if learner.update > first else 0.0,
-            "steps_seen": learner.steps_seen,
+            **self._counts(),
         }
+
+    def _counts(self) -> dict[str, float]:
+        """Steps trained on, environment steps in the lakes, and how many of the former come on one of the latter."""
+        seen, collected = self.learner.steps_seen, self._env_steps
+        known = {"env_steps": collected, "replay_ratio": seen / collected} if collected else {}
+        return {"steps_seen": seen, **known}
 
     def save(self) -> None:
         """Write a checkpoint of this moment, unless there is one."""

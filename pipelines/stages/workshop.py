@@ -196,7 +196,8 @@ class Workshop:
         if "collect" in self._figures:
             figures["steps_per_second"] = self._figures["collect"]["steps_per_second"]
         trained = self._figures.get("train", {})
-        figures |= {key: trained[key] for key in ("loss", "updates_per_second", "steps_seen") if key in trained}
+        shown = ("loss", "updates_per_second", "steps_seen", "replay_ratio")
+        figures |= {key: trained[key] for key in shown if key in trained}
         if "ingest" in self._figures:
             figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:

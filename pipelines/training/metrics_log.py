@@ -13,7 +13,11 @@ from pipelines.config.json_files import read_objects
 
 
 class MetricsLog:
-    """Appends to the file at `path`. Each line has `update`, `stage`, `time` (seconds since the epoch) and figures."""
+    """Appends to the file at `path`.
+
+    Each line has `update`, `stage`, `time` (seconds since the epoch), `cpu_seconds` (of the writing process, all its
+    threads, since it started: a resumed run counts from 0 again) and figures.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +31,8 @@ class MetricsLog:
 
     def append(self, stage: str, update: int, figures: Mapping[str, Any]) -> None:
         """Add one line."""
-        entry = {"update": update, "stage": stage, "time": round(time.time(), 3), **figures}
+        now, cpu = round(time.time(), 3), round(time.process_time(), 3)
+        entry = {"update": update, "stage": stage, "time": now, "cpu_seconds": cpu, **figures}
         with explained(f"write '{self.path}'"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:

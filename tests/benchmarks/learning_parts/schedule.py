@@ -1,0 +1,105 @@
+"""Runs in processes of their own, a few at a time, each with one thread; results are appended as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.learning_parts import results
+from tests.benchmarks.learning_parts.machine import ROOT, commit, gemm_gflops, version
+
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+def missing(jobs: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:
+    """List the jobs whose result is not in the file yet."""
+    known = {results.key(row) for row in results.read(path)}
+    return [job for job in jobs if results.key(job) not in known]
+
+
+def run_all(jobs: Sequence[Mapping[str, Any]], path: Path, *, at_once: int) -> int:
+    """Run the jobs whose result is missing; returns how many failed."""
+    todo = missing(jobs, path)
+    print(f"{len(todo)} runs, {len(jobs) - len(todo)} of {len(jobs)} are in {path}", flush=True)
+    if not todo:
+        return 0
+    facts = {"gflops": gemm_gflops(), "version": version(), "commit": commit()}
+    failed = 0
+    with ThreadPoolExecutor(at_once) as pool:
+        running = {pool.submit(run_one, job): job for job in todo}
+        try:
+            for number, future in enumerate(as_completed(running), 1):
+                job, row = running[future], future.result()
+                name = f"[{number}/{len(todo)}] {job['task']} | {job['variant']} | seed {job['seed']}"
+                if "error" in row:
+                    failed += 1
+                    print(f"{name}: FAILED\n{row['error']}", flush=True)
+                    continue
+                public = {key: value for key, value in job.items() if not key.startswith("_")}
+                results.append(path, {**public, **row, **facts})
+                print(f"{name}: {_shown(row)}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failed
+
+
+def run_one(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a job to its end: its figures, CPU seconds of its whole process and its children, and wall seconds.
+
+    `_command` is what is run, `_input` what it reads; `error` has the end of what it said if it failed.
+    """
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
+    began = time.monotonic()
+    with subprocess.Popen(
+        job["_command"],
+        cwd=ROOT,
+        env=environment | job.get("_environment", {}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        try:
+            child.stdin.write(json.dumps(job["_input"]))
+            child.stdin.close()
+            with ThreadPoolExecutor(1) as reader:
+                said = reader.submit(child.stderr.read)
+                output = child.stdout.read()
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            if child.returncode is None:
+                child.kill()
+    if child.returncode:
+        return {"error": f"exit {child.returncode}: {said.result().strip()[-2000:]}"}
+    return {
+        **json.loads(output.splitlines()[-1]),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
+        "wall_seconds": round(time.monotonic() - began, 2),
+    }
+
+
+def amago_job(
+    task: Mapping[str, Any], settings: Mapping[str, Any], *, seed: int, points: int, limit: float
+) -> dict[str, Any]:
+    """Say how a run of this checkout is started."""
+    return {
+        "_command": [sys.executable, "-m", "tests.benchmarks.learning_parts.one"],
+        "_input": {"task": task, "settings": settings, "seed": seed, "points": points, "cpu_limit": limit},
+    }
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    score = " ".join(f"{value:.2f}" for value in row["per_attempt"]) or f"return {row['return_mean']:.3g}"
+    return f"{score}; {row['updates']} updates, {row['env_steps']} steps, {row['cpu_seconds']:.0f} CPU s"
