@@ -139,6 +139,7 @@ class TrainSettings(SettingsModel):
     """Actions per window; also the context length of the acting policy, in steps."""
     learning_rate: float = Field(1e-4, gt=0)
     weight_decay: float = Field(1e-3, ge=0)
+    """Of AdamW, on kernels alone: biases, gains, norms, positions and embeddings do not decay."""
     warmup_steps: int = Field(500, ge=0)
     """Updates over which the learning rate rises linearly."""
     decay_steps: int = Field(0, ge=0)

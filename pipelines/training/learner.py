@@ -55,7 +55,7 @@ class Learner:
         self.compiled = train.compile and not self.notices
         self.parameters = list(self.agent.trainable_parameters())
         self.parts = _parts(self.agent)
-        self.optimizer = make_optimizer(self.parameters, train)
+        self.optimizer = make_optimizer(self.agent, train)
         self.average: list[torch.Tensor] = []
         if train.average:
             self.average = [parameter.detach().clone() for parameter in self.parameters]

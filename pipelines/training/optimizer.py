@@ -1,19 +1,49 @@
-"""AdamW over the trainable parameters, with the global norm of their gradients clipped."""
+"""AdamW over the trainable parameters, with weight decay on kernels alone, and the schedule of its rate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import nn
 
 from pipelines.config.settings import TrainSettings
+from pipelines.nets.positions import LearnedTable
+
+_KERNELS = ("weight", "taps")  # how the networks name what multiplies activations
+_NOT_KERNELS = (nn.Embedding, LearnedTable, nn.LayerNorm, nn.RMSNorm)  # whose `weight` is a table, or a gain
 
 
-def make_optimizer(parameters: Iterable[torch.nn.Parameter], settings: TrainSettings) -> torch.optim.AdamW:
-    """Fused AdamW (Loshchilov & Hutter, 2019) at the settings' rate; the schedule scales it."""
-    return torch.optim.AdamW(
-        list(parameters), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-    )
+def make_optimizer(network: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
+    """Fused AdamW (Loshchilov & Hutter, 2019) at the settings' rate; the schedule scales it.
+
+    Kernels decay. Biases, gains, norms, positions and embeddings do not: zero is not a neutral value for them.
+    """
+    kernels = decayed(network)
+    parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in parameters.items() if name in kernels]},
+        {"params": [p for name, p in parameters.items() if name not in kernels], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+
+
+def decayed(network: nn.Module) -> set[str]:
+    """Names of the trainable parameters that weight decay shrinks: matrices and convolutions, by role.
+
+    The role is the parameter's own name (its list's name within a `ParameterList`), because shape does not tell: the
+    biases of an ensemble are (members, 1, outputs), and a table of positions is a matrix.
+    """
+    kernels = set()
+    for name, parameter in network.named_parameters():
+        path = name.split(".")
+        while path[-1].isdigit():
+            path.pop()
+        owner = network.get_submodule(".".join(path[:-1]))
+        is_kernel = any(word in path[-1] for word in _KERNELS) and not isinstance(owner, _NOT_KERNELS)
+        if parameter.requires_grad and parameter.dim() >= 2 and is_kernel:
+            kernels.add(name)
+    return kernels
 
 
 def learning_rate(update: int, settings: TrainSettings) -> float:

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.config.settings import TrainSettings
 from pipelines.data.batch import Batch
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.learner import Learner, resolve_device
-from pipelines.training.optimizer import learning_rate
 from tests.stages.recipes import tiny
 
 SPACES = Spaces(observation={"obs": Box(shape=(3,))}, action=Discrete(n=4))
@@ -33,13 +31,6 @@ def batch(rng: np.random.Generator, size: int = 4, steps: int = 5) -> Batch:
 def learner(**train: object) -> Learner:
     settings = tiny(train=train, agent={"sequence": {"dropout": 0.0}})
     return Learner(SPACES, settings.agent, settings.train, seed=3)
-
-
-def test_the_rate_warms_up_and_then_holds_or_decays() -> None:
-    hold = TrainSettings(learning_rate=1.0, warmup_steps=4)
-    assert [learning_rate(u, hold) for u in (0, 1, 3, 4, 1000)] == [0.25, 0.5, 1.0, 1.0, 1.0]
-    decay = TrainSettings(learning_rate=1.0, warmup_steps=0, decay_steps=100)
-    assert [round(learning_rate(u, decay), 4) for u in (0, 50, 100, 200)] == [1.0, 0.55, 0.1, 0.1]
 
 
 def test_micro_batches_add_up_to_the_batch() -> None:
