@@ -54,6 +54,7 @@ EXTENSIBLE = frozenset(
         "train.checkpoint_every",
         "train.keep_checkpoints",
         "train.log_every",
+        "train.max_skipped",
         "train.threads",
         "train.packing",
         "train.recompute",
@@ -148,6 +149,8 @@ class TrainSettings(SettingsModel):
     """Decay of a running mean of the weights, an update; evaluation and export act with the mean (0: with the last)."""
     grad_clip: float = Field(1.0, gt=0)
     """Global norm at which gradients are clipped."""
+    max_skipped: int = Field(10, ge=1)
+    """Updates in a row that may be skipped because their gradient is not finite; at that number training fails."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches per update; each has batch_size / accumulate windows."""
     lakes: tuple[str, ...] = ()

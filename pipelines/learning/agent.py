@@ -136,7 +136,8 @@ class Agent(nn.Module):
                 encoded = [self.encode(batch) for batch in batches]
             found = [self.targets(batch, h.detach(), generator) for batch, h in zip(batches, encoded, strict=True)]
             self._update_popart(torch.cat(found))
-            targets = [*found]
+            # NaN, so that no loss takes an infinite target for a large one: the update is to be skipped
+            targets = [torch.where(target_NG.isfinite(), target_NG, torch.nan) for target_NG in found]
             states = [*encoded] if single else states
             del encoded
         for batch, target_NG, h_BTD in zip(batches, targets, states, strict=True):

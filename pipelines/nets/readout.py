@@ -146,7 +146,7 @@ class TwoHot(Readout):
     def _neighbours(self, target_R: Tensor) -> tuple[Tensor, Tensor]:
         """The two bins about each target, and their shares (R, 2)."""
         place_R = ((symlog(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
-        below_R = place_R.floor().clamp_max(self.outputs - 2)
+        below_R = place_R.nan_to_num().floor().clamp_max(self.outputs - 2)  # NaN in the shares alone: no index is NaN
         share_R = place_R - below_R
         return torch.stack((below_R, below_R + 1), 1).long(), torch.stack((1 - share_R, share_R), 1)
 

@@ -119,13 +119,16 @@ class TimestepEncoder(nn.Module):
 
     @torch.no_grad()
     def update_statistics(self, tokens: Sequence[Tokens]) -> None:
-        """Take the real tokens of an update's micro-batches into the running statistics; once before the update."""
-        if self.norm is not None:
-            flat = [
-                self.flat_inputs(part.observation, part.action, part.reward, part.time)[part.real_rows]
-                for part in tokens
-            ]
-            self.norm.update(torch.cat(flat))
+        """Take the real tokens of an update's micro-batches into the running statistics, once before the update. A
+        token with a number that is not finite is left out: it would spoil them for good."""
+        if self.norm is None:
+            return
+        rows = []
+        for part in tokens:
+            flat = self.flat_inputs(part.observation, part.action, part.reward, part.time)
+            rows.append(flat[part.real_rows & flat.isfinite().all(-1)])
+        if any(map(len, rows)):
+            self.norm.update(torch.cat(rows))
 
 
 def timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> TimestepEncoder:

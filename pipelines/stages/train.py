@@ -207,7 +207,7 @@ class Trainer:
                 self.save()
             if self.settings.train.follow and time.monotonic() - self._looked >= self.settings.train.refresh_seconds:
                 batches.changing(lambda: self._look_again(listener))
-            shown = {"loss": figures["loss"]} if figures else {}
+            shown = {"loss": figures["loss"]} if "loss" in figures else {}
             try:
                 listener(Progress(stage="train", done=learner.update, total=target, unit="updates", metrics=shown))
             except Interrupted:
@@ -224,10 +224,10 @@ class Trainer:
         }
 
     def _counts(self) -> dict[str, float]:
-        """Steps trained on, environment steps in the lakes, and how many of the former come on one of the latter."""
+        """Steps trained on, environment steps in the lakes, their ratio, and updates skipped."""
         seen, collected = self.learner.steps_seen, self._env_steps
         known = {"env_steps": collected, "replay_ratio": seen / collected} if collected else {}
-        return {"steps_seen": seen, **known}
+        return {"steps_seen": seen, "skipped_updates": self.learner.skipped_updates, **known}
 
     def save(self) -> None:
         """Write a checkpoint of this moment, unless there is one."""

@@ -61,11 +61,15 @@ class Learner:
             self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.update = 0
         self.steps_seen = 0
+        self.skipped_updates = self.skipped_in_a_row = 0
 
     def step(self, draw: Callable[[int], Batch], learnt: Learnt | None = None) -> dict[str, torch.Tensor]:
-        """One update. Returns detached scalar metrics. StageFailed if the loss is not finite.
+        """One update. Returns detached scalar metrics.
 
-        Where windows have an importance, `learnt` is told the mean absolute TD errors (B,) of each batch.
+        An update whose gradient is not finite is counted and skipped: it moves neither weights nor optimiser nor
+        targets, has no metrics, and its batch is not reported. StageFailed after `max_skipped` of them in a row.
+
+        Where windows have an importance, `learnt` receives the mean absolute TD errors (B,) of each batch.
         """
         size, parts = self.settings.batch_size, self.settings.accumulate
         batches = [draw(size // parts) for _ in range(parts)]
@@ -78,21 +82,30 @@ class Learner:
             with autocast(self.device, self.settings.precision):
                 metrics |= inspect(self.agent.timestep, self.agent.sequence, tensors[0])
         norms = self._clip()
-        if not torch.isfinite(norms["grad_norm"]):
-            raise StageFailed(
-                f"the gradient is not finite at update {self.update}",
-                hint="lower train.learning_rate, or check the data with 'amago lake verify'",
-            )
-        self.optimizer.step()
+        is_finite = bool(torch.isfinite(norms["grad_norm"]))  # waits for the device, once an update
+        if is_finite:
+            self.optimizer.step()
+            self.agent.update_targets()
+            self._update_average()
         self.optimizer.zero_grad(set_to_none=True)
-        self.agent.update_targets()
-        self._update_average()
         self.update += 1
         self.steps_seen += sum(int((batch.lengths - 1).sum()) for batch in batches)
+        self._count_skipped(is_finite)
+        if not is_finite:
+            return {}
         if learnt is not None:
             for batch, error in zip(batches, errors, strict=False):
                 learnt(batch, error.cpu().numpy())
         return metrics | norms
+
+    def _count_skipped(self, is_finite: bool) -> None:
+        self.skipped_updates += not is_finite
+        self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row >= self.settings.max_skipped:
+            raise StageFailed(
+                f"the gradient was not finite in {self.skipped_in_a_row} updates in a row, up to update {self.update}",
+                hint="lower train.learning_rate, or check the data with 'amago lake verify'",
+            )
 
     def _clip(self) -> dict[str, torch.Tensor]:
         """Bound the global norm of the gradients; returns it as it was, and that of each part of the network."""
@@ -140,6 +153,8 @@ class Learner:
                 **record,
                 "update": self.update,
                 "steps_seen": self.steps_seen,
+                "skipped_updates": self.skipped_updates,
+                "skipped_in_a_row": self.skipped_in_a_row,
                 "spaces": self.spaces.to_json(),
                 "agent": self.agent_settings.model_dump(mode="json"),
                 "window": self.settings.window,
@@ -178,6 +193,8 @@ class Learner:
             self.notices.append(f"the run was on another kind of device; random numbers start anew on {self.device}")
         self.update = checkpoint.update
         self.steps_seen = int(checkpoint.record["steps_seen"])
+        self.skipped_updates = int(checkpoint.record["skipped_updates"])
+        self.skipped_in_a_row = int(checkpoint.record["skipped_in_a_row"])
         return dict(state.get("data", {}))
 
 

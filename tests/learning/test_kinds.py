@@ -246,6 +246,6 @@ def test_every_metric_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "learning.md").read_text()
     table = text[text.index("## Metrics") : text.index("## Speed")]
     documented = set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in re.findall(r"^\|.*$", table, re.M))))
-    learners = {name for name in documented if name.startswith(("grad_norm", "attention_", "dead_units"))}
+    learners = {name for name in documented if name.startswith(("grad_norm", "skipped_", "attention_", "dead_units"))}
     assert {name.partition("@")[0] for name in metrics} == documented - learners - {"metric"}
     assert {name for name in metrics if "@" in name} >= {"q@0.9", "td_error@0.9", "popart_sigma@0.9"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,8 +13,10 @@ import torch
 
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice, Progress
+from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
+from pipelines.learning.tensors import TensorBatch
 from pipelines.stages import collect, evaluate, train
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.metrics_log import MetricsLog
@@ -324,3 +327,31 @@ def test_windows_are_drawn_from_the_selected_by_their_weights(tmp_path: Path, la
     assert weights == pytest.approx(
         {str(uid).replace("-", ""): length / chosen * bool(kept) for uid, length, kept in rows}
     )
+
+
+class EverySecondIsNaN(torch.nn.Module):
+    """A loss of a user's own that breaks every second update."""
+
+    def __init__(self, spaces: Spaces, state_size: int) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, states: torch.Tensor, batch: TensorBatch, mask: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return states[:, 1:, 0] * (0.0 if self.calls % 2 else torch.nan)
+
+
+def test_the_log_counts_skipped_updates_and_means_are_of_the_others(tmp_path: Path, lake: Path) -> None:
+    settings = tiny(agent={"losses": [{"kind": "tests.stages.test_train:EverySecondIsNaN"}]})
+    result = train.run(settings, run=tmp_path / "run", lakes=[(lake, 1.0)])
+    lines = MetricsLog(tmp_path / "run" / "metrics.jsonl").read()
+    assert [line["skipped_updates"] for line in lines] == [1, 2, 3]
+    assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
+    assert result.metrics["skipped_updates"] == 3
+
+
+def test_a_log_line_of_skipped_updates_alone_has_no_loss(tmp_path: Path, lake: Path) -> None:
+    settings = tiny(agent={"losses": [{"kind": "tests.stages.test_train:EverySecondIsNaN"}]}, train={"log_every": 1})
+    train.run(settings, run=tmp_path / "run", lakes=[(lake, 1.0)])
+    lines = MetricsLog(tmp_path / "run" / "metrics.jsonl").read()
+    assert ["loss" in line for line in lines] == [True, False] * 3
