@@ -83,6 +83,7 @@ class Agent(nn.Module):
             LegalActions(settings.legal_actions, spaces)  # refuses a column that cannot say it
         self.target_heads: CriticHeads | None = None
         self.popart: PopArt | None = None
+        self.rescaled_too: list[CriticHeads] = []  # copies that others keep: PopArt preserves their outputs as well
         if isinstance(self.heads, CriticHeads):
             self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
             self.popart = PopArt(len(self.gammas), settings.popart)
@@ -246,8 +247,8 @@ class Agent(nn.Module):
         critics, popart = self._critics()
         assert self.target_heads is not None
         scale_G, shift_G = popart.update(targets_NG)
-        critics.rescale(scale_G, shift_G)
-        self.target_heads.rescale(scale_G, shift_G)
+        for each in (critics, self.target_heads, *self.rescaled_too):
+            each.rescale(scale_G, shift_G)
 
     def _critics(self) -> tuple[CriticHeads, PopArt]:
         assert isinstance(self.heads, CriticHeads)

@@ -6,6 +6,7 @@ ensemble draws) and torch's global generator (dropout), so that resuming continu
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
 from pipelines.learning.encoding import inspect
 from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.values import CriticHeads
 from pipelines.nets.precision import autocast
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training import speed
@@ -56,9 +58,7 @@ class Learner:
         self.parameters = list(self.agent.trainable_parameters())
         self.parts = _parts(self.agent)
         self.optimizer = make_optimizer(self.agent, train)
-        self.average: list[torch.Tensor] = []
-        if train.average:
-            self.average = [parameter.detach().clone() for parameter in self.parameters]
+        self.average = self._copied() if train.average else []
         self.update = 0
         self.steps_seen = 0
         self.skipped_updates = self.skipped_in_a_row = 0
@@ -116,6 +116,18 @@ class Learner:
         place = {part: [i for i, (name, _) in enumerate(named) if name == part] for part, _ in named}
         parts = {f"grad_norm_{part}": torch.linalg.vector_norm(norms[which]) for part, which in place.items()}
         return {"grad_norm": total, **parts}
+
+    def _copied(self) -> list[torch.Tensor]:
+        """Copies of the parameters; those of the heads follow PopArt, so that values of an average have true units."""
+        heads = copy.deepcopy(self.agent.heads).requires_grad_(False)
+        if isinstance(heads, CriticHeads):
+            self.agent.rescaled_too.append(heads)
+        of_heads = {f"heads.{name}": parameter for name, parameter in heads.named_parameters()}
+        return [
+            of_heads[name] if name in of_heads else parameter.detach().clone()
+            for name, parameter in self.agent.named_parameters()
+            if parameter.requires_grad
+        ]
 
     @torch.no_grad()
     def _update_average(self) -> None:

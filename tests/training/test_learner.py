@@ -62,27 +62,6 @@ def test_settings_that_cannot_work_are_refused() -> None:
         resolve_device(f"cuda:{torch.cuda.device_count()}")
 
 
-def test_the_average_is_a_running_mean_that_survives_a_checkpoint(tmp_path: Path) -> None:
-    data = batch(np.random.default_rng(0))
-    trained = learner(average=0.9)
-    expected = [parameter.detach().clone() for parameter in trained.parameters]
-    for update in range(12):
-        trained.step(lambda size: data)
-        decay = min(0.9, (1 + update) / (10 + update))
-        expected = [decay * e + (1 - decay) * p.detach() for e, p in zip(expected, trained.parameters, strict=True)]
-    for mean, value in zip(trained.average, expected, strict=True):
-        torch.testing.assert_close(mean, value, rtol=1e-5, atol=1e-6)
-    trained.save(tmp_path, {"env": {}})
-    checkpoint = checkpoints.load(tmp_path)
-    again = learner(average=0.9)
-    again.restore(checkpoint)
-    assert all(torch.equal(a, b) for a, b in zip(trained.average, again.average, strict=True))
-    name, parameter = next(iter(trained.agent.named_parameters()))
-    assert torch.equal(checkpoint.acting[name], trained.average[0])
-    assert torch.equal(checkpoint.weights[name], parameter)
-    assert not torch.equal(checkpoint.acting[name], checkpoint.weights[name])
-
-
 def test_a_run_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
     """Its generator's state is of another form; on the same kind it goes on to the bit."""
 
@@ -101,13 +80,6 @@ def test_a_run_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
     for a, b in zip(again.parameters, there.parameters, strict=True):
         assert torch.equal(a, b)
     assert torch.isfinite(again.step(lambda size: data)["loss"])
-
-
-def test_without_an_average_the_last_weights_act(tmp_path: Path) -> None:
-    trained = learner()
-    trained.save(tmp_path, {"env": {}})
-    checkpoint = checkpoints.load(tmp_path)
-    assert all(torch.equal(value, checkpoint.weights[name]) for name, value in checkpoint.acting.items())
 
 
 ENCODERS: dict[str, dict[str, object]] = {
