@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipelines.config.base import SettingsModel
@@ -138,6 +138,11 @@ class TrainSettings(SettingsModel):
     """Windows per update."""
     window: int = Field(128, ge=1)
     """Actions per window; also the context length of the acting policy, in steps."""
+    burn_in: int = Field(0, ge=0)
+    """First steps of a window that give the encoder a memory but do not count in the losses, unless the window begins
+    its trajectory; for recurrent encoders."""
+    loss_mask: str = ""
+    """Observation column that says which steps count in the losses: not those that observe 0 in it; empty: all do."""
     learning_rate: float = Field(1e-4, gt=0)
     weight_decay: float = Field(1e-3, ge=0)
     """Of AdamW, on kernels alone: biases, gains, norms, positions and embeddings do not decay."""
@@ -202,6 +207,12 @@ class TrainSettings(SettingsModel):
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
     threads: int = Field(0, ge=0)
     """CPU threads of the networks, learning or acting (0: all cores); small networks are fastest with 1."""
+
+    @model_validator(mode="after")
+    def _some_steps_count(self) -> TrainSettings:
+        if self.burn_in >= self.window:
+            raise ValueError(f"burn_in {self.burn_in} leaves no step of a window of {self.window} to learn from")
+        return self
 
 
 class EvaluateSettings(SettingsModel):

@@ -115,7 +115,9 @@ class WindowSampler:
         return Drawn(windows, self._derivation.derive(columns, rows, self._uids[chosen[windows]], copies))
 
     def prioritise(self, trajectory: np.ndarray, error: np.ndarray) -> None:
-        """Let the mean absolute TD errors (n,) of windows of the trajectories (n,) count in their priorities."""
+        """Let the mean absolute TD errors (n,) of windows of the trajectories (n,) count in their priorities. NaN: the
+        window has none."""
+        trajectory, error = trajectory[~np.isnan(error)], error[~np.isnan(error)]
         rows, which = np.unique(trajectory, return_inverse=True)
         mean = np.bincount(which, weights=error) / np.bincount(which) + LEAST
         table = self.view.table

@@ -1,8 +1,8 @@
 """An agent: one encoder trained by every loss, heads with target copies (arXiv 2310.09971, section 4; 2411.11188).
 
 One update serves all kinds of agents (`kinds`); they differ in their heads (`values`) and in the terms they weigh.
-B batch, T time, N real steps of a batch, D state width, C critics, M drawn ones, G discounts (the last one acts),
-K action samples, Z uniforms.
+B batch, T time, N steps that count (`TensorBatch.loss_mask`), D state width, C critics, M drawn ones, G discounts (the
+last one acts), K action samples, Z uniforms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Metrics = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The N real steps of a batch: states and policies with gradient, what was done, what may be (N, 1, choices)."""
+    """The N steps of a batch that count: states and policies with gradient, actions, legal choices (N, 1, choices)."""
 
     mask: Tensor
     h_ND: Tensor
@@ -128,7 +128,7 @@ class Agent(nn.Module):
         encoded twice (the first time without gradient), if targets are to be had from them.
         """
         self._update_statistics(batches)
-        steps = sum(int(batch.mask.sum()) for batch in batches)
+        counted = sum(int(batch.loss_mask.sum()) for batch in batches)
         single = len(batches) == 1
         states: list[Tensor | None] = [None] * len(batches)
         targets: list[Tensor | None] = [None] * len(batches)
@@ -136,14 +136,15 @@ class Agent(nn.Module):
             with torch.set_grad_enabled(single and torch.is_grad_enabled()):
                 encoded = [self.encode(batch) for batch in batches]
             found = [self.targets(batch, h.detach(), generator) for batch, h in zip(batches, encoded, strict=True)]
-            self._update_popart(torch.cat(found))
+            if counted:
+                self._update_popart(torch.cat(found))
             # NaN, so that no loss takes an infinite target for a large one: the update is to be skipped
             targets = [torch.where(target_NG.isfinite(), target_NG, torch.nan) for target_NG in found]
             states = [*encoded] if single else states
             del encoded
         for batch, target_NG, h_BTD in zip(batches, targets, states, strict=True):
             h_BTD = self.encode(batch) if h_BTD is None else h_BTD
-            yield self._loss(batch, h_BTD, target_NG, steps, generator)
+            yield self._loss(batch, h_BTD, target_NG, max(counted, 1), generator)
 
     def _loss(
         self, batch: TensorBatch, h_BTD: Tensor, target_NG: Tensor | None, steps: int, generator: torch.Generator | None
@@ -167,17 +168,17 @@ class Agent(nn.Module):
         return total, metrics
 
     def steps(self, batch: TensorBatch, h_BTD: Tensor) -> Steps:
-        """The real steps of `batch`, whose states are `h_BTD`."""
-        h_ND = h_BTD[:, :-1][batch.mask]
-        importance_N = None
+        """The steps of `batch` that count, whose states are `h_BTD`."""
+        mask, importance_N = batch.loss_mask, None
+        h_ND = h_BTD[:, :-1][mask]
         if batch.importance is not None:
-            importance_N = batch.importance[:, None].expand_as(batch.mask)[batch.mask]
+            importance_N = batch.importance[:, None].expand_as(mask)[mask]
         return Steps(
-            mask=batch.mask,
+            mask=mask,
             h_ND=h_ND,
-            action=batch.action[:, 1:][batch.mask],
+            action=batch.action[:, 1:][mask],
             params_NGP=self.heads.actor(h_ND),
-            legal=self._legal_rows(batch, slice(None, -1)),
+            legal=self._legal_rows(batch, slice(None, -1), mask),
             importance_N=importance_N,
         )
 
@@ -212,20 +213,21 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def targets(self, batch: TensorBatch, h_BTD: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """y of the real steps (N, G), in units of multiplied rewards, by the present statistics."""
+        """y of the steps that count (N, G), in units of multiplied rewards, by the present statistics. All valid steps
+        are summed and bootstrapped from."""
         critics, popart = self._critics()
         assert self.target_heads is not None
         next_h_ND = h_BTD[:, 1:][batch.mask]
         noise_NGKZ, drawn_MNG = self._draws(len(next_h_ND), self.kind.critic_samples, generator)
         params_NGP = (self.target_heads if self.settings.target_actor else critics).actor(next_h_ND)
-        legal = self._legal_rows(batch, slice(1, None))
+        legal = self._legal_rows(batch, slice(1, None), batch.mask)
         value_NG = self.target_heads.next_values(next_h_ND, params_NGP, legal, noise_NGKZ, drawn_MNG, self.reduction)
         value_BTG = value_NG.new_zeros(*batch.mask.shape, len(self.gammas))
         value_BTG[batch.mask] = popart.denormalize(value_NG) if critics.normalized else value_NG
         reward_BT = batch.reward[:, 1:] * self.settings.reward_multiplier
         return n_step_targets(
             reward_BT, batch.terminated, value_BTG, self.gamma_G, batch.mask, n=self.settings.num_steps
-        )[batch.mask]
+        )[batch.loss_mask]
 
     @torch.no_grad()
     def _imitation_weights(self, mask_BT: Tensor, judged: Judged, own: Own) -> Tensor:
@@ -265,18 +267,18 @@ class Agent(nn.Module):
         drawn_MNG = draw(noise[..., actions:].permute(2, 0, 1), self.settings.critic.subset)
         return noise[..., :actions].unflatten(-1, (samples, self.heads.noise_size)), drawn_MNG
 
-    def _legal_rows(self, batch: TensorBatch, rows: slice) -> Tensor | None:
-        """Legal choices at the real steps (N, 1, choices)."""
+    def _legal_rows(self, batch: TensorBatch, rows: slice, mask_BT: Tensor) -> Tensor | None:
+        """Legal choices at the steps of the mask (N, 1, choices)."""
         legal = self.legal(dict(batch.observation))
-        return None if legal is None else legal[:, rows][batch.mask][:, None]
+        return None if legal is None else legal[:, rows][mask_BT][:, None]
 
     @torch.no_grad()
     def _td_errors(self, batch: TensorBatch, verdict: Verdict, target_NG: Tensor) -> Tensor:
-        """Mean absolute TD error of each window (B,), of the acting discount, in reward units."""
+        """Mean absolute TD error of each window (B,), of the acting discount, in reward units; NaN without one."""
         value_CN = self.reward_units(verdict.judged.data_CNG)[..., -1]
-        error_BT = value_CN.new_zeros(batch.mask.shape)
-        error_BT[batch.mask] = (value_CN - target_NG[:, -1] / self.settings.reward_multiplier).abs().mean(0)
-        return error_BT.sum(1) / batch.mask.sum(1)
+        error_BT = value_CN.new_zeros(batch.loss_mask.shape)
+        error_BT[batch.loss_mask] = (value_CN - target_NG[:, -1] / self.settings.reward_multiplier).abs().mean(0)
+        return error_BT.sum(1) / batch.loss_mask.sum(1)
 
     def reward_units(self, value: Tensor) -> Tensor:
         """The critics' values (..., G) in the units of the environment's rewards."""
@@ -287,11 +289,10 @@ class Agent(nn.Module):
     @torch.no_grad()
     def _metrics(self, at: Steps, log_prob_NG: Tensor, steps: int, losses: Metrics) -> Metrics:
         """Sums over the micro-batch's steps divided by the update's, of the acting discount."""
-        share = len(at.h_ND) / steps
         acting = at.params_NGP[:, -1].detach(), None if at.legal is None else at.legal[:, -1]
         return {name: loss.detach() for name, loss in losses.items()} | {
-            "entropy": self.heads.policy.entropy(*acting).mean() * share,
-            "log_prob": log_prob_NG[:, -1].mean() * share,
+            "entropy": self.heads.policy.entropy(*acting).sum() / steps,
+            "log_prob": log_prob_NG[:, -1].sum() / steps,
         }
 
     @torch.no_grad()
@@ -301,12 +302,12 @@ class Agent(nn.Module):
         value_CNG, target_NG = self.reward_units(verdict.judged.data_CNG), target_NG / self.settings.reward_multiplier
         _, popart = self._critics()
         by_discount = {
-            "q": value_CNG.mean((0, 1)) * share,
-            "v": self.reward_units(verdict.own.all_CNG).mean((0, 1)) * share,
-            "target": target_NG.mean(0) * share,
-            "td_error": (value_CNG - target_NG).abs().mean((0, 1)) * share,
-            "ensemble_spread": (value_CNG.amax(0) - value_CNG.amin(0)).mean(0) * share,
-            "filter_acceptance": verdict.weight_NG.mean(0) * share,
+            "q": value_CNG.mean(0).sum(0) / steps,
+            "v": self.reward_units(verdict.own.all_CNG).mean(0).sum(0) / steps,
+            "target": target_NG.sum(0) / steps,
+            "td_error": (value_CNG - target_NG).abs().mean(0).sum(0) / steps,
+            "ensemble_spread": (value_CNG.amax(0) - value_CNG.amin(0)).sum(0) / steps,
+            "filter_acceptance": verdict.weight_NG.sum(0) / steps,
             "popart_mu": popart.mu_G * (share / self.settings.reward_multiplier),
             "popart_sigma": popart.sigma_G * (share / self.settings.reward_multiplier),
         }

@@ -7,8 +7,8 @@
         def __init__(self, spaces, state_size, *, hidden=64): ...
         def forward(self, states, batch, mask): ...
 
-`states` (B, T + 1, D) has gradient to the encoders; `batch` is a `TensorBatch`; `mask` (B, T) is true at real steps.
-What comes back, (B, T) or (B, T, ...), counts at real steps only: its mean over them, times the loss's weight.
+`states` (B, T + 1, D) has gradient to the encoders; `batch` is a `TensorBatch`; `mask` (B, T) is true at
+the steps that count. What comes back, (B, T) or (B, T, ...), counts there only: its mean, times the loss's weight.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ class ExtraLoss(nn.Module):
             self._options = {}
 
     def forward(self, states_BTD: Tensor, batch: TensorBatch) -> Tensor:
-        """Sum over real steps, each times its window's importance."""
-        loss = self._function(states_BTD, batch, batch.mask, **self._options)
-        if loss.shape[:2] != batch.mask.shape:
+        """Sum over the steps that count, each times its window's importance."""
+        mask = batch.loss_mask
+        loss = self._function(states_BTD, batch, mask, **self._options)
+        if loss.shape[:2] != mask.shape:
             raise UsageError(
                 f"loss '{self.settings.kind}' has shape {tuple(loss.shape)}, not one for each of "
-                f"{tuple(batch.mask.shape)} steps"
+                f"{tuple(mask.shape)} steps"
             )
         by_step = loss.flatten(2).mean(-1) if loss.dim() > 2 else loss
         if batch.importance is not None:
             by_step = by_step * batch.importance[:, None]
-        return torch.where(batch.mask, by_step, 0.0).sum()
+        return torch.where(mask, by_step, 0.0).sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ def inspect(agent: Agent, batch: TensorBatch, *, seed: int = 0) -> dict[str, np.
     """
     if agent.target_heads is None:
         raise UsageError(f"a {agent.settings.kind} agent has no values")
+    batch = replace(batch, loss_mask=batch.mask)
     training = agent.training
     agent.eval()
     try:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.errors import UsageError
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import Spaces
 
@@ -33,9 +34,9 @@ class Windows(Protocol):
 class TensorBatch:
     """Rows 0..T of windows; row t is the token at time `start + t`, row t + 1 what the step from t led to.
 
-    `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and `mask` T steps. The
-    loss of a window counts `importance` (B,) times; None: all alike. `last_time` is the greatest time index of a valid
-    row, known without asking the device.
+    `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `mask`:
+    valid steps; `loss_mask`: those of them that count in the losses. The loss of a window counts `importance` (B,)
+    times; None: all alike. `last_time` is the greatest time index of a valid row, known without asking the device.
     """
 
     observation: Mapping[str, Tensor]
@@ -44,26 +45,44 @@ class TensorBatch:
     time: Tensor
     terminated: Tensor
     mask: Tensor
+    loss_mask: Tensor
     real_rows: Tensor
     last_time: int
     importance: Tensor | None = None
 
     @classmethod
-    def from_numpy(cls, windows: Windows, spaces: Spaces, device: torch.device | str = "cpu") -> TensorBatch:
-        """Cut to the longest window of the batch (padding beyond it has no use) and moved to `device`."""
+    def from_numpy(
+        cls,
+        windows: Windows,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        *,
+        burn_in: int = 0,
+        loss_mask: str = "",
+    ) -> TensorBatch:
+        """Cut to the longest window of the batch (padding beyond it has no use) and moved to `device`.
+
+        Losses count every valid step but the first `burn_in` of a window that does not begin its trajectory, and those
+        that observe 0 in the column `loss_mask`, if one is named.
+        """
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
         columns = {name: _tensor(windows.columns[name][:, :rows], device) for name in _columns(spaces)}
         index = torch.arange(rows, device="cpu")
         real = index < torch.from_numpy(lengths)[:, None]
-        time = torch.from_numpy(np.asarray(windows.start, dtype=np.int64))[:, None] + index
+        start = torch.from_numpy(np.asarray(windows.start, dtype=np.int64))[:, None]
+        counted = real[:, 1:] & ((start == 0) | (index[:-1] >= burn_in))
+        if loss_mask:
+            shown = torch.from_numpy(np.ascontiguousarray(windows.columns[loss_mask][:, : rows - 1]))
+            counted &= shown.reshape(counted.shape) != 0
         return cls(
             observation={name: columns[name] for name in spaces.observation},
             action=columns[ACTION],
             reward=columns[REWARD].float(),
-            time=time.to(device),
+            time=(start + index).to(device),
             terminated=columns[TERMINATED][:, 1:].bool(),
             mask=real[:, 1:].to(device),
+            loss_mask=counted.to(device),
             real_rows=real.to(device),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             importance=None if windows.importance is None else _tensor(windows.importance, device).float(),
@@ -85,6 +104,16 @@ class TensorBatch:
             )
             for i in range(parts)
         ]
+
+
+def require_loss_mask(column: str, spaces: Spaces) -> None:
+    """UsageError unless `column` is an observation of one number, or empty."""
+    space = spaces.observation.get(column)
+    if column and (space is None or space.shape not in ((), (1,))):
+        raise UsageError(
+            f"train.loss_mask '{column}' is not an observation of one number",
+            hint=f"the observation has: {', '.join(spaces.observation)}",
+        )
 
 
 def _columns(spaces: Spaces) -> tuple[str, ...]:

@@ -183,7 +183,7 @@ class SampledHeads(CriticHeads):
         """Mean values of drawn choices (C, N, G): each that is drawn, and is not the one taken, judged once."""
         stored = self.policy.stored(own_NGKF)
         is_taken_NGK = self._is_taken(action, stored)
-        flat = stored.reshape(*own_NGKF.shape[:3], -1)
+        flat = _entries(stored)
         same_NGKK = (flat[:, :, :, None] == flat[:, :, None]).all(-1)
         is_first_NGK = ~same_NGKK.tril(-1).any(-1) & ~is_taken_NGK
         value_CNGK = self.critic(judged.shared, self._shown(own_NGKF), is_first_NGK)
@@ -194,8 +194,7 @@ class SampledHeads(CriticHeads):
     def _is_taken(self, action: Tensor, own: Tensor) -> Tensor:
         """Whether stored actions (N, G, K, ...) are those taken, (N, G, K). Where all are, the value must be that of
         the taken one to the bit: an advantage of nothing but rounding would pass the filter."""
-        taken = action.view(len(action), 1, 1, -1).to(own.dtype)
-        return (own.reshape(*own.shape[:3], -1) == taken).all(-1)
+        return (_entries(own) == _entries(action[:, None, None].to(own.dtype))).all(-1)
 
     def _samples(self, params_NGP: Tensor, legal: Tensor | None, noise_NGKZ: Tensor) -> Tensor:
         """Features (N, G, K, F)."""
@@ -213,6 +212,11 @@ def heads(state_size: int, space: Space, gammas: tuple[float, ...], settings: Ag
     if isinstance(space, Discrete) and kind.table and kind.critic == "scalar":
         return ExactHeads(state_size, space, gammas, settings)
     return SampledHeads(state_size, space, gammas, settings, kind)
+
+
+def _entries(action_NGK: Tensor) -> Tensor:
+    """Stored actions with their entries along one last dimension (N, G, K, entries)."""
+    return action_NGK[..., None] if action_NGK.dim() == 3 else action_NGK.flatten(3)
 
 
 def _expectation(table_CNGA: Tensor, probs_NGA: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
 from pipelines.learning.encoding import inspect
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.tensors import TensorBatch, require_loss_mask
 from pipelines.learning.values import CriticHeads
 from pipelines.nets.precision import autocast
 from pipelines.training import checkpoint as checkpoints
@@ -45,6 +45,7 @@ class Learner:
             raise UsageError(
                 f"train.batch_size {train.batch_size} is not a multiple of train.accumulate {train.accumulate}"
             )
+        require_loss_mask(train.loss_mask, spaces)
         use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
         self.device = resolve_device(train.device)
@@ -73,7 +74,8 @@ class Learner:
         """
         size, parts = self.settings.batch_size, self.settings.accumulate
         batches = [draw(size // parts) for _ in range(parts)]
-        tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device) for batch in batches]
+        masks: dict[str, Any] = {"burn_in": self.settings.burn_in, "loss_mask": self.settings.loss_mask}
+        tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device, **masks) for batch in batches]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.update, self.settings)
         self.agent.train()

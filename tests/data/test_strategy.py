@@ -206,6 +206,17 @@ def test_a_priority_is_a_moving_average_of_the_windows_errors(lake: Lake) -> Non
     assert sampler.view.table["measured"].tolist() == [False, False, True, False, False, True, False]
 
 
+def test_windows_without_an_error_leave_priorities_alone(lake: Lake) -> None:
+    """NaN is that of a window of which no step counts in the loss."""
+    sampler = sampler_of(lake, PRIORITISED)
+    sampler.draw(1)
+    sampler.prioritise(np.array([2, 5, 2]), np.array([1.0, np.nan, np.nan]))
+    sampler.prioritise(np.array([3]), np.array([np.nan]))
+    assert sampler.view.table["priority"][2] == pytest.approx(1.0 + LEAST)
+    assert sampler.view.table["measured"].tolist() == [False, False, True, False, False, False, False]
+    sampler.draw(1)
+
+
 def test_importance_undoes_the_priorities_in_expectation(lake: Lake) -> None:
     """With beta 1, importance times probability is in proportion to the shares without priorities."""
     strategy = Strategy(weighting="task", priority=0.6, beta=1.0)

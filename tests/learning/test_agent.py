@@ -80,7 +80,7 @@ def _uncut(source, spaces):
     whole.lengths = source.lengths * 0 + source.columns["reward"].shape[1]
     data = TensorBatch.from_numpy(whole, spaces)
     real = torch.arange(data.time.shape[1]) < torch.from_numpy(source.lengths)[:, None]
-    return TensorBatch(**(vars(data) | {"mask": real[:, 1:], "real_rows": real}))
+    return TensorBatch(**(vars(data) | {"mask": real[:, 1:], "loss_mask": real[:, 1:], "real_rows": real}))
 
 
 @pytest.mark.parametrize("constant", [0.0, 4.0, 255.0])

@@ -12,6 +12,7 @@ from pipelines.data.batch import Batch
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.learning.tensors import TensorBatch
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training.learner import Learner, resolve_device
 from tests.stages.recipes import tiny
@@ -223,3 +224,32 @@ def test_every_agent_continues_from_a_checkpoint_to_the_bit(tmp_path: Path, kind
         again.step(lambda size, windows=windows: windows)
     for (name, ours), theirs in zip(again.agent.state_dict().items(), whole.agent.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+def steps_that_count(states: torch.Tensor, data: TensorBatch, mask: torch.Tensor) -> torch.Tensor:
+    return mask.sum().expand(mask.shape)
+
+
+def test_burn_in_and_the_mask_column_reach_the_loss() -> None:
+    spaces = Spaces(observation={**SPACES.observation, "obs.counts": Discrete(n=2)}, action=SPACES.action)
+    data = batch(np.random.default_rng(0), steps=5)
+    data.lengths[:], data.start[:] = 6, 2
+    columns = {**data.columns, "obs.counts": np.tile(np.array([0, 1, 0, 0, 1, 1], np.int32), (4, 1))}
+    data = Batch(columns=columns, lengths=data.lengths, start=data.start)
+
+    def counted(**train: object) -> float:
+        settings = tiny(train=train, agent={"losses": [{"kind": f"{__name__}:steps_that_count"}]})
+        return Learner(spaces, settings.agent, settings.train, seed=3).step(lambda size: data)["extra_loss_0"].item()
+
+    assert counted() == 4 * 5
+    assert counted(burn_in=2) == 4 * 3
+    assert counted(loss_mask="obs.counts") == 4 * 2
+    assert counted(loss_mask="obs.counts", burn_in=2) == 4 * 1
+
+
+def test_masks_that_cannot_work_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"train\.loss_mask 'obs\.other' is not an observation"):
+        learner(loss_mask="obs.other")
+    with pytest.raises(UsageError) as refused:
+        learner(burn_in=5)
+    assert "burn_in 5 leaves no step of a window of 5" in refused.value.problems[0]
