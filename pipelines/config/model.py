@@ -154,6 +154,12 @@ class AgentSettings(ModelSettings):
     acting_gamma: Discount = Field(default=0.999, description="the discount whose policy acts")
     reward_multiplier: Annotated[float, Field(gt=0)] = Field(default=10.0, description="rewards are multiplied by this")
     num_steps: Positive = Field(default=1, description="rewards summed before the bootstrap (n-step targets)")
+    trace: Literal["none", "peng", "tree-backup"] = Field(
+        default="none",
+        description="how far rewards are summed: none: num_steps; peng: Q(lambda) without correction; tree-backup: "
+        "as far as the policy would act as the data did",
+    )
+    trace_decay: Probability = Field(default=0.95, description="lambda of the traces")
     online_weight: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="weight of the value-maximising term; none: as the kind"
     )

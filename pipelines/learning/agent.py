@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipelines.config.model import AgentSettings
 from pipelines.envs.legal import LegalActions
+from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.encoding import encode
 from pipelines.learning.ensemble import Reduction, draw
@@ -24,9 +25,9 @@ from pipelines.learning.filters import advantage_filter
 from pipelines.learning.kinds import resolve
 from pipelines.learning.losses import imitation_loss, maximization_loss
 from pipelines.learning.popart import PopArt
-from pipelines.learning.targets import n_step_targets
-from pipelines.learning.tensors import TensorBatch
-from pipelines.learning.values import CriticHeads, Judged, Own, heads
+from pipelines.learning.targets import n_step_targets, trace_targets
+from pipelines.learning.tensors import TensorBatch, scattered
+from pipelines.learning.values import CriticHeads, ExactHeads, Judged, Own, heads
 from pipelines.nets.sequence import sequence_encoder
 from pipelines.nets.timestep import timestep_encoder
 
@@ -85,6 +86,11 @@ class Agent(nn.Module):
         self.popart: PopArt | None = None
         self.rescaled_too: list[CriticHeads] = []  # copies that others keep: PopArt preserves their outputs as well
         if isinstance(self.heads, CriticHeads):
+            if settings.trace == "tree-backup" and not isinstance(self.heads, ExactHeads):
+                raise UsageError(
+                    "agent.trace 'tree-backup' needs a value for each of a few actions: Discrete ones, scalar critics",
+                    hint="use agent.trace=peng",
+                )
             self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
             self.popart = PopArt(len(self.gammas), settings.popart)
 
@@ -213,21 +219,40 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def targets(self, batch: TensorBatch, h_BTD: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """y of the steps that count (N, G), in units of multiplied rewards, by the present statistics. All valid steps
-        are summed and bootstrapped from."""
-        critics, popart = self._critics()
+        """y of the steps that count (N, G), in units of scaled rewards, by the present statistics. All valid steps are
+        summed and bootstrapped from."""
+        critics, _ = self._critics()
         assert self.target_heads is not None
-        next_h_ND = h_BTD[:, 1:][batch.mask]
+        settings, heads, mask = self.settings, self.target_heads, batch.mask
+        next_h_ND = h_BTD[:, 1:][mask]
         noise_NGKZ, drawn_MNG = self._draws(len(next_h_ND), self.kind.critic_samples, generator)
-        params_NGP = (self.target_heads if self.settings.target_actor else critics).actor(next_h_ND)
-        legal = self._legal_rows(batch, slice(1, None), batch.mask)
-        value_NG = self.target_heads.next_values(next_h_ND, params_NGP, legal, noise_NGKZ, drawn_MNG, self.reduction)
-        value_BTG = value_NG.new_zeros(*batch.mask.shape, len(self.gammas))
-        value_BTG[batch.mask] = popart.denormalize(value_NG) if critics.normalized else value_NG
-        reward_BT = batch.reward[:, 1:] * self.settings.reward_multiplier
-        return n_step_targets(
-            reward_BT, batch.terminated, value_BTG, self.gamma_G, batch.mask, n=self.settings.num_steps
-        )[batch.loss_mask]
+        params_NGP = (heads if settings.target_actor else critics).actor(next_h_ND)
+        legal = self._legal_rows(batch, slice(1, None), mask)
+        rewards = batch.reward[:, 1:] * settings.reward_multiplier, batch.terminated
+        if settings.trace == "tree-backup":
+            assert isinstance(heads, ExactHeads)
+            following = torch.cat((batch.action[:, 2:], batch.action[:, -1:]), 1)[mask]
+            value_NG, taken_NG, prob_NG = heads.next_and_taken_values(
+                next_h_ND, params_NGP, legal, drawn_MNG, self.reduction, following
+            )
+            value_BTG, taken_BTG = self._scaled_rewards(value_NG, mask), self._scaled_rewards(taken_NG, mask)
+            trace_BTG = settings.trace_decay * scattered(prob_NG, mask)
+            target_BTG = trace_targets(*rewards, value_BTG, taken_BTG, trace_BTG, self.gamma_G, mask)
+            return target_BTG[batch.loss_mask]
+        value_NG = heads.next_values(next_h_ND, params_NGP, legal, noise_NGKZ, drawn_MNG, self.reduction)
+        value_BTG = self._scaled_rewards(value_NG, mask)
+        if settings.trace == "peng":
+            trace_BTG = torch.full_like(value_BTG, settings.trace_decay)
+            target_BTG = trace_targets(*rewards, value_BTG, value_BTG, trace_BTG, self.gamma_G, mask)
+        else:
+            target_BTG = n_step_targets(*rewards, value_BTG, self.gamma_G, mask, n=settings.num_steps)
+        return target_BTG[batch.loss_mask]
+
+    def _scaled_rewards(self, value_NG: Tensor, mask_BT: Tensor) -> Tensor:
+        """The critics' values at the steps of the mask, in units of scaled rewards, in the shape of the batch (B, T,
+        G)."""
+        critics, popart = self._critics()
+        return scattered(popart.denormalize(value_NG) if critics.normalized else value_NG, mask_BT)
 
     @torch.no_grad()
     def _imitation_weights(self, mask_BT: Tensor, judged: Judged, own: Own) -> Tensor:
@@ -236,9 +261,7 @@ class Agent(nn.Module):
         advantage_NG = judged.data_CNG.mean(0) - own.all_CNG.mean(0)
         advantage_NG = advantage_NG * popart.sigma_G if critics.normalized else advantage_NG
         advantage_NG = advantage_NG / self.settings.reward_multiplier
-        advantage_BTG = advantage_NG.new_zeros(*mask_BT.shape, advantage_NG.shape[1])
-        advantage_BTG[mask_BT] = advantage_NG
-        return self.filter(advantage_BTG, mask_BT[..., None])[mask_BT]
+        return self.filter(scattered(advantage_NG, mask_BT), mask_BT[..., None])[mask_BT]
 
     @torch.no_grad()
     def _update_statistics(self, batches: Sequence[TensorBatch]) -> None:
@@ -276,8 +299,8 @@ class Agent(nn.Module):
     def _td_errors(self, batch: TensorBatch, verdict: Verdict, target_NG: Tensor) -> Tensor:
         """Mean absolute TD error of each window (B,), of the acting discount, in reward units; NaN without one."""
         value_CN = self.reward_units(verdict.judged.data_CNG)[..., -1]
-        error_BT = value_CN.new_zeros(batch.loss_mask.shape)
-        error_BT[batch.loss_mask] = (value_CN - target_NG[:, -1] / self.settings.reward_multiplier).abs().mean(0)
+        error_N = (value_CN - target_NG[:, -1] / self.settings.reward_multiplier).abs().mean(0)
+        error_BT = scattered(error_N, batch.loss_mask)
         return error_BT.sum(1) / batch.loss_mask.sum(1)
 
     def reward_units(self, value: Tensor) -> Tensor:

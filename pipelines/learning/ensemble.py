@@ -18,3 +18,12 @@ def reduce(values: Tensor, drawn: Tensor, how: Reduction) -> Tensor:
     """Minimum or mean over the drawn critics: (C, ...), (M, ...) -> (...)."""
     chosen = values.gather(0, drawn)
     return chosen.amin(0) if how == "min" else chosen.mean(0)
+
+
+def reduce_both(values: Tensor, others: Tensor, drawn: Tensor, how: Reduction) -> tuple[Tensor, Tensor]:
+    """`values` as `reduce` does it, and `others` (C, ...) of the same critics."""
+    chosen, beside = values.gather(0, drawn), others.gather(0, drawn)
+    if how == "mean":
+        return chosen.mean(0), beside.mean(0)
+    least, place = chosen.min(0)
+    return least, beside.gather(0, place[None])[0]

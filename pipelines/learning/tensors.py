@@ -116,6 +116,13 @@ def require_loss_mask(column: str, spaces: Spaces) -> None:
         )
 
 
+def scattered(value_N: Tensor, mask_BT: Tensor) -> Tensor:
+    """Values (N, ...) at the N true places of a mask, (B, T, ...), zeros elsewhere."""
+    out = value_N.new_zeros(*mask_BT.shape, *value_N.shape[1:])
+    out[mask_BT] = value_N
+    return out
+
+
 def _columns(spaces: Spaces) -> tuple[str, ...]:
     return (*spaces.observation, ACTION, REWARD, TERMINATED)
 

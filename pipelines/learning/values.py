@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipelines.config.model import AgentSettings
 from pipelines.lake.spaces import Discrete, Space
-from pipelines.learning.ensemble import Reduction, reduce
+from pipelines.learning.ensemble import Reduction, reduce, reduce_both
 from pipelines.learning.kinds import Kind
 from pipelines.nets.actor import Actor
 from pipelines.nets.critic import ActionInput, ActionValues
@@ -108,6 +108,23 @@ class ExactHeads(CriticHeads):
         how: Reduction,
     ) -> Tensor:
         return reduce(_expectation(self.critic(h_ND), self.policy.probs(params_NGP, legal)), drawn_MNG, how)
+
+    def next_and_taken_values(
+        self,
+        h_ND: Tensor,
+        params_NGP: Tensor,
+        legal: Tensor | None,
+        drawn_MNG: Tensor,
+        how: Reduction,
+        action: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Values of a policy's actions and of the stored actions, by the same critics, and the probabilities of the
+        latter under the policy (N, G), without gradient."""
+        probs_NGA, table_CNGA = self.policy.probs(params_NGP, legal), self.critic(h_ND)
+        index_NG1 = action.long()[:, None, None].expand(*table_CNGA.shape[1:3], 1)
+        taken_CNG = table_CNGA.gather(-1, index_NG1.expand(len(table_CNGA), -1, -1, -1))[..., 0]
+        value_NG, taken_NG = reduce_both(_expectation(table_CNGA, probs_NGA), taken_CNG, drawn_MNG, how)
+        return value_NG, taken_NG, probs_NGA.gather(-1, index_NG1)[..., 0]
 
     def judge(self, h_ND: Tensor, action: Tensor, target_NG: Tensor, scale_N: Tensor) -> tuple[Tensor, Judged]:
         index_N = action.long()

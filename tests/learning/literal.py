@@ -124,11 +124,38 @@ class Literal:
         of = [self.value_of_state(heads, actor, c, state, g, noise[i, g], legal).mean() for c in drawn[i, g].tolist()]
         return self.denormalized(torch.stack(of).min() if self.online > 0 else torch.stack(of).mean(), g)
 
+    def taken_after(self, data, h, b, t, i, g, drawn):
+        """Of the action taken after step t: its value by the drawn critic that is least for the policy, and its
+        probability."""
+        agent, state, taken = self.agent, h[b, t + 1], int(data.action[b, t + 2])
+        actor = agent.target_heads.actor if self.settings.target_actor else agent.heads.actor
+        probs = agent.heads.policy.probs(actor(state)[g], self.legal(data, b, t + 1))
+        tables = [self.table(agent.target_heads.critic, c, state, g) for c in drawn[i, g].tolist()]
+        least = min(tables, key=lambda values: float((values * probs).sum()))
+        return self.denormalized(least[taken], g), probs[taken]
+
     @torch.no_grad()
     def targets(self, data, h, rows, generator):
         noise, drawn = self.draws(len(rows), self.samples[0], generator)
         out = torch.zeros(len(rows), len(self.gammas), dtype=torch.float64)
         place = {row: i for i, row in enumerate(rows)}
+        if self.settings.trace != "none":
+            for b, t in reversed(rows):
+                for g, gamma in enumerate(self.gammas):
+                    i = place[b, t]
+                    out[i, g] = self.settings.reward_multiplier * data.reward[b, t + 1]
+                    if data.terminated[b, t]:
+                        continue
+                    value = self.next_value(data, h, b, t, i, g, noise, drawn)
+                    if (b, t + 1) in place:
+                        if self.settings.trace == "peng":
+                            correction, share = out[place[b, t + 1], g] - value, self.settings.trace_decay
+                        else:
+                            q, prob = self.taken_after(data, h, b, t, i, g, drawn)
+                            correction, share = out[place[b, t + 1], g] - q, self.settings.trace_decay * prob
+                        value = value + share * correction
+                    out[i, g] += gamma * value
+            return out
         for i, (b, t) in enumerate(rows):
             for g, gamma in enumerate(self.gammas):
                 for k in range(self.settings.num_steps):
