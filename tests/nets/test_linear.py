@@ -38,6 +38,21 @@ def test_few_rows_and_many_give_the_same_values_and_gradients():
     torch.testing.assert_close(few, many)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_the_gradient_goes_through_the_spectral_norm(rows):
+    """That of gain W / |W|_2 by singular values, where power iteration has settled."""
+    torch.manual_seed(0)
+    layer = settled()
+    x, direction = torch.randn(rows, 6), torch.randn(rows, 5)
+    (actual,) = torch.autograd.grad((layer(x) * direction).sum(), [layer.weight])
+    weight = layer.weight.detach().double().requires_grad_()
+    exact = x.double() @ (weight / torch.linalg.matrix_norm(weight, 2)).T
+    (expected,) = torch.autograd.grad((exact * direction).sum(), [weight])
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-3)
+    along = (actual * layer.weight).sum() / (actual.norm() * layer.weight.norm())
+    assert abs(along.item()) < 1e-4  # the layer does not change with the weight's size, so no gradient is along it
+
+
 def test_mlp_without_hidden_layers_is_linear():
     layer = MLP(3, (), 2)
     torch.testing.assert_close(layer(torch.ones(1, 3)) * 2, layer(2 * torch.ones(1, 3)))
