@@ -18,7 +18,9 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all.")] = None,
     agent: Annotated[
         str | None,
-        typer.Option("--agent", metavar="NAME", help="What is learned: actor-critic, multi-task, behaviour-cloning."),
+        typer.Option(
+            "--agent", metavar="NAME", help="What is learned: actor-critic, multi-task, behaviour-cloning, module:attr."
+        ),
     ] = None,
     encoder: Annotated[
         str | None,

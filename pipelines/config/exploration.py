@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.config.base import SettingsModel
+from pipelines.config.encoders import known
+from pipelines.registry import Registry
 
+EXPLORATIONS = Registry(
+    "exploration",
+    {name: f"pipelines.envs.exploration:{name}" for name in ("plain", "bilevel", "windowed", "none")},
+)
 _ONLY_FOR = {
     "late_start": ("bilevel",),
     "late_end": ("bilevel",),
@@ -22,11 +28,13 @@ class ExplorationSettings(SettingsModel):
 
     `plain` anneals epsilon over training. `bilevel` also anneals it within every rollout, for tasks of a
     fixed horizon. `windowed` applies it in the first and last `edge` steps of a rollout only. `none` leaves
-    actions alone.
+    actions alone. `module:attr` is a schedule of your own (see pipelines/envs/exploration.py).
     """
 
-    kind: Literal["plain", "bilevel", "windowed", "none"] = "plain"
-    """Schedule."""
+    kind: str = "plain"
+    """Schedule: plain, bilevel, windowed, none, or module:attr."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of a schedule of your own."""
     start: float = Field(1.0, ge=0)
     """Epsilon at the beginning of training (bilevel: at a rollout's first step)."""
     end: float = Field(0.05, ge=0)
@@ -45,6 +53,11 @@ class ExplorationSettings(SettingsModel):
     """windowed: constant epsilon between the edges; unset: 0.5 / (horizon - 1), half a random step a
     rollout.
     """
+
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, kind: str) -> str:
+        return known(EXPLORATIONS, kind)
 
     @model_validator(mode="before")
     @classmethod

@@ -31,6 +31,14 @@ FILTERS = Registry(
     },
 )
 LOSSES = Registry("loss", {})
+AGENTS = Registry(
+    "agent",
+    {
+        "actor-critic": "pipelines.learning.kinds:ACTOR_CRITIC",
+        "multi-task": "pipelines.learning.kinds:MULTI_TASK",
+        "behaviour-cloning": "pipelines.learning.kinds:BEHAVIOUR_CLONING",
+    },
+)
 
 Discount = Annotated[float, Field(ge=0, lt=1)]
 
@@ -139,8 +147,9 @@ class ExtraLossSettings(ModelSettings):
 class AgentSettings(ModelSettings):
     """An agent: network, losses, targets. What is none is as its kind has it (pipelines/learning/kinds.py)."""
 
-    kind: Literal["actor-critic", "multi-task", "behaviour-cloning"] = Field(
-        default="actor-critic", description="what is learned: see kinds.py"
+    kind: str = Field(
+        default="actor-critic",
+        description="what is learned: actor-critic, multi-task, behaviour-cloning, or module:attr (see kinds.py)",
     )
     timestep: TimestepSettings = Field(default_factory=TimestepSettings, description="timestep encoder")
     sequence: SequenceSettings = Field(default_factory=TransformerSettings, description="sequence encoder")
@@ -181,3 +190,8 @@ class AgentSettings(ModelSettings):
     )
     losses: tuple[ExtraLossSettings, ...] = Field(default=(), description="losses of your own")
     target_tau: Probability = Field(default=0.003, description="step of the target heads towards the heads, an update")
+
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, kind: str) -> str:
+        return known(AGENTS, kind)

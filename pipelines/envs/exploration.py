@@ -2,35 +2,66 @@
 
 Discrete: epsilon-greedy. Box: normal noise of deviation epsilon, clipped to [-1, 1]. MultiDiscrete and
 MultiBinary: each entry is drawn anew with chance epsilon. Where an observation says which choices are legal,
-random ones are among these. The schedules are those of `config.exploration`; `time` is the step within the
-rollout (0 at its beginning), `progress` the share of the annealing done.
+random ones are among these.
+
+How large epsilon is, a schedule says, a function named by `exploration.kind`; one of your own looks the same:
+
+    def halved(settings, *, progress, time, horizon, multiplier, every=100):     # kind = "mine:halved"
+        return settings.start * 0.5 ** (time / every) * multiplier               # options = { every = 50 }
+
+It returns the epsilon of each actor (N,). `settings` are those of `[exploration]`; `progress` is the share of
+`exploration.steps` that has passed, in [0, 1]; `time` (N,) the step within the rollout, 0 at its beginning; `horizon`
+the steps of a rollout, None where they are not fixed; `multiplier` (N,) each rollout's own, ones unless
+`exploration.randomize`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipelines.config.exploration import ExplorationSettings
+from pipelines.config.exploration import EXPLORATIONS, ExplorationSettings
 from pipelines.envs.legal import LegalActions
 from pipelines.envs.tape import Tape
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 
-def rate(settings: ExplorationSettings, progress: float, time: np.ndarray, horizon: int | None) -> np.ndarray:
-    """Epsilon of each actor (N,) before its rollout's multiplier; windowed: of the edges.
+def plain(
+    settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
+) -> np.ndarray:
+    """Return an epsilon that falls linearly over training."""
+    return (settings.start + (settings.end - settings.start) * progress) * multiplier
 
-    `horizon` (steps of a rollout) is needed by `bilevel` only.
-    """
-    epsilon = settings.start + (settings.end - settings.start) * progress
-    if settings.kind == "bilevel":
-        assert horizon is not None
-        late = settings.late_start + (settings.late_end - settings.late_start) * progress
-        return epsilon + (late - epsilon) * np.minimum(time / max(horizon - 1, 1), 1.0)
-    return np.full(len(time), epsilon)
+
+def bilevel(
+    settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
+) -> np.ndarray:
+    """Return an epsilon that falls linearly over training and within every rollout."""
+    assert horizon is not None
+    early = settings.start + (settings.end - settings.start) * progress
+    late = settings.late_start + (settings.late_end - settings.late_start) * progress
+    return (early + (late - early) * np.minimum(time / max(horizon - 1, 1), 1.0)) * multiplier
+
+
+def windowed(
+    settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
+) -> np.ndarray:
+    """Return the epsilon of `plain` at both ends of a rollout, and a small constant one between them."""
+    assert horizon is not None
+    outer = plain(settings, progress=progress, time=time, horizon=horizon, multiplier=multiplier)
+    inner = 0.5 / max(horizon - 1, 1) if settings.inner_epsilon is None else settings.inner_epsilon
+    return np.where((time >= settings.edge) & (time < horizon - settings.edge), inner, outer)
+
+
+def none(
+    settings: ExplorationSettings, *, progress: float, time: np.ndarray, horizon: int | None, multiplier: np.ndarray
+) -> np.ndarray:
+    """Return zeros."""
+    return np.zeros(len(time))
 
 
 def perturb(
@@ -66,6 +97,17 @@ def _changed(actions: np.ndarray, epsilon: np.ndarray, space: Space, noise: tupl
     return np.where(noise[0] < scale, noise[1], actions)
 
 
+def _schedule(settings: ExplorationSettings) -> Callable[..., Any]:
+    """The schedule that the settings name. UsageError for options it does not take."""
+    schedule = EXPLORATIONS.get(settings.kind)
+    names = ("progress", "time", "horizon", "multiplier")
+    try:
+        inspect.signature(schedule).bind(settings, **dict.fromkeys(names), **settings.options)  # twice is a TypeError
+    except TypeError as error:
+        raise UsageError(f"exploration '{settings.kind}': {error}", hint="see exploration.options") from error
+    return schedule
+
+
 _STREAM = 1  # apart from a policy's own generator of the same seed
 _MULTIPLIERS = 3
 
@@ -96,6 +138,7 @@ class Exploration:
         if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
             raise TypeError(f"no exploration for {type(space).__name__}")
         self.settings, self.horizon, self.legal = settings, horizon, legal
+        self._schedule = _schedule(settings)
         self._space = space
         self._rng = np.random.default_rng([seed, _STREAM])
         self._multiplier_rng = np.random.default_rng([seed, _MULTIPLIERS])
@@ -143,31 +186,37 @@ class Exploration:
         """Executed actions and the epsilon (N,) that applied; advances the position by one step. `observation` is
         what the actions answer to; it is needed where it says what is legal. `part`: all this is of this part only.
         """
-        if self.settings.kind == "none":
-            return actions, np.zeros(len(time))
         drawn, noise = self._tape.take(part)
         here = slice(None) if part is None else self._tape.places[part]
         multiplier = self._multiplier[here]
         if drawn is not None:
             np.copyto(multiplier, drawn[here], where=time == 0)
         progress = min(self._steps[part or 0] / self.settings.steps, 1.0)
-        epsilon = rate(self.settings, progress, time, self.horizon) * multiplier
-        if self.settings.kind == "windowed":
-            epsilon = np.where(self._inside(time), self._inner_epsilon, epsilon)
+        epsilon = self._epsilon(progress, time, multiplier)
         self._steps = [n + (part is None or i == part) for i, n in enumerate(self._steps)]
+        if not epsilon.any():
+            return actions, epsilon
         if self.legal is not None:
             return perturb(actions, epsilon, self._space, self._rng, self.legal, observation), epsilon
         return _changed(actions, epsilon, self._space, tuple(each[here] for each in noise)), epsilon
 
-    def _inside(self, time: np.ndarray) -> np.ndarray:
-        assert self.horizon is not None
-        return (time >= self.settings.edge) & (time < self.horizon - self.settings.edge)
-
-    @property
-    def _inner_epsilon(self) -> float:
-        assert self.horizon is not None
-        given = self.settings.inner_epsilon
-        return 0.5 / max(self.horizon - 1, 1) if given is None else given
+    def _epsilon(self, progress: float, time: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
+        epsilon = np.asarray(
+            self._schedule(
+                self.settings,
+                progress=progress,
+                time=time,
+                horizon=self.horizon,
+                multiplier=multiplier,
+                **self.settings.options,
+            )
+        )
+        if epsilon.shape != time.shape:
+            raise UsageError(
+                f"exploration '{self.settings.kind}' returned an epsilon of shape {epsilon.shape}, "
+                f"not one for each of {len(time)} actors"
+            )
+        return epsilon
 
     def state_dict(self) -> dict[str, Any]:
         """Position, multipliers and generator: plain data."""

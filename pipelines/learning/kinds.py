@@ -5,6 +5,10 @@
 | actor-critic (arXiv 2310.09971) | 1.0 | 0.1 | scalar; for Discrete actions a table | 1 / 1 |
 | multi-task (arXiv 2411.11188) | 0.0 | 1.0 | two-hot, of (state, action, discount) | 1 / 3 |
 | behaviour-cloning | 0 | 1, unfiltered | none; the acting discount alone | - |
+
+One of your own is a `Kind` that `agent.kind = "module:attr"` names:
+
+    DPG = Kind(critic="scalar", online_weight=1.0, offline_weight=0.0, actor_samples=2)     # kind = "mine:DPG"
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pipelines.config.model import AgentSettings
+from pipelines.config.model import AGENTS, AgentSettings
+from pipelines.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +34,20 @@ class Kind:
     soften: float = 0.0
 
 
-KINDS = {
-    "actor-critic": Kind(critic="scalar", online_weight=1.0, offline_weight=0.1),
-    "multi-task": Kind(
-        critic="two-hot", online_weight=0.0, offline_weight=1.0, actor_samples=3, table=False, soften=0.01
-    ),
-    "behaviour-cloning": Kind(critic=None, online_weight=0.0, offline_weight=1.0),
-}
+ACTOR_CRITIC = Kind(critic="scalar", online_weight=1.0, offline_weight=0.1)
+MULTI_TASK = Kind(critic="two-hot", online_weight=0.0, offline_weight=1.0, actor_samples=3, table=False, soften=0.01)
+BEHAVIOUR_CLONING = Kind(critic=None, online_weight=0.0, offline_weight=1.0)
 
 
 def resolve(settings: AgentSettings) -> Kind:
-    """The kind with what the settings say otherwise. Behaviour cloning has no critics, so nothing is maximised."""
-    kind = KINDS[settings.kind]
+    """Return the kind with what the settings say otherwise. Without critics nothing is maximised. UsageError for a
+    plug-in that is not a `Kind`."""
+    kind = AGENTS.get(settings.kind)
+    if not isinstance(kind, Kind):
+        raise UsageError(
+            f"agent '{settings.kind}' is not a Kind but of type {type(kind).__name__}",
+            hint="let it name an instance of pipelines.learning.kinds.Kind",
+        )
     names = ("offline_weight",) if kind.critic is None else (
         "online_weight", "offline_weight", "critic_samples", "actor_samples"
     )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.config.exploration import ExplorationSettings
-from pipelines.envs.exploration import Exploration, perturb, rate
+from pipelines.envs.exploration import Exploration, perturb
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
@@ -22,7 +22,9 @@ def make_exploration(num_actors=3, horizon=None, seed=0, **settings):
 
 @pytest.mark.parametrize(("progress", "expected"), [(0.0, 1.0), (0.5, 0.525), (1.0, 0.05)])
 def test_plain_is_linear_in_the_steps_of_an_actor(progress, expected):
-    assert rate(ExplorationSettings(), progress, np.zeros(2), None) == pytest.approx(expected)
+    exploration = make_exploration(2, steps=100, randomize=False)
+    exploration.steps = int(100 * progress)
+    assert exploration(np.zeros(2, int), np.zeros(2))[1] == pytest.approx([expected, expected])
 
 
 @pytest.mark.parametrize(
@@ -30,8 +32,9 @@ def test_plain_is_linear_in_the_steps_of_an_actor(progress, expected):
     [(0, 0, 1.0), (0, 10, 0.8), (0, 5, 0.9), (1, 0, 0.05), (1, 10, 0.01), (0.5, 5, (0.525 + 0.405) / 2)],
 )
 def test_bilevel_also_falls_within_a_rollout(progress, time, expected):
-    settings = ExplorationSettings(kind="bilevel")
-    assert rate(settings, progress, np.array([time]), 11) == pytest.approx(expected)
+    exploration = make_exploration(1, kind="bilevel", horizon=11, steps=100, randomize=False)
+    exploration.steps = int(100 * progress)
+    assert exploration(np.zeros(1, int), np.array([time]))[1] == pytest.approx([expected])
 
 
 def test_windowed_applies_the_full_rate_at_the_edges_only():
@@ -109,6 +112,42 @@ def test_state_goes_on_exactly():
 def test_a_schedule_within_rollouts_needs_a_horizon(kind):
     with pytest.raises(UsageError, match="fixed horizon"):
         make_exploration(kind=kind)
+
+
+def halved(settings, *, progress, time, horizon, multiplier, every=1):
+    """A schedule of one's own."""
+    return settings.start * 0.5 ** (time / every) * multiplier
+
+
+def one_for_all(settings, *, progress, time, horizon, multiplier):
+    return 0.5
+
+
+def test_a_schedule_of_ones_own_is_named_in_the_settings():
+    settings = {"kind": f"{__name__}:halved", "start": 0.8, "options": {"every": 2}}
+    exploration = make_exploration(start=0.8, randomize=False, kind=settings["kind"], options=settings["options"])
+    assert exploration(np.zeros(3, int), np.array([0, 2, 4]))[1] == pytest.approx([0.8, 0.4, 0.2])
+    randomized = make_exploration(num_actors=2000, **settings)
+    executed, epsilon = randomized(np.zeros(2000, int), np.zeros(2000, int))
+    assert epsilon.mean() == pytest.approx(0.4, abs=0.03)
+    assert (executed != 0).mean() == pytest.approx(0.4 * 3 / 4, abs=0.04)
+
+
+@pytest.mark.parametrize("options", [{"unknown": 1}, {"progress": 1}])
+def test_options_that_a_schedule_does_not_take_are_refused(options):
+    for kind in (f"{__name__}:halved", "plain"):
+        with pytest.raises(UsageError, match="exploration"):
+            make_exploration(kind=kind, options=options)
+
+
+def test_a_schedule_must_say_an_epsilon_for_each_actor():
+    with pytest.raises(UsageError, match="not one for each of 3 actors"):
+        make_exploration(kind=f"{__name__}:one_for_all")(np.zeros(3, int), np.zeros(3, int))
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(ValidationError, match="known: bilevel, none, plain, windowed, or module:attr"):
+        ExplorationSettings(kind="plane")
 
 
 def test_a_key_of_another_schedule_is_refused():

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
-from pipelines.errors import UsageError
+from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, MultiBinary
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.inspection import inspect
+from pipelines.learning.kinds import Kind
 from tests.learning.factories import ACTIONS, agent, batch, padded, windows
 from tests.learning.test_agent import generator, gradients, update
 
@@ -48,6 +50,28 @@ def test_behaviour_cloning_is_the_likelihood_of_the_actions_and_nothing_else():
     expected = -same.heads.policy.log_prob(params, data.action[:, 1:][data.mask]).mean()
     torch.testing.assert_close(loss, expected)
     assert "q" not in metrics
+
+
+OWN = Kind(critic="scalar", online_weight=0.5, offline_weight=0.3, actor_samples=2)
+
+
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_a_kind_of_ones_own_is_named_in_the_settings(action):
+    said = {"online_weight": 0.5, "offline_weight": 0.3, "actor_samples": 2}
+    own, same = agent(action, kind=f"{__name__}:OWN"), agent(action, **said)
+    assert own.kind == OWN
+    losses = [owner.loss(batch(owner), generator())[0] for owner in (own, same)]
+    assert torch.equal(*losses)
+    assert agent(action, kind=f"{__name__}:OWN", online_weight=0.0).kind.online_weight == 0.0
+
+
+def test_what_is_not_a_kind_is_refused():
+    with pytest.raises(UsageError, match="is not a Kind but of type function"):
+        agent(kind=f"{__name__}:smooth")
+    with pytest.raises(InputMissing, match="no module"):
+        agent(kind="no_such_module:KIND")
+    with pytest.raises(ValidationError, match="known: actor-critic, behaviour-cloning, multi-task, or module:attr"):
+        agent(kind="actor-critics")
 
 
 @pytest.mark.parametrize("kind", KINDS)
