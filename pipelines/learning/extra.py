@@ -33,8 +33,6 @@ class ExtraLoss(nn.Module):
         super().__init__()
         self.settings = settings
         target = LOSSES.get(settings.kind)
-        self.module: nn.Module | None = None
-        self._function: Callable[..., Tensor] = target
         self._options: dict[str, Any] = dict(settings.options)
         made = inspect.isclass(target)
         arguments = (spaces, state_size) if made else (None, None, None)
@@ -42,14 +40,18 @@ class ExtraLoss(nn.Module):
             inspect.signature(target).bind(*arguments, **settings.options)
         except TypeError as error:
             raise UsageError(f"loss '{settings.kind}': {error}", hint="see agent.losses") from error
-        if made:
-            self.module = self._function = target(spaces, state_size, **settings.options)
-            self._options = {}
+        # Either, never both: a module under two names is two sets of tensors to a checkpoint.
+        self.module: nn.Module | None = target(spaces, state_size, **settings.options) if made else None
+        self._function: Callable[..., Tensor] | None = None if made else target
 
     def forward(self, states_BTD: Tensor, batch: TensorBatch) -> Tensor:
         """Sum over the steps that count, each times its window's importance."""
         mask = batch.loss_mask
-        loss = self._function(states_BTD, batch, mask, **self._options)
+        if self.module is not None:
+            loss = self.module(states_BTD, batch, mask)
+        else:
+            assert self._function is not None
+            loss = self._function(states_BTD, batch, mask, **self._options)
         if loss.shape[:2] != mask.shape:
             raise UsageError(
                 f"loss '{self.settings.kind}' has shape {tuple(loss.shape)}, not one for each of "
