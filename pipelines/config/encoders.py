@@ -104,23 +104,28 @@ class TimestepSettings(ModelSettings):
         return self
 
 
-class TransformerSettings(ModelSettings):
-    """Causal Transformer over the tokens of a trajectory."""
+class BlockSettings(ModelSettings):
+    """Residual blocks of the Transformer, and of the baseline that is one without attention."""
 
-    kind: Literal["transformer"] = "transformer"
-    d_model: Positive = Field(default=256, description="width of the residual stream")
+    d_model: Positive = Field(default=256, description="width of the residual stream, and size of the output")
     num_layers: Positive = Field(default=3, description="number of blocks")
-    num_heads: Positive = Field(default=8, description="attention heads")
     d_ff: Positive = Field(default=1024, description="width of the feed-forward part")
     dropout: Probability = Field(
         default=0.05, description="on the embedding and on the feed-forward output, while training"
     )
-    dropout_attention: Probability = Field(default=0.0, description="on attention weights, while training")
-    dropout_qkv: Probability = Field(default=0.0, description="on queries, keys and values, while training")
     activation: Activation = Field(default="leaky-relu", description="inside the feed-forward part")
     norm: Literal["layer", "rms"] = Field(default="layer", description="LayerNorm or RMSNorm")
-    normformer: bool = Field(default=True, description="two more norms: after attention, and inside the feed-forward")
+    normformer: bool = Field(default=True, description="more norms: inside the feed-forward part, and after attention")
     sigma_reparam: bool = Field(default=True, description="linears divided by their spectral norm, times a gain")
+
+
+class TransformerSettings(BlockSettings):
+    """Causal Transformer over the tokens of a trajectory."""
+
+    kind: Literal["transformer"] = "transformer"
+    num_heads: Positive = Field(default=8, description="attention heads")
+    dropout_attention: Probability = Field(default=0.0, description="on attention weights, while training")
+    dropout_qkv: Probability = Field(default=0.0, description="on queries, keys and values, while training")
     head_scale: bool = Field(default=True, description="a learned factor for each head's output")
     position: Literal["sinusoid", "learned", "rope"] = Field(
         default="sinusoid", description="how the absolute time index enters: added sinusoid, added table, rotation"
@@ -181,12 +186,10 @@ class MambaSettings(ModelSettings):
     )
 
 
-class FeedForwardSettings(ModelSettings):
-    """No memory: each token by itself through an MLP."""
+class FeedForwardSettings(BlockSettings):
+    """No memory: each token by itself through the Transformer's blocks without attention."""
 
     kind: Literal["feedforward"] = "feedforward"
-    hidden: Widths = Field(default=(256,), description="widths of the hidden layers")
-    output: Positive = Field(default=256, description="size of the output")
 
 
 class IdentitySettings(ModelSettings):

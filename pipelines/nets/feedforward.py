@@ -6,43 +6,65 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pipelines.config.encoders import FeedForwardSettings, IdentitySettings
+from pipelines.nets import init
 from pipelines.nets.cache import NoMemory
-from pipelines.nets.linear import MLP
+from pipelines.nets.linear import iterate
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder
+from pipelines.nets.transformer import Block, norm_of
 
 
-class FeedForward(SequenceEncoder):
-    """LayerNorm(MLP(token)): time and past are not seen."""
-
-    def __init__(self, input_size: int, settings: FeedForwardSettings) -> None:
-        super().__init__()
-        self.output_size = settings.output
-        self.body: nn.Module = nn.Sequential(
-            MLP(input_size, settings.hidden, settings.output), nn.LayerNorm(settings.output)
-        )
-
-    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
-        return self.body(x_BTD)
+class MemoryFree(SequenceEncoder):
+    """Base of encoders that see one token at a time: time and past are not seen."""
 
     def memory(
         self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> NoMemory:
         return NoMemory()
 
-    def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
-        return self.body(x_ND)
-
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: Any) -> None:
         pass
 
 
-class Identity(FeedForward):
+class FeedForward(MemoryFree):
+    """The Transformer's blocks without attention: as wide and as deep, so that what a Transformer scores above it is
+    due to memory."""
+
+    def __init__(self, input_size: int, settings: FeedForwardSettings) -> None:
+        super().__init__()
+        self.output_size, self.dropout = settings.d_model, settings.dropout
+        self.embed = init.linear(input_size, settings.d_model, gain=1.0)
+        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
+        self.norm = norm_of(settings)(settings.d_model)
+
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        return self._encode(x_BTD, self.training)
+
+    def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
+        return self._encode(x_ND, False)
+
+    def update_statistics(self) -> None:
+        iterate(self)
+
+    def _encode(self, x: Tensor, dropout: bool) -> Tensor:
+        x = F.dropout(self.embed(x).to(self.embed.weight.dtype), self.dropout, dropout)
+        for block in self.blocks:
+            x = self.run(block, x, None, dropout)
+        return self.norm(x)
+
+
+class Identity(MemoryFree):
     """The token as it is."""
 
     def __init__(self, input_size: int, settings: IdentitySettings) -> None:
-        SequenceEncoder.__init__(self)
+        super().__init__()
         self.output_size = input_size
-        self.body = nn.Identity()
+
+    def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
+        return x_BTD
+
+    def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
+        return x_ND

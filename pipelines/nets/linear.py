@@ -52,6 +52,13 @@ class SigmaLinear(nn.Module):
         return F.linear(x, self.weight * self.scale(), self.bias)
 
 
+def iterate(network: nn.Module) -> None:
+    """Take one power iteration in every `SigmaLinear` of `network`."""
+    for module in network.modules():
+        if isinstance(module, SigmaLinear):
+            module.iterate()
+
+
 class MLP(nn.Module):
     """Hidden linears with activations, then an output linear (`gain` None: initialised as a hidden one).
 

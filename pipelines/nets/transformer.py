@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelines.config.encoders import TransformerSettings
+from pipelines.config.encoders import BlockSettings, TransformerSettings
 from pipelines.nets import init
 from pipelines.nets.activation import activation
 from pipelines.nets.attention import Sight, attend, attend_cached, dense, weights
 from pipelines.nets.cache import KVCache
-from pipelines.nets.linear import SigmaLinear
+from pipelines.nets.linear import SigmaLinear, iterate
 from pipelines.nets.packing import Packing
 from pipelines.nets.positions import LearnedTable, Sinusoid, rotate
 from pipelines.nets.sequence import SequenceEncoder, Stepper
@@ -30,26 +30,28 @@ SEEN = 64  # last queries of a window whose attention is looked at for the log
 
 
 class Block(nn.Module):
-    """x + norm(attention(norm(x))), then x + linear(norm(act(linear(norm(x)))))."""
+    """x + norm(attention(norm(x))), then x + linear(norm(act(linear(norm(x))))); the latter alone where the settings
+    are not a Transformer's."""
 
-    def __init__(self, settings: TransformerSettings) -> None:
+    def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
         width, inner = settings.d_model, settings.d_ff
-        self.num_heads = settings.num_heads
-        self.dropout, self.dropout_qkv = settings.dropout, settings.dropout_qkv
-        norm = nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
-        extra = norm if settings.normformer else nn.Identity
-        self.before_attention, self.after_attention = norm(width), extra(width)
-        self.before_ff, self.inside_ff = norm(width), extra(inner)
+        self.dropout = settings.dropout
+        extra = norm_of(settings) if settings.normformer else nn.Identity
         linear = SigmaLinear if settings.sigma_reparam else init.stream_linear
-        self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
+        if isinstance(settings, TransformerSettings):
+            self.num_heads, self.dropout_qkv = settings.num_heads, settings.dropout_qkv
+            self.before_attention, self.after_attention = norm_of(settings)(width), extra(width)
+            self.qkv, self.merge = linear(width, 3 * width), linear(width, width)
+            self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
+        self.before_ff, self.inside_ff = norm_of(settings)(width), extra(inner)
         self.expand, self.contract = linear(width, inner), linear(inner, width)
         self.activation = activation(settings.activation)
-        self.head_scale = nn.Parameter(torch.ones(settings.num_heads, 1, 1)) if settings.head_scale else None
 
-    def forward(self, x_BTD: Tensor, attention: Attention, dropout: bool = False) -> Tensor:
-        """`attention` takes q, k, v (B, H, T, Dh) and returns (B, H, T, Dh)."""
-        x_BTD = x_BTD + self._mix(x_BTD, attention, dropout)
+    def forward(self, x_BTD: Tensor, attention: Attention | None, dropout: bool = False) -> Tensor:
+        """`attention` takes q, k, v (B, H, T, Dh) and returns (B, H, T, Dh); None: there is none."""
+        if attention is not None:
+            x_BTD = x_BTD + self._mix(x_BTD, attention, dropout)
         return x_BTD + F.dropout(self._feed(x_BTD), self.dropout, dropout)
 
     def _mix(self, x_BTD: Tensor, attention: Attention, dropout: bool) -> Tensor:
@@ -66,6 +68,10 @@ class Block(nn.Module):
         return self.contract(self.inside_ff(self.activation(self.expand(self.before_ff(x_BTD)))))
 
 
+def norm_of(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
+    return nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm
+
+
 class Transformer(SequenceEncoder):
     def __init__(self, input_size: int, settings: TransformerSettings) -> None:
         super().__init__()
@@ -78,7 +84,7 @@ class Transformer(SequenceEncoder):
         elif settings.position == "learned":
             self.position, self.max_time = LearnedTable(settings.d_model, settings.max_time), settings.max_time
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
-        self.norm = (nn.LayerNorm if settings.norm == "layer" else nn.RMSNorm)(settings.d_model)
+        self.norm = norm_of(settings)(settings.d_model)
 
     @property
     def sight(self) -> Sight:
@@ -147,11 +153,8 @@ class Transformer(SequenceEncoder):
 
             x_NTD = block(x_NTD, attention)
 
-    @torch.no_grad()
     def update_statistics(self) -> None:
-        for module in self.modules():
-            if isinstance(module, SigmaLinear):
-                module.iterate()
+        iterate(self)
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
         """Mean entropy of attention, in nats, over heads and the last queries."""

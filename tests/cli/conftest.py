@@ -19,8 +19,9 @@ from amago_cli.app import main
 TINY = (
     "agent.timestep.hidden=[8]",
     "agent.timestep.output=8",
-    "agent.sequence.hidden=[8]",
-    "agent.sequence.output=8",
+    "agent.sequence.d_model=8",
+    "agent.sequence.num_layers=1",
+    "agent.sequence.d_ff=8",
     "agent.actor.hidden=[8]",
     "agent.critic.hidden=[8]",
     "train.window=16",

@@ -20,7 +20,7 @@ OBSERVATION: dict[str, Space] = {"obs": Box(shape=(3,))}
 SEQUENCES = {
     "transformer": {"kind": "transformer", "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 32, "dropout": 0},
     "gru": {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10},
-    "feedforward": {"kind": "feedforward", "hidden": [12], "output": 10},
+    "feedforward": {"kind": "feedforward", "d_model": 12, "num_layers": 1, "d_ff": 16, "dropout": 0},
     "identity": {"kind": "identity"},
 }
 

@@ -32,7 +32,8 @@ CASES = {
     "mingru": {"kind": "mingru", "d_model": 12, "num_layers": 2},
     "mamba": {"kind": "mamba", "d_model": 12, "num_layers": 2, "state": 4, "conv": 3},
     "mamba-no-convolution": {"kind": "mamba", "d_model": 12, "num_layers": 1, "conv": 1},
-    "feedforward": {"kind": "feedforward", "hidden": [12], "output": 10},
+    "feedforward": {"kind": "feedforward", "d_model": 12, "num_layers": 2, "d_ff": 20},
+    "feedforward-plain": {"kind": "feedforward", "d_model": 12, "normformer": False, "sigma_reparam": False},
     "identity": {"kind": "identity"},
 }
 
@@ -166,7 +167,9 @@ def test_windows_that_share_rows_are_as_windows_with_rows_of_their_own(case):
         torch.testing.assert_close(packed, padded, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["transformer", "transformer-dropout", "transformer-sink", "gru", "mingru", "mamba"])
+@pytest.mark.parametrize(
+    "case", ["transformer", "transformer-dropout", "transformer-sink", "feedforward", "gru", "mingru", "mamba"]
+)
 def test_computing_again_in_the_backward_changes_no_gradient(case):
     encoder, gradients = build(case).train(), []
     x, time = torch.randn(2, 40, INPUT), torch.arange(40).expand(2, -1)
@@ -177,6 +180,28 @@ def test_computing_again_in_the_backward_changes_no_gradient(case):
         gradients.append([parameter.grad for parameter in encoder.parameters()])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@torch.no_grad()
+def test_the_memory_free_baseline_is_the_transformer_without_attention():
+    shared = {"d_model": 16, "num_layers": 2, "d_ff": 32}
+    adapter = TypeAdapter(SequenceSettings)
+    ours = sequence_encoder(INPUT, adapter.validate_python({"kind": "feedforward"} | shared))
+    theirs = {"kind": "transformer", "num_heads": 4, "head_scale": False} | shared
+    transformer = sequence_encoder(INPUT, adapter.validate_python(theirs))
+    for parameter in ours.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    lacking = transformer.load_state_dict(ours.state_dict(), strict=False)
+    assert not lacking.unexpected_keys
+    transformer.position = None
+    for block in transformer.blocks:  # its attention adds nothing
+        block.after_attention.weight.zero_()
+        block.after_attention.bias.zero_()
+    x, time = torch.randn(2, 9, INPUT), torch.arange(9).expand(2, -1)
+    torch.testing.assert_close(ours.eval()(x, time), transformer.eval()(x, time))
+    before = ours.blocks[0].expand.right.clone()
+    ours.update_statistics()
+    assert not torch.equal(ours.blocks[0].expand.right, before)
 
 
 @pytest.mark.parametrize("name", ["dropout_attention", "dropout_qkv"])

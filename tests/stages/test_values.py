@@ -53,7 +53,7 @@ def test_a_trajectory_within_the_window_is_one_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 def test_without_memory_windows_make_no_difference(tmp_path: Path, window: int) -> None:
-    agent = {"sequence": {"kind": "feedforward", "hidden": [8], "output": 8}}
+    agent = {"sequence": {"kind": "feedforward", "d_model": 8, "num_layers": 1, "d_ff": 8}}
     home = trained(tmp_path / "run", agent=agent, train={"window": window})
     expected, figures = judged(home, 0, 5), found(home)
     for name in set(FIGURES) - {"target"}:  # of critics drawn at random, by others in another batch

@@ -89,7 +89,7 @@ ENCODERS: dict[str, dict[str, object]] = {
     "gru": {"kind": "gru", "hidden": 8, "output": 8},
     "mingru": {"kind": "mingru", "d_model": 8, "num_layers": 1},
     "mamba": {"kind": "mamba", "d_model": 8, "num_layers": 1, "state": 4},
-    "feedforward": {"kind": "feedforward", "hidden": [8], "output": 8},
+    "feedforward": {"kind": "feedforward", "d_model": 8, "num_layers": 1, "d_ff": 8, "dropout": 0},
     "identity": {"kind": "identity"},
 }
 

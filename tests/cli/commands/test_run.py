@@ -18,8 +18,9 @@ hidden = [8]
 output = 8
 [agent.sequence]
 kind = "feedforward"
-hidden = [8]
-output = 8
+d_model = 8
+num_layers = 1
+d_ff = 8
 [agent.actor]
 hidden = [8]
 [agent.critic]
