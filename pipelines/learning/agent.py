@@ -53,6 +53,7 @@ class Verdict:
     loss: Tensor
     judged: Judged
     own: Own
+    advantage_NG: Tensor  # in reward units
     weight_NG: Tensor
 
 
@@ -197,7 +198,9 @@ class Agent(nn.Module):
         loss, judged = critics.judge(at.h_ND, at.action, target_NG, scale_N)
         maximised = drawn_MNG if self.kind.online_weight > 0 else None
         own = critics.own_values(judged, at.action, at.params_NGP, at.legal, noise_NGKZ, maximised)
-        return Verdict(loss=loss, judged=judged, own=own, weight_NG=self._imitation_weights(at.mask, judged, own))
+        advantage_NG = self._advantages(judged, own)
+        weight_NG = self._imitation_weights(at.mask, advantage_NG)
+        return Verdict(loss=loss, judged=judged, own=own, advantage_NG=advantage_NG, weight_NG=weight_NG)
 
     def log_prob(self, at: Steps) -> Tensor:
         """Log-probabilities of the actions taken (N, G)."""
@@ -255,12 +258,17 @@ class Agent(nn.Module):
         return scattered(popart.denormalize(value_NG) if critics.normalized else value_NG, mask_BT)
 
     @torch.no_grad()
-    def _imitation_weights(self, mask_BT: Tensor, judged: Judged, own: Own) -> Tensor:
-        """f(advantage) at the real steps (N, G); the filter sees the batch in its own shape, with the mask."""
+    def _advantages(self, judged: Judged, own: Own) -> Tensor:
+        """Advantages of the actions taken (N, G), in reward units. PopArt's mean cancels and is never added, so that
+        small differences of large values keep their sign."""
         critics, popart = self._critics()
         advantage_NG = judged.data_CNG.mean(0) - own.all_CNG.mean(0)
         advantage_NG = advantage_NG * popart.sigma_G if critics.normalized else advantage_NG
-        advantage_NG = advantage_NG / self.settings.reward_multiplier
+        return advantage_NG / self.settings.reward_multiplier
+
+    @torch.no_grad()
+    def _imitation_weights(self, mask_BT: Tensor, advantage_NG: Tensor) -> Tensor:
+        """f(advantage) at the steps that count (N, G); the filter sees the batch in its own shape, with the mask."""
         return self.filter(scattered(advantage_NG, mask_BT), mask_BT[..., None])[mask_BT]
 
     @torch.no_grad()

@@ -50,7 +50,7 @@ def _steps(agent: Agent, batch: TensorBatch, generator: torch.Generator) -> dict
     return {
         "q": q_CNG.mean(0),
         "v": v_CNG.mean(0),
-        "advantage": q_CNG.mean(0) - v_CNG.mean(0),
+        "advantage": verdict.advantage_NG,
         "weight": verdict.weight_NG,
         "spread": q_CNG.amax(0) - q_CNG.amin(0),
         "target": target_NG / agent.settings.reward_multiplier,

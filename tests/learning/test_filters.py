@@ -53,6 +53,17 @@ def test_filters_see_the_advantages_that_inspection_reports(changes):
     np.testing.assert_allclose(figures["weight"], np.exp(0.5 * figures["advantage"]), rtol=1e-5)
 
 
+def test_small_advantages_of_large_values_keep_their_sign_in_inspection():
+    owner = agent()
+    data = batch(owner)
+    owner.loss(data)
+    owner.popart.mu_G += 1e6  # float32 has no more than .06 to tell values apart there
+    figures = inspect(owner, data)
+    real = figures["mask"]
+    assert 0 < figures["weight"][real].mean() < 1
+    np.testing.assert_array_equal(figures["weight"][real], figures["advantage"][real] > 0)
+
+
 def seen_only(advantage, mask, *, factor=1.0):
     return factor * mask.expand_as(advantage).float()
 
