@@ -91,7 +91,10 @@ class CriticSettings(ModelSettings):
     kind: Literal["scalar", "two-hot"] | None = Field(
         default=None, description="a number with value normalisation, or a distribution over bins; none: as the agent"
     )
-    bins: Annotated[int, Field(ge=2)] = Field(default=128, description="bins of a two-hot critic, even in symlog space")
+    bins: Annotated[int, Field(ge=2)] = Field(default=128, description="bins of a two-hot critic")
+    symlog: bool = Field(
+        default=True, description="bins are even in symlog space; false: in values, whose low and high must be given"
+    )
     low: float = Field(default=-1e5, description="value of the first bin, in multiplied rewards")
     high: float = Field(default=1e5, description="value of the last bin")
     labels: Literal["two-hot", "hl-gauss"] = Field(
@@ -101,6 +104,8 @@ class CriticSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _subset(self) -> CriticSettings:
+        if not self.symlog and not {"low", "high"} <= self.model_fields_set:
+            raise ValueError("bins that are even in values need the range of values: set low and high")
         if self.low >= self.high:
             raise ValueError(f"low {self.low} is not below high {self.high}")
         if self.subset > self.ensemble:

@@ -7,7 +7,6 @@ G discounts, Z bins.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -78,27 +77,30 @@ class Scalar(Readout):
 
 class TwoHot(Readout):
     """A distribution over bins that are even in symlog space; the value is symexp of the mean bin (Hafner et al. 2023,
-    arXiv 2301.04104). Cross-entropy with two neighbouring bins, or with a Gaussian's mass on each bin (HL-Gauss;
-    Farebrother et al. 2024, arXiv 2403.03950)."""
+    arXiv 2301.04104). Or over bins that are even in value, whose mean is the value. Cross-entropy with two neighbouring
+    bins, or with a Gaussian's mass on each bin (HL-Gauss; Farebrother et al. 2024, arXiv 2403.03950)."""
 
     normalized = False
 
     def __init__(self, settings: CriticSettings) -> None:
         super().__init__()
         self.outputs = settings.bins
-        low, high = (math.copysign(math.log1p(abs(end)), end) for end in (settings.low, settings.high))
+        self.symlog = settings.symlog
+        low, high = self._place(torch.tensor([settings.low, settings.high], dtype=torch.float64)).tolist()
         self.low, self.step = low, (high - low) / (settings.bins - 1)
         self.register_buffer("bins_Z", torch.linspace(low, high, settings.bins), persistent=False)
         self.bins_Z: Tensor
         self.sigma = settings.label_sigma * self.step if settings.labels == "hl-gauss" else None
 
     def values(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        return symexp(self._logits(x_RW, weight, bias).softmax(-1) @ self.bins_Z)
+        return self._value(self._logits(x_RW, weight, bias).softmax(-1) @ self.bins_Z)
 
     def slopes(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
         probs_RZ = self._logits(x_RW, weight, bias).softmax(-1)
         mean_R = probs_RZ @ self.bins_Z
-        slope_RZ = probs_RZ * (self.bins_Z - mean_R[:, None]) * mean_R.abs().exp()[:, None]
+        slope_RZ = probs_RZ * (self.bins_Z - mean_R[:, None])
+        if self.symlog:
+            slope_RZ *= mean_R.abs().exp()[:, None]
         return slope_RZ.to(weight.dtype) @ weight.t()
 
     def loss(
@@ -119,7 +121,7 @@ class TwoHot(Readout):
             label_RZ = self.labels(target_Gn.flatten()) * scale_R1
             log_RZ = logits_RZ.log_softmax(-1)
             loss, probs_RZ = -(label_RZ * log_RZ).sum(), log_RZ.exp()
-        value_Gn = symexp(probs_RZ @ self.bins_Z).view_as(target_Gn)
+        value_Gn = self._value(probs_RZ @ self.bins_Z).view_as(target_Gn)
         slope_RZ = probs_RZ.mul_(scale_R1)
         if self.sigma is None:
             slope_RZ.scatter_add_(1, index_R2, -share_R2)
@@ -137,15 +139,23 @@ class TwoHot(Readout):
         if self.sigma is None:
             index_R2, share_R2 = self._neighbours(target_R)
             return share_R2.new_zeros(len(target_R), self.outputs).scatter_add_(1, index_R2, share_R2)
-        inside_R1 = symlog(target_R).clamp(self.bins_Z[0], self.bins_Z[-1])[:, None]
+        inside_R1 = self._place(target_R).clamp(self.bins_Z[0], self.bins_Z[-1])[:, None]
         edges = torch.cat((self.bins_Z - self.step / 2, self.bins_Z[-1:] + self.step / 2))
         below = torch.special.ndtr((edges - inside_R1) / self.sigma)
         mass_RZ = below.diff(dim=-1)
         return mass_RZ / mass_RZ.sum(-1, keepdim=True)
 
+    def _place(self, value: Tensor) -> Tensor:
+        """Where values lie among the bins, in the bins' units."""
+        return symlog(value) if self.symlog else value
+
+    def _value(self, place: Tensor) -> Tensor:
+        """Inverse of `_place`."""
+        return symexp(place) if self.symlog else place
+
     def _neighbours(self, target_R: Tensor) -> tuple[Tensor, Tensor]:
         """The two bins about each target, and their shares (R, 2)."""
-        place_R = ((symlog(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
+        place_R = ((self._place(target_R) - self.low) / self.step).clamp(0, self.outputs - 1)
         below_R = place_R.nan_to_num().floor().clamp_max(self.outputs - 2)  # NaN in the shares alone: no index is NaN
         share_R = place_R - below_R
         return torch.stack((below_R, below_R + 1), 1).long(), torch.stack((1 - share_R, share_R), 1)

@@ -45,7 +45,8 @@ class Literal:
 
     def value(self, critic, c, h, action, g, frozen=False):
         if self.critic_kind == "two-hot":
-            return symexp((self.outputs(critic, c, h, action, g, frozen).softmax(0) * self.bins()).sum())
+            mean = (self.outputs(critic, c, h, action, g, frozen).softmax(0) * self.bins()).sum()
+            return symexp(mean) if self.settings.critic.symlog else mean
         return self.outputs(critic, c, h, action, g, frozen)[g]
 
     def table(self, critic, c, h, g):
@@ -53,8 +54,9 @@ class Literal:
 
     def bins(self):
         settings = self.settings.critic
-        ends = symlog(torch.tensor([settings.low, settings.high], dtype=torch.float64)).tolist()
-        return torch.linspace(*ends, settings.bins, dtype=torch.float64)
+        ends = torch.tensor([settings.low, settings.high], dtype=torch.float64)
+        ends = symlog(ends) if settings.symlog else ends
+        return torch.linspace(*ends.tolist(), settings.bins, dtype=torch.float64)
 
     def is_table(self, critic):
         return isinstance(critic, ActionValues)
@@ -89,14 +91,14 @@ class Literal:
             settings = self.settings.critic
             bins = self.bins()
             label = torch.zeros(settings.bins, dtype=torch.float64)
+            y = (symlog(y) if settings.symlog else y).clamp(bins[0], bins[-1])
             if settings.labels == "two-hot":
-                inside = symlog(y).clamp(bins[0], bins[-1])
-                above = int((bins < inside).sum().clamp(1, settings.bins - 1))
-                share = (inside - bins[above - 1]) / (bins[above] - bins[above - 1])
+                above = int((bins < y).sum().clamp(1, settings.bins - 1))
+                share = (y - bins[above - 1]) / (bins[above] - bins[above - 1])
                 label[above - 1], label[above] = 1 - share, share
             else:
                 step = bins[1] - bins[0]
-                normal = torch.distributions.Normal(symlog(y), settings.label_sigma * step)
+                normal = torch.distributions.Normal(y, settings.label_sigma * step)
                 for z in range(settings.bins):
                     label[z] = normal.cdf(bins[z] + step / 2) - normal.cdf(bins[z] - step / 2)
                 label = label / label.sum()

@@ -11,6 +11,7 @@ from tests.learning.factories import ACTIONS, agent, batch
 from tests.learning.literal import Literal
 
 MULTI = {"kind": "multi-task"}
+EVEN = {"symlog": False, "bins": 5, "low": -3, "high": 2, "hidden": [6]}
 SMALL = {"actor": {"hidden": [8]}, "critic": {"hidden": [8, 6]}, "timestep": {"hidden": [8], "output": 8}}
 LENGTHS = {"lengths": (5, 3), "rows": 5}
 
@@ -35,6 +36,9 @@ CASES = {
     "two-hot of choices maximised": ("discrete", {"critic": {"kind": "two-hot", "hidden": [8, 6]}}),
     "hl-gauss": ("discrete", MULTI | {"critic": {"labels": "hl-gauss", "hidden": [6]}}),
     "few bins": ("box", MULTI | {"critic": {"bins": 5, "low": -3, "high": 2, "hidden": [6]}}),
+    "bins even in value": ("box", MULTI | {"critic": EVEN}),
+    "bins even in value maximised": ("box", {"critic": EVEN | {"kind": "two-hot"}}),
+    "gaussian over bins even in value": ("discrete", MULTI | {"critic": EVEN | {"labels": "hl-gauss"}}),
     "scalar multi-task": ("discrete", MULTI | {"critic": {"kind": "scalar", "hidden": [6]}}),
     "weights by hand": ("box", MULTI | {"online_weight": 0.5, "offline_weight": 0.3}),
     "means instead of minima": ("box", {"online_weight": 0.0}),

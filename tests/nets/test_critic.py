@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
@@ -12,8 +13,9 @@ from pipelines.nets.readout import TwoHot
 
 SETTINGS = CriticSettings(ensemble=3, hidden=(8, 7))
 TWO_HOT = SETTINGS.model_copy(update={"kind": "two-hot", "bins": 11, "low": -20, "high": 20})
+EVEN = TWO_HOT.model_copy(update={"symlog": False, "low": -3, "high": 5})
 GAMMAS = (0.1, 0.9)
-KINDS = pytest.mark.parametrize("settings", [SETTINGS, TWO_HOT], ids=["scalar", "two-hot"])
+KINDS = pytest.mark.parametrize("settings", [SETTINGS, TWO_HOT, EVEN], ids=["scalar", "two-hot", "even two-hot"])
 
 
 def member(critic, index, x, frozen=False):
@@ -30,8 +32,11 @@ def values(critic, index, h, action, frozen=False):
     for g, gamma in enumerate(GAMMAS):
         horizon = symlog(torch.tensor([[1 / (1 - gamma)]])).expand(len(h), 1)
         raw = member(critic, index, torch.cat((h, action[:, g], horizon), -1), frozen)
-        bins = getattr(critic.readout, "bins_Z", None)
-        out.append(raw[:, g] if bins is None else symexp(raw.softmax(-1) @ bins))
+        if not isinstance(critic.readout, TwoHot):
+            out.append(raw[:, g])
+            continue
+        mean = raw.softmax(-1) @ critic.readout.bins_Z
+        out.append(symexp(mean) if critic.readout.symlog else mean)
     return torch.stack(out, 1)
 
 
@@ -144,6 +149,27 @@ def test_two_bins_about_a_target_have_its_distance_as_shares():
     torch.testing.assert_close(labels, expected, atol=1e-6, rtol=0)
     decoded = symexp(labels @ readout.bins_Z)
     torch.testing.assert_close(decoded, torch.tensor([0.0, 1.0, half, 1.0, -1.0]))
+
+
+@pytest.mark.parametrize("labels", ["two-hot", "hl-gauss"])
+def test_bins_can_be_even_in_value(labels):
+    settings = CriticSettings(kind="two-hot", symlog=False, bins=5, low=-2, high=6, labels=labels, label_sigma=0.1)
+    readout = TwoHot(settings)
+    assert readout.bins_Z.tolist() == [-2, 0, 2, 4, 6]
+    found = readout.labels(torch.tensor([2.0, 4.0, 99.0]))
+    torch.testing.assert_close(found, torch.eye(5)[[2, 3, 4]], atol=1e-5, rtol=0)
+    if labels == "two-hot":
+        torch.testing.assert_close(readout.labels(torch.tensor([2.5])), torch.tensor([[0, 0, 0.75, 0.25, 0]]))
+    weight, bias = torch.zeros(3, 5), torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0]).log()
+    value = readout.values(torch.ones(1, 3), weight, bias, torch.zeros(1, dtype=torch.int64))
+    torch.testing.assert_close(value, torch.tensor([-1.0 + 0.5 + 1.0]))
+
+
+def test_bins_even_in_value_need_a_range():
+    with pytest.raises(ValidationError, match="set low and high"):
+        CriticSettings(symlog=False, high=10)
+    again = CriticSettings.model_validate(CriticSettings(symlog=False, low=-10, high=10).model_dump())
+    assert (again.low, again.high, again.symlog) == (-10, 10, False)
 
 
 def test_a_gaussian_label_has_its_mean_at_the_target():
