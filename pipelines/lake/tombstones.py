@@ -157,8 +157,10 @@ class Hidden:
                 self._touched |= names ^ self._quarantined
                 self._quarantined = names
             if self._moved(FOLDER):
-                for name in tombstone_names(self._storage):
+                listed = tombstone_names(self._storage)
+                for name in listed:
                     self._touched |= self._take(name) if name not in self._read else set()
+                self._steps = {name: self._steps[name] for name in listed if name in self._steps}
         except BaseException:
             self._stamps.clear()  # what was not read is still to be found
             raise

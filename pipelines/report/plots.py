@@ -106,15 +106,19 @@ def _draw(
         if each.reference:
             _reference(axes, each, places(each))
     for place, each in enumerate(own):
-        color = _COLORS[place % len(_COLORS)]
-        xs = list(places(each))
-        if each.low is not None and each.high is not None:
-            axes.fill_between(xs, each.low, each.high, color=color, alpha=0.16, linewidth=0)
-        marker = _MARKERS[place % len(_MARKERS)] if len(xs) <= 16 else ""
-        axes.plot(xs, each.values, color=color, marker=marker, markersize=5, linewidth=2, label=each.name)
+        draw_series(axes, each, list(places(each)), place)
     arrange(axes)
     _legend(axes)
-    return _save(figure, path)
+    return save(figure, path)
+
+
+def draw_series(axes: Axes, series: Series, x: Sequence[float], place: int) -> None:
+    """Draw a line and its band; `place` is its number among the lines of the picture."""
+    color = _COLORS[place % len(_COLORS)]
+    if series.low is not None and series.high is not None:
+        axes.fill_between(x, series.low, series.high, color=color, alpha=0.16, linewidth=0)
+    marker = _MARKERS[place % len(_MARKERS)] if len(x) <= 16 else ""
+    axes.plot(x, series.values, color=color, marker=marker, markersize=5, linewidth=2, label=series.name)
 
 
 def _canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
@@ -122,6 +126,16 @@ def _canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained", facecolor="white")
     axes = figure.add_subplot()
+    style_axes(axes, x_label, y_label)
+    if title:
+        # The figure's title, not the axes': it may be as wide as the picture.
+        text = textwrap.fill(title, 72)
+        figure.suptitle(text, x=0.012, ha="left", color=_INK, fontsize=12, fontweight="bold")
+    return figure, axes
+
+
+def style_axes(axes: Axes, x_label: str, y_label: str) -> None:
+    """Label the axes, in the style of all pictures."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     for side in ("top", "right", "left"):
@@ -130,11 +144,6 @@ def _canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     axes.tick_params(colors=_SOFT, labelcolor=_INK, length=0, labelsize=9.5)
     axes.set_xlabel(x_label, color=_INK, fontsize=10.5, labelpad=6)
     axes.set_ylabel(y_label, color=_INK, fontsize=10.5, labelpad=6)
-    if title:
-        # The figure's title, not the axes': it may be as wide as the picture.
-        text = textwrap.fill(title, 72)
-        figure.suptitle(text, x=0.012, ha="left", color=_INK, fontsize=12, fontweight="bold")
-    return figure, axes
 
 
 def _reference(axes: Axes, each: Series, places: Sequence[float] | range) -> None:
@@ -172,8 +181,9 @@ def _ticks(count: int) -> list[int]:
     return list(range(1, count + 1, step))
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG, or as SVG where the name ends so."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="svg" if path.suffix == ".svg" else "png")
     write_atomically(path, buffer.getvalue())
     return path

@@ -3,6 +3,7 @@
     python tests/benchmarks/learning.py run --task lake-4x4 --seeds 0-4 --jobs 2 --to results.jsonl
     python tests/benchmarks/learning.py run --variants variants.toml --variant wide --set train.batch_size=32
     python tests/benchmarks/learning.py show --from results.jsonl --where "task like 'lake%'"
+    python tests/benchmarks/learning.py draw --from results.jsonl --to curves.png
 
 `run` trains every task (learning_parts/tasks.toml) with every variant and seed, each in a process of its own with one
 thread, and appends one line of JSON per run; runs that are there are skipped, so a killed benchmark is resumed by the
@@ -14,20 +15,28 @@ held-out tasks (`last_...` in the file). CPU seconds are user and system time of
 included; evaluations that only draw the learning curve are counted apart and taken out of what is shown.
 
 `show` gives the interquartile mean over seeds with a 95% bootstrap interval, by task and variant, and over tasks, whose
-scores are scaled to 0 (random) and 1 (optimum or goal), with seeds drawn within each task.
+scores are scaled to 0 (random) and 1 (optimum or goal), with seeds drawn within each task. `draw` draws learning curves
+with the same intervals. `book` writes the table of docs/results.md from docs/results.jsonl.
+
+`run --reference DIR --reference-python PYTHON` plays lakes, T-Maze and the dark room with a checkout of AMAGO 3.3, for
+as many CPU seconds (--cpu-seconds, or the task's): see learning_reference.py. `pip install torch gin-config einops
+accelerate gym gymnasium==0.29.1 wandb termcolor matplotlib` makes its Python.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipelines.errors import AmagoError
-from tests.benchmarks.learning_parts import schedule, summary, tasks
+from tests.benchmarks import learning_reference
+from tests.benchmarks.learning_parts import book, draw, schedule, summary, tasks
+from tests.benchmarks.learning_parts.machine import ROOT
 
 RESULTS = Path("learning.jsonl")
 
@@ -47,13 +56,24 @@ def arguments() -> argparse.Namespace:
     run.add_argument("--to", type=Path, default=RESULTS, metavar="FILE.jsonl")
     run.add_argument("--cpu-seconds", type=float, default=0.0, metavar="LIMIT", help="0: as the recipe ends")
     run.add_argument("--curve", type=int, default=tasks.CURVE_POINTS, metavar="POINTS", help="0: no learning curve")
+    run.add_argument("--reference", type=Path, metavar="DIR", help="run a checkout of AMAGO 3.3 instead of this one")
+    run.add_argument("--reference-python", type=Path, metavar="PYTHON", help="a Python that has what DIR needs")
     show = commands.add_parser("show", help="scores by task and variant")
-    show.add_argument("--from", dest="source", type=Path, default=RESULTS, metavar="FILE.jsonl")
-    show.add_argument("--where", default="true", metavar="SQL", help="over the columns of a result")
+    picture = commands.add_parser("draw", help="learning curves by task, against CPU seconds and environment steps")
+    for reader in (show, picture):
+        reader.add_argument("--from", dest="source", type=Path, default=RESULTS, metavar="FILE.jsonl")
+        reader.add_argument("--where", default="true", metavar="SQL", help="over the columns of a result")
+    picture.add_argument("--to", type=Path, required=True, metavar="FILE.png|svg")
+    page = commands.add_parser("book", help="write the table of docs/results.md")
+    page.add_argument("--from", dest="source", type=Path, default=ROOT / "docs/results.jsonl", metavar="FILE.jsonl")
+    page.add_argument("--to", type=Path, default=ROOT / "docs/results.md", metavar="FILE.md")
     show.add_argument(
         "--metric", default="", metavar="SQL", help="in place of the tasks' own, e.g. list_avg(per_attempt)"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.command == "run" and bool(options.reference) != bool(options.reference_python):
+        parser.error("--reference DIR and --reference-python PYTHON belong together")
+    return options
 
 
 def variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -73,35 +93,36 @@ def variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every run that is asked for, seed by seed."""
     known = tasks.load_tasks()
-    wanted = options.task or [name for name in known if name != "lunarlander"]
-    if unknown := [name for name in wanted if name not in known]:
-        raise SystemExit(f"no task '{unknown[0]}'; there are: {', '.join(known)}")
-    chosen = variants(options)
-    for name in wanted:
-        for overrides in chosen.values():
-            tasks.settings_of(known[name], overrides, seed=0)  # refuses before anything runs
-    limit = options.cpu_seconds
-    return [
-        {
-            "task": name,
-            "variant": variant,
-            "settings": overrides,
-            "seed": seed,
-            "cpu_limit": limit,
-            **schedule.amago_job(known[name].model_dump(), overrides, seed=seed, points=options.curve, limit=limit),
-        }
-        for seed in options.seeds
-        for name in wanted
-        for variant, overrides in chosen.items()
-    ]
+    playable = list(learning_reference.TASKS) if options.reference else list(known)
+    wanted = options.task or [name for name in playable if name != "lunarlander"]
+    if unknown := [name for name in wanted if name not in playable]:
+        raise SystemExit(f"no task '{unknown[0]}'; there are: {', '.join(playable)}")
+    chosen = {"reference": {}} if options.reference else variants(options)
+    found = []
+    for seed, name, (variant, overrides) in product(options.seeds, wanted, chosen.items()):
+        job = {"task": name, "variant": variant, "settings": overrides, "seed": seed, "cpu_limit": options.cpu_seconds}
+        if options.reference:
+            job["cpu_limit"] = job["cpu_limit"] or known[name].cpu_seconds
+            place = {"root": options.reference, "python": options.reference_python}
+            found.append(schedule.reference_job(job, points=options.curve, **place))
+        else:
+            tasks.settings_of(known[name], overrides, seed=seed)  # refuses before anything runs
+            found.append(schedule.own_job(known[name].model_dump(), job, points=options.curve))
+    return found
 
 
 def main() -> int:
     options = arguments()
     try:
         if options.command == "run":
-            return 1 if schedule.run_all(jobs(options), options.to, at_once=options.jobs) else 0
-        print(summary.table(options.source, where=options.where, metric=options.metric))
+            root = options.reference or ROOT
+            return 1 if schedule.run_all(jobs(options), options.to, at_once=options.jobs, root=root) else 0
+        if options.command == "show":
+            print(summary.table(options.source, where=options.where, metric=options.metric))
+        elif options.command == "draw":
+            print(draw.learning_curves(options.source, options.to, where=options.where))
+        else:
+            print(book.write(options.source, options.to))
     except AmagoError as error:
         problems = "".join(f"\n  {problem}" for problem in getattr(error, "problems", ()))
         raise SystemExit(f"{error}{problems}") from error

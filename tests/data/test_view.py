@@ -4,6 +4,7 @@ import pytest
 from pipelines.data.view import ROW, Selection, View
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, SCHEMA, fill, segment_files
 
@@ -48,6 +49,20 @@ def test_what_is_not_selected_weighs_nothing_and_the_selection_holds_for_what_co
     again = View(lake, SCHEMA.id, selection=view.selection)
     again.restore(view.snapshot())
     np.testing.assert_array_equal(again.table, view.table)
+
+
+def test_steps_that_expire_were_collected_all_the_same_and_overlays_collect_none(lake: Lake) -> None:
+    written = list(fill(lake, [5, 6, 7], seal_every=1))
+    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
+        overlay.append(written[2], {"reward": np.ones(8, dtype=np.float32)}, method="m")
+    view = View(lake, SCHEMA.id)
+    for max_steps, grace in ((18, 60), (13, 60), (7, 60), (7, 0)):  # the last one sweeps, and merges tombstones
+        expire(lake, Limits(max_steps=max_steps), grace_seconds=grace)
+        view.refresh()
+        again = View(lake, SCHEMA.id)
+        again.refresh()
+        assert (view.collected_steps, again.collected_steps) == (18, 18)
+    assert view.num_trajectories == 2  # one and its overlay
 
 
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf, 1e39])

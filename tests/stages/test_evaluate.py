@@ -26,6 +26,7 @@ def test_the_same_evaluation_is_read_back_and_another_seed_is_another(run: Path)
     assert evaluate.run(tiny(evaluate={"seed": 5}), run=run).status == "done"
     report = json.loads(first.outputs[0].read_text())
     assert report["metrics"]["return_mean"] == first.metrics["return_mean"]
+    assert report["cpu_seconds"] > 0
 
 
 def test_the_same_seed_gives_the_same_figures_whatever_the_number_of_actors(run: Path) -> None:

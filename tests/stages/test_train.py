@@ -100,9 +100,17 @@ def test_metrics_have_one_line_a_logged_update_after_a_resume(tmp_path: Path, la
     assert [line["update"] for line in lines] == [2, 4, 6]
 
 
-def test_a_lake_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
-    from pipelines.lake.store import Lake
+def test_the_replay_ratio_is_steps_trained_on_by_steps_collected(tmp_path: Path, lake: Path) -> None:
+    result = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
+    collected = sum(row[0] for row in query(Lake.open(lake), "select length from trajectories")[1])
+    assert result.metrics["env_steps"] == collected > 0
+    assert result.metrics["replay_ratio"] == result.metrics["steps_seen"] / collected
+    lines = MetricsLog(tmp_path / "run/metrics.jsonl").read()
+    assert lines[-1]["replay_ratio"] == result.metrics["replay_ratio"] > lines[0]["replay_ratio"] > 0
+    assert 0 < lines[0]["cpu_seconds"] <= lines[-1]["cpu_seconds"]
 
+
+def test_a_lake_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match="no lake"):
         train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "nowhere", 1.0)])
     Lake.create(tmp_path / "empty")
@@ -190,8 +198,6 @@ def test_a_resumed_mixture_with_priorities_equals_an_uninterrupted_one(tmp_path:
 
 
 def test_a_checkpoint_says_what_was_drawn_from(tmp_path: Path, lake: Path) -> None:
-    from pipelines.lake.store import Lake
-
     collect.run(tiny(seed=5), lake=tmp_path / "other")
     settings = tiny(train={"anneal_steps": 4, "where": "length > 0", "weight": "length"})
     train.run(settings, run=tmp_path / "run", lakes=[(lake, 0.8, 0.2), (tmp_path / "other", 0.5)])
@@ -237,8 +243,6 @@ def test_a_selection_of_nothing_is_said(tmp_path: Path, lake: Path) -> None:
 
 def test_a_follower_waits_for_a_lake_and_takes_in_what_comes(tmp_path: Path) -> None:
     """The lake is begun while the trainer waits for it, and filled twice more while it trains."""
-    from pipelines.lake.store import Lake
-
     told: list[Event] = []
     counts: list[int] = []
 

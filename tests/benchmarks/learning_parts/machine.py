@@ -26,19 +26,16 @@ def gemm_gflops(seconds: float = 1.0, size: int = 512) -> float:
     return round(max(rates), 1)
 
 
-def version() -> str:
-    """Version of the checkout."""
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
-
-
-def commit() -> str:
-    """Short hash of the commit, with a + where tracked files differ from it; "" outside of git."""
+def code(root: Path = ROOT) -> dict[str, str]:
+    """Version of a checkout and its commit, with a + where tracked files differ from it; "" outside of git."""
+    version = str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
     try:
-        found = _git("rev-parse", "--short=10", "HEAD")
-        return found + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        commit = _git(root, "rev-parse", "--short=10", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return {"version": version, "commit": ""}
+    return {"version": version, "commit": commit + "+" * bool(changed)}
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()

@@ -47,12 +47,12 @@ def play(settings: Settings, directory: Path, *, cpu_seconds: float = 0.0) -> di
         "status": status,
         "updates": newest.update,
         "env_steps": env_steps,
-        "replay_ratio": newest.record["steps_seen"] / env_steps,
+        "replay_ratio": round(newest.record["steps_seen"] / env_steps, 2),
         **scores(best),
         **{f"last_{name}": value for name, value in scores(last).items()},
         "best_update": best["update"],
         "curve": curve(trained, reports),
-        "curve_cpu_seconds": sum(r["cpu_seconds"] for r in reports if r["settings"]["seed"] == CURVE_SEED),
+        "curve_cpu_seconds": round(sum(r["cpu_seconds"] for r in reports if r["settings"]["seed"] == CURVE_SEED), 2),
     }
 
 
@@ -75,8 +75,8 @@ def _evaluate(settings: Settings, directory: Path, entry: StageSettings) -> Mapp
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the figures of an evaluation that a result keeps."""
-    found = {name: metrics[name] for name in SCORES if name in metrics}
-    return found | {"per_attempt": [entry["success_mean"] for entry in metrics["per_attempt"]]}
+    found = {name: round(metrics[name], 4) for name in SCORES if name in metrics}
+    return found | {"per_attempt": [round(entry["success_mean"], 4) for entry in metrics["per_attempt"]]}
 
 
 def curve(trained: list[dict[str, Any]], reports: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ def connect(path: Path, tasks: Mapping[str, Task], *, metric: str = "") -> duckd
     """Open a database with a table `results`: the columns of the file and `score`, by task or by `metric`."""
     con = duckdb.connect()
     listed = ", ".join(f"{name}: '{kind}'" for name, kind in COLUMNS.items())
-    cases = " ".join(f"WHEN '{name}' THEN {task.score}" for name, task in tasks.items())
+    cases = " ".join(f"WHEN '{name}' THEN {task.sql}" for name, task in tasks.items())
     score = metric or f"CASE task {cases} END"
     con.execute(
         f"CREATE TABLE results AS SELECT *, ({score})::DOUBLE AS score FROM read_json(?, format = 'newline_delimited', "

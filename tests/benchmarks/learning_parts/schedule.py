@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.learning_parts import results
-from tests.benchmarks.learning_parts.machine import ROOT, commit, gemm_gflops, version
+from tests.benchmarks.learning_parts.machine import ROOT, code, gemm_gflops
 
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
@@ -24,13 +24,13 @@ def missing(jobs: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, 
     return [job for job in jobs if results.key(job) not in known]
 
 
-def run_all(jobs: Sequence[Mapping[str, Any]], path: Path, *, at_once: int) -> int:
-    """Run the jobs whose result is missing; returns how many failed."""
+def run_all(jobs: Sequence[Mapping[str, Any]], path: Path, *, at_once: int, root: Path = ROOT) -> int:
+    """Run the jobs whose result is missing, with the code in `root`; returns how many failed."""
     todo = missing(jobs, path)
     print(f"{len(todo)} runs, {len(jobs) - len(todo)} of {len(jobs)} are in {path}", flush=True)
     if not todo:
         return 0
-    facts = {"gflops": gemm_gflops(), "version": version(), "commit": commit()}
+    facts = {"gflops": gemm_gflops(), **code(root)}
     failed = 0
     with ThreadPoolExecutor(at_once) as pool:
         running = {pool.submit(run_one, job): job for job in todo}
@@ -90,13 +90,24 @@ def run_one(job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def amago_job(
-    task: Mapping[str, Any], settings: Mapping[str, Any], *, seed: int, points: int, limit: float
-) -> dict[str, Any]:
-    """Say how a run of this checkout is started."""
+def own_job(task: Mapping[str, Any], job: Mapping[str, Any], *, points: int) -> dict[str, Any]:
+    """Complete a job that is run with this checkout."""
+    given = {name: job[name] for name in ("settings", "seed", "cpu_limit")}
     return {
+        **job,
         "_command": [sys.executable, "-m", "tests.benchmarks.learning_parts.one"],
-        "_input": {"task": task, "settings": settings, "seed": seed, "points": points, "cpu_limit": limit},
+        "_input": {**given, "task": task, "points": points},
+    }
+
+
+def reference_job(job: Mapping[str, Any], *, root: Path, python: Path, points: int) -> dict[str, Any]:
+    """Complete a job that is run with a checkout of the reference, by a Python that has what it needs."""
+    given = {name: job[name] for name in ("task", "seed", "cpu_limit")}
+    return {
+        **job,
+        "_command": [str(python), "-W", "ignore", str(ROOT / "tests/benchmarks/learning_reference.py")],
+        "_input": {**given, "points": points},
+        "_environment": {"PYTHONPATH": str(root.resolve())},
     }
 
 

@@ -16,6 +16,7 @@ from tests.benchmarks.learning_parts.tasks import Task, load_tasks
 _QUERY = """
 SELECT task, variant, cpu_limit, settings::VARCHAR AS settings, list(score ORDER BY seed) AS scores,
     list(seed ORDER BY seed) AS seeds, list(per_attempt) AS attempts, avg(updates) AS updates,
+    list(DISTINCT gflops) AS gflops, list(DISTINCT version || ' (' || "commit" || ')') AS code,
     avg(env_steps) AS env_steps, avg(replay_ratio) AS replay_ratio,
     avg(cpu_seconds - coalesce(curve_cpu_seconds, 0)) AS cpu_seconds
 FROM results WHERE ({where}) AND score IS NOT NULL GROUP BY ALL ORDER BY task, variant, cpu_limit, settings

@@ -1,0 +1,95 @@
+"""The table of docs/results.md, between two marks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.config.atomic import write_atomically
+from pipelines.evaluation.statistics import iqm, stratified_ci
+from tests.benchmarks.learning_parts.summary import groups
+from tests.benchmarks.learning_parts.tasks import Task, load_tasks
+
+BEGIN, END = "<!-- results: written by tests/benchmarks/learning.py book -->", "<!-- end of results -->"
+_HEAD = (
+    "task",
+    "score",
+    "95% interval",
+    "worst seed",
+    "seeds",
+    "env steps",
+    "replay ratio",
+    "CPU s",
+    "published",
+    "code",
+)
+
+
+def write(path: Path, target: Path) -> Path:
+    """Replace the table in `target` by what the results in `path` say."""
+    text = target.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    found = groups(path, load_tasks()) if path.is_file() else []
+    write_atomically(target, f"{before}{BEGIN}\n{section(found, load_tasks())}\n{END}{after}")
+    return target
+
+
+def section(found: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> str:
+    """The table and the commands that repeat it."""
+    if not found:
+        return "No results yet."
+    lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
+    lines += ["| " + " | ".join(_row(group, tasks[group["task"]])) + " |" for group in found]
+    rates = sorted({rate for group in found for rate in group["gflops"]})
+    lines += ["", f"Measured at {rates[0]:g}-{rates[-1]:g} GFLOP/s (float32 products on one thread), by:", "", "```sh"]
+    return "\n".join([*lines, *dict.fromkeys(map(command, found)), "```"])
+
+
+def _row(group: Mapping[str, Any], task: Task) -> list[str]:
+    scores = np.array(group["scores"])
+    low, high = stratified_ci([scores])
+    name = group["task"] + ("" if group["variant"] == "default" else f", {group['variant']}")
+    published = "" if task.published is None else f"{task.published:g} ({task.source})"
+    return [
+        name,
+        f"{iqm(scores):.3g}",
+        f"{low:.3g} to {high:.3g}",
+        f"{scores.min():.3g}",
+        ranges(group["seeds"]),
+        f"{group['env_steps']:,.0f}",
+        f"{group['replay_ratio']:.1f}",
+        f"{group['cpu_seconds']:.0f}",
+        published,
+        ", ".join(group["code"]),
+    ]
+
+
+def command(group: Mapping[str, Any]) -> str:
+    """The command line that repeats a group of results."""
+    words = ["python tests/benchmarks/learning.py run", f"--task {group['task']}", f"--seeds {ranges(group['seeds'])}"]
+    if group["variant"] == "reference":
+        words.append("--reference DIR --reference-python PYTHON")
+    words += [f"--set '{key}={json.dumps(value)}'" for key, value in json.loads(group["settings"]).items()]
+    if group["cpu_limit"]:
+        words.append(f"--cpu-seconds {group['cpu_limit']:g}")
+    return " ".join(words)
+
+
+def ranges(seeds: Sequence[int]) -> str:
+    """Write seeds as `parse_seeds` reads them.
+
+    >>> ranges([0, 1, 2, 7])
+    '0-2,7'
+    """
+    runs: list[list[int]] = []
+    for seed in sorted(set(seeds)):
+        if runs and runs[-1][-1] == seed - 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -1,0 +1,71 @@
+"""Learning curves over seeds, by task: against CPU seconds and against environment steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from pipelines.evaluation.statistics import iqm, stratified_ci
+from pipelines.report.plots import Series, draw_series, save, style_axes
+from tests.benchmarks.learning_parts.results import connect
+from tests.benchmarks.learning_parts.tasks import load_tasks
+
+AXES = {"cpu_seconds": "CPU seconds", "env_steps": "environment steps"}
+_PLACES = 40
+_QUERY = """
+WITH points AS (
+    SELECT task, variant, cpu_limit, settings::VARCHAR AS settings, seed, unnest(curve) AS point
+    FROM results WHERE {where}
+), flat AS (SELECT task, variant, cpu_limit, settings, seed, point.* FROM points)
+SELECT task, variant, cpu_limit, settings, seed, cpu_seconds, env_steps, (CASE task {cases} END)::DOUBLE AS score
+FROM flat ORDER BY task, variant, cpu_limit, settings, seed, update
+"""
+Curve = np.ndarray  # (points, 3): cpu_seconds, env_steps, score
+
+
+def curves(path: Path, *, where: str = "true") -> dict[str, dict[tuple[Any, ...], list[Curve]]]:
+    """Curves of the seeds, by task and by what else a group of results has in common."""
+    tasks = load_tasks()
+    cases = " ".join(f"WHEN '{name}' THEN {task.score}" for name, task in tasks.items())
+    with connect(path, tasks) as con:
+        rows = con.execute(_QUERY.format(where=where, cases=cases)).fetchall()
+    seeds: dict[str, dict[tuple[Any, ...], dict[int, list[Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for task, variant, limit, settings, seed, *point in rows:
+        seeds[task][variant, limit, settings].setdefault(seed, []).append(point)
+    return {
+        task: {group: [np.array(points) for points in own.values()] for group, own in groups.items()}
+        for task, groups in seeds.items()
+    }
+
+
+def band(found: list[Curve], axis: int) -> tuple[np.ndarray, Series]:
+    """Interquartile mean and interval where all seeds have a curve; between two points a curve is a line."""
+    x = np.linspace(max(c[0, axis] for c in found), min(c[-1, axis] for c in found), _PLACES)
+    at = np.stack([np.interp(x, curve[:, axis], curve[:, 2]) for curve in found])
+    bounds = [stratified_ci([column]) for column in at.T]
+    low, high = zip(*bounds, strict=True)
+    return x, Series(name="", values=[iqm(column) for column in at.T], low=low, high=high)
+
+
+def learning_curves(path: Path, target: Path, *, where: str = "true") -> Path:
+    """Draw a row for each task into a PNG or SVG file."""
+    found = curves(path, where=where)
+    if not found:
+        raise SystemExit(f"no learning curves in {path} where {where}")
+    figure = Figure(figsize=(11.0, 2.9 * len(found)), dpi=120, layout="constrained", facecolor="white")
+    grid = figure.subplots(len(found), len(AXES), squeeze=False)
+    for row, (task, groups) in zip(grid, found.items(), strict=True):
+        for axis, (axes, label) in enumerate(zip(row, AXES.values(), strict=True)):
+            style_axes(axes, label, task if not axis else "")
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            for place, (group, seeds) in enumerate(groups.items()):
+                x, series = band(seeds, axis)
+                name = f"{group[0]}, {len(seeds)} seeds"
+                draw_series(axes, Series(**{**vars(series), "name": name}), x.tolist(), place)
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
+    return save(figure, target)
