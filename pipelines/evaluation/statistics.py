@@ -61,8 +61,8 @@ def iqm(values: np.ndarray) -> float:
 def stratified_ci(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """(low, high) of the interquartile mean over all values of `strata` (e.g. runs by task), by the percentile
-    bootstrap with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
+    """Bootstrap (low, high) of the interquartile mean over all values of `strata` (e.g. runs by task), with values
+    drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
 
     >>> stratified_ci([np.ones(3), np.ones(2)])
     (1.0, 1.0)

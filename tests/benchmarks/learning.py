@@ -33,6 +33,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import duckdb
+
 from pipelines.errors import AmagoError
 from tests.benchmarks import learning_reference
 from tests.benchmarks.learning_parts import book, draw, schedule, summary, tasks
@@ -77,7 +79,7 @@ def arguments() -> argparse.Namespace:
 
 
 def variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Named overrides, as the command line asks for them."""
+    """Collect the named overrides that the command line asks for."""
     extra = tasks.parse_overrides(options.set)
     if options.variants is None:
         if len(options.variant or []) > 1:
@@ -91,7 +93,7 @@ def variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every run that is asked for, seed by seed."""
+    """List every run that is asked for, seed by seed."""
     known = tasks.load_tasks()
     playable = list(learning_reference.TASKS) if options.reference else list(known)
     wanted = options.task or [name for name in playable if name != "lunarlander"]
@@ -123,6 +125,8 @@ def main() -> int:
             print(draw.learning_curves(options.source, options.to, where=options.where))
         else:
             print(book.write(options.source, options.to))
+    except duckdb.Error as error:
+        raise SystemExit(f"this SQL cannot be answered: {error}") from error
     except AmagoError as error:
         problems = "".join(f"\n  {problem}" for problem in getattr(error, "problems", ()))
         raise SystemExit(f"{error}{problems}") from error

@@ -40,7 +40,7 @@ def write(path: Path, target: Path) -> Path:
 
 
 def section(found: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> str:
-    """The table and the commands that repeat it."""
+    """Format the table and the commands that repeat it."""
     if not found:
         return "No results yet."
     lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
@@ -70,7 +70,7 @@ def _row(group: Mapping[str, Any], task: Task) -> list[str]:
 
 
 def command(group: Mapping[str, Any]) -> str:
-    """The command line that repeats a group of results."""
+    """Compose the command line that repeats a group of results."""
     words = ["python tests/benchmarks/learning.py run", f"--task {group['task']}", f"--seeds {ranges(group['seeds'])}"]
     if group["variant"] == "reference":
         words.append("--reference DIR --reference-python PYTHON")

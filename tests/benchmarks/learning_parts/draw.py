@@ -29,7 +29,7 @@ Curve = np.ndarray  # (points, 3): cpu_seconds, env_steps, score
 
 
 def curves(path: Path, *, where: str = "true") -> dict[str, dict[tuple[Any, ...], list[Curve]]]:
-    """Curves of the seeds, by task and by what else a group of results has in common."""
+    """Read the curves of all seeds, by task and by what else a group of results has in common."""
     tasks = load_tasks()
     cases = " ".join(f"WHEN '{name}' THEN {task.score}" for name, task in tasks.items())
     with connect(path, tasks) as con:
@@ -44,7 +44,7 @@ def curves(path: Path, *, where: str = "true") -> dict[str, dict[tuple[Any, ...]
 
 
 def band(found: list[Curve], axis: int) -> tuple[np.ndarray, Series]:
-    """Interquartile mean and interval where all seeds have a curve; between two points a curve is a line."""
+    """Compute the interquartile mean and its interval where all seeds have a curve, interpolated linearly."""
     x = np.linspace(max(c[0, axis] for c in found), min(c[-1, axis] for c in found), _PLACES)
     at = np.stack([np.interp(x, curve[:, axis], curve[:, 2]) for curve in found])
     bounds = [stratified_ci([column]) for column in at.T]

@@ -27,7 +27,7 @@ def gemm_gflops(seconds: float = 1.0, size: int = 512) -> float:
 
 
 def code(root: Path = ROOT) -> dict[str, str]:
-    """Version of a checkout and its commit, with a + where tracked files differ from it; "" outside of git."""
+    """Read the version of a checkout and its commit, with a + where tracked files differ from it; "" outside of git."""
     version = str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
     try:
         commit = _git(root, "rev-parse", "--short=10", "HEAD")

@@ -62,7 +62,7 @@ def stopping_after(cpu_seconds: float) -> Listener:
 
     def listen(event: Event) -> None:
         if os.getppid() != parent:
-            sys.exit("the benchmark has died")
+            sys.exit("the process that started this run is gone")
         if isinstance(event, Progress) and cpu_seconds and time.process_time() >= cpu_seconds:
             raise Interrupted("the CPU seconds of this run are used up")
 
@@ -80,7 +80,7 @@ def scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def curve(trained: list[dict[str, Any]], reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Learning curve by update, against environment steps and CPU seconds without the curve's own evaluations."""
+    """Build the learning curve against environment steps and CPU seconds, those of its own evaluations left out."""
     lines = {line["update"]: line for line in trained}
     points, spent = [], 0.0
     for report in sorted(reports, key=lambda report: report["update"]):

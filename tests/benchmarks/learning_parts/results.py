@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 
 from pipelines.config.json_files import read_objects
+from pipelines.errors import InputMissing
 from tests.benchmarks.learning_parts.tasks import Task
 
 _SCORES = {"return_mean": "DOUBLE", "return_std": "DOUBLE", "success_mean": "DOUBLE", "episodes": "INTEGER"}
@@ -73,6 +74,8 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 def connect(path: Path, tasks: Mapping[str, Task], *, metric: str = "") -> duckdb.DuckDBPyConnection:
     """Open a database with a table `results`: the columns of the file and `score`, by task or by `metric`."""
+    if not path.is_file():
+        raise InputMissing(f"no results in '{path}'", hint="make some: python tests/benchmarks/learning.py run")
     con = duckdb.connect()
     listed = ", ".join(f"{name}: '{kind}'" for name, kind in COLUMNS.items())
     cases = " ".join(f"WHEN '{name}' THEN {task.sql}" for name, task in tasks.items())

@@ -30,10 +30,9 @@ def run_all(jobs: Sequence[Mapping[str, Any]], path: Path, *, at_once: int, root
     print(f"{len(todo)} runs, {len(jobs) - len(todo)} of {len(jobs)} are in {path}", flush=True)
     if not todo:
         return 0
-    facts = {"gflops": gemm_gflops(), **code(root)}
-    failed = 0
+    gflops, failed = gemm_gflops(), 0
     with ThreadPoolExecutor(at_once) as pool:
-        running = {pool.submit(run_one, job): job for job in todo}
+        running = {pool.submit(run_one, job, root): job for job in todo}
         try:
             for number, future in enumerate(as_completed(running), 1):
                 job, row = running[future], future.result()
@@ -43,7 +42,7 @@ def run_all(jobs: Sequence[Mapping[str, Any]], path: Path, *, at_once: int, root
                     print(f"{name}: FAILED\n{row['error']}", flush=True)
                     continue
                 public = {key: value for key, value in job.items() if not key.startswith("_")}
-                results.append(path, {**public, **row, **facts})
+                results.append(path, {**public, **row, "gflops": gflops})
                 print(f"{name}: {_shown(row)}", flush=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -51,11 +50,13 @@ def run_all(jobs: Sequence[Mapping[str, Any]], path: Path, *, at_once: int, root
     return failed
 
 
-def run_one(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a job to its end: its figures, CPU seconds of its whole process and its children, and wall seconds.
+def run_one(job: Mapping[str, Any], root: Path = ROOT) -> dict[str, Any]:
+    """Run a job to its end; returns its figures, CPU seconds of its process and its children, and wall seconds.
 
-    `_command` is what is run, `_input` what it reads; `error` has the end of what it said if it failed.
+    `_command` is the command line, `_input` its standard input. The code's version is read at the start of each run:
+    a checkout may change while a benchmark goes on. Of a failed run only `error`, the end of its error output.
     """
+    facts = code(root)
     environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
     began = time.monotonic()
     with subprocess.Popen(
@@ -85,6 +86,7 @@ def run_one(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": f"exit {child.returncode}: {said.result().strip()[-2000:]}"}
     return {
         **json.loads(output.splitlines()[-1]),
+        **facts,
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
         "wall_seconds": round(time.monotonic() - began, 2),
     }

@@ -25,7 +25,7 @@ _HEAD = ("task", "variant", "seeds", "score", "95%", "worst", "by attempt", "upd
 
 
 def groups(path: Path, tasks: Mapping[str, Task], *, where: str = "true", metric: str = "") -> list[dict[str, Any]]:
-    """Results that differ in nothing but the seed, as one row each."""
+    """Group the results that differ in nothing but the seed, one row each."""
     with connect(path, tasks, metric=metric) as con:
         found = con.execute(_QUERY.format(where=where))
         names = [column[0] for column in found.description]
@@ -33,7 +33,7 @@ def groups(path: Path, tasks: Mapping[str, Task], *, where: str = "true", metric
 
 
 def table(path: Path, *, where: str = "true", metric: str = "") -> str:
-    """Lay out scores, for people."""
+    """Format scores as text."""
     tasks = load_tasks()
     found = groups(path, tasks, where=where, metric=metric)
     rows: list[Sequence[str]] = [_HEAD, *(_row(group) for group in found)]
@@ -62,7 +62,7 @@ def _row(group: Mapping[str, Any]) -> list[str]:
 
 
 def _over_tasks(found: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> list[Sequence[str]]:
-    """Rows by variant: the interquartile mean over all runs, scores scaled by each task's range."""
+    """List variants, best first: the interquartile mean over all runs, scores scaled by each task's range."""
     scaled: dict[str, list[np.ndarray]] = defaultdict(list)
     names: dict[str, list[str]] = defaultdict(list)
     for group in found:

@@ -43,7 +43,7 @@ class Task(BaseModel):
 
 
 def load_tasks() -> dict[str, Task]:
-    """Every task by name."""
+    """Read every task, by name."""
     table = read_toml(Path(__file__).with_name("tasks.toml"))
     return {name: Task.model_validate(row) for name, row in table.items()}
 
