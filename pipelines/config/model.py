@@ -48,6 +48,10 @@ class ActorSettings(ModelSettings):
 
     hidden: Widths = Field(default=(256, 256), description="widths of the hidden layers")
     activation: Activation = Field(default="leaky-relu", description="after hidden layers")
+    columns: tuple[str, ...] = Field(
+        default=(),
+        description="observation columns that the policy head sees directly, beside the state; critics do not",
+    )
     residual: bool = Field(
         default=False, description="hidden layers are inside of residual blocks, as wide as the first of them"
     )

@@ -109,7 +109,7 @@ class AgentPolicy:
             if self._step is None or self._step.stale:
                 self._step = self.agent.sequence.stepper()
             h_ND = self._step(token_ND, time_N, memory)
-            params_NP = self.agent.heads.actor.acting(h_ND).float()
+            params_NP = self.agent.heads.actor.acting(self.agent.policy_input(h_ND, columns)).float()
         legal = self.agent.legal(columns)
         if noise_NZ is None:
             features_NF = self._policy.mode(params_NP, legal)

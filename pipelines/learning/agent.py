@@ -8,7 +8,7 @@ last one acts), K action samples, Z uniforms.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,8 @@ from pipelines.learning.popart import PopArt
 from pipelines.learning.targets import n_step_targets, trace_targets
 from pipelines.learning.tensors import TensorBatch, scattered
 from pipelines.learning.values import CriticHeads, ExactHeads, Judged, Own, heads
+from pipelines.nets.features import features
+from pipelines.nets.norms import symlog
 from pipelines.nets.sequence import sequence_encoder
 from pipelines.nets.timestep import timestep_encoder
 
@@ -79,8 +81,10 @@ class Agent(nn.Module):
             torch.manual_seed(seed)
             self.timestep = timestep_encoder(spaces, settings.timestep)
             self.sequence = sequence_encoder(self.timestep.output_size, settings.sequence)
-            self.heads = heads(self.sequence.output_size, spaces.action, self.gammas, settings, self.kind)
-            self.extra = nn.ModuleList(ExtraLoss(s, spaces, self.sequence.output_size) for s in settings.losses)
+            state_size = self.sequence.output_size
+            policy_size = state_size + shown_size(spaces, settings.actor.columns)
+            self.heads = heads(state_size, policy_size, spaces.action, self.gammas, settings, self.kind)
+            self.extra = nn.ModuleList(ExtraLoss(s, spaces, state_size) for s in settings.losses)
         if settings.legal_actions:
             LegalActions(settings.legal_actions, spaces)  # refuses a column that cannot say it
         self.target_heads: CriticHeads | None = None
@@ -115,6 +119,12 @@ class Agent(nn.Module):
         """Which choices an observation allows, (..., choices) bool; None: all."""
         name = self.settings.legal_actions
         return observation[name] > 0 if name else None
+
+    def policy_input(self, h: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+        """Join states (..., D) with the columns that the policy head sees directly, symlog-compressed."""
+        columns = self.settings.actor.columns
+        shown = [symlog(features(observation[name], self.spaces.observation[name])) for name in columns]
+        return torch.cat((h, *shown), -1) if shown else h
 
     def loss(self, batch: TensorBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Metrics]:
         """Total loss of an update on one batch, and its metrics (0-d tensors without gradient; where windows have
@@ -184,7 +194,7 @@ class Agent(nn.Module):
             mask=mask,
             h_ND=h_ND,
             action=batch.action[:, 1:][mask],
-            params_NGP=self.heads.actor(h_ND),
+            params_NGP=self.heads.actor(self._policy_rows(h_ND, batch, slice(None, -1), mask)),
             legal=self._legal_rows(batch, slice(None, -1), mask),
             importance_N=importance_N,
         )
@@ -229,7 +239,8 @@ class Agent(nn.Module):
         settings, heads, mask = self.settings, self.target_heads, batch.mask
         next_h_ND = h_BTD[:, 1:][mask]
         noise_NGKZ, drawn_MNG = self._draws(len(next_h_ND), self.kind.critic_samples, generator)
-        params_NGP = (heads if settings.target_actor else critics).actor(next_h_ND)
+        actor = (heads if settings.target_actor else critics).actor
+        params_NGP = actor(self._policy_rows(next_h_ND, batch, slice(1, None), mask))
         legal = self._legal_rows(batch, slice(1, None), mask)
         rewards = batch.reward[:, 1:] * settings.reward_multiplier, batch.terminated
         if settings.trace == "tree-backup":
@@ -298,6 +309,11 @@ class Agent(nn.Module):
         drawn_MNG = draw(noise[..., actions:].permute(2, 0, 1), self.settings.critic.subset)
         return noise[..., :actions].unflatten(-1, (samples, self.heads.noise_size)), drawn_MNG
 
+    def _policy_rows(self, h_ND: Tensor, batch: TensorBatch, rows: slice, mask_BT: Tensor) -> Tensor:
+        """What the policy head sees at the steps of the mask, whose states are `h_ND`."""
+        columns = self.settings.actor.columns
+        return self.policy_input(h_ND, {name: batch.observation[name][:, rows][mask_BT] for name in columns})
+
     def _legal_rows(self, batch: TensorBatch, rows: slice, mask_BT: Tensor) -> Tensor | None:
         """Legal choices at the steps of the mask (N, 1, choices)."""
         legal = self.legal(dict(batch.observation))
@@ -347,3 +363,14 @@ class Agent(nn.Module):
             *others, metrics[name] = values_G.clone().unbind()
             metrics |= {f"{name}@{gamma:g}": value for gamma, value in zip(self.gammas, others, strict=False)}
         return metrics
+
+
+def shown_size(spaces: Spaces, columns: Sequence[str]) -> int:
+    """Count the features of the columns that the policy head sees directly. UsageError for one that is not observed."""
+    absent = [name for name in columns if name not in spaces.observation]
+    if absent:
+        raise UsageError(
+            f"agent.actor.columns names what is not observed: {', '.join(absent)}",
+            hint=f"observed are: {', '.join(spaces.observation)}",
+        )
+    return sum(spaces.observation[name].flat_size for name in columns)

@@ -46,10 +46,10 @@ class Heads(nn.Module):
     normalized = True
     noise_size = 0  # uniforms for one sample of a row and discount
 
-    def __init__(self, state_size: int, policy: Policy, num_discounts: int, settings: AgentSettings) -> None:
+    def __init__(self, policy_size: int, policy: Policy, num_discounts: int, settings: AgentSettings) -> None:
         super().__init__()
         self.policy = policy
-        self.actor = Actor(state_size, num_discounts, policy.num_params, settings.actor)
+        self.actor = Actor(policy_size, num_discounts, policy.num_params, settings.actor)
         self.critic: nn.Module | None = None
 
 
@@ -94,8 +94,10 @@ class ExactHeads(CriticHeads):
     critic: ActionValues
     policy: Categorical
 
-    def __init__(self, state_size: int, space: Discrete, gammas: tuple[float, ...], settings: AgentSettings) -> None:
-        super().__init__(state_size, Categorical(space, settings.actor), len(gammas), settings)
+    def __init__(
+        self, state_size: int, policy_size: int, space: Discrete, gammas: tuple[float, ...], settings: AgentSettings
+    ) -> None:
+        super().__init__(policy_size, Categorical(space, settings.actor), len(gammas), settings)
         self.critic = ActionValues(state_size, len(gammas), space.n, settings.critic)
 
     def next_values(
@@ -147,9 +149,10 @@ class SampledHeads(CriticHeads):
     critic: ActionInput
 
     def __init__(
-        self, state_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, kind: Kind
-    ) -> None:
-        super().__init__(state_size, distribution(space, settings.actor), len(gammas), settings)
+        self, state_size: int, policy_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings,
+        kind: Kind,
+    ) -> None:  # fmt: skip
+        super().__init__(policy_size, distribution(space, settings.actor), len(gammas), settings)
         self.space, self.noise_size = space, self.policy.noise_size
         self.soften = kind.soften if self.policy.hard else 0.0
         critic = settings.critic.model_copy(update={"kind": kind.critic})
@@ -222,13 +225,15 @@ class SampledHeads(CriticHeads):
         return self.soften + (1 - 2 * self.soften) * action if self.soften else action
 
 
-def heads(state_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, kind: Kind) -> Heads:
-    """The heads that fit the action space and the kind of agent."""
+def heads(
+    state_size: int, policy_size: int, space: Space, gammas: tuple[float, ...], settings: AgentSettings, kind: Kind
+) -> Heads:
+    """Make the heads that fit the action space and the kind of agent; the policy has inputs of its own."""
     if kind.critic is None:
-        return Heads(state_size, distribution(space, settings.actor), len(gammas), settings)
+        return Heads(policy_size, distribution(space, settings.actor), len(gammas), settings)
     if isinstance(space, Discrete) and kind.table and kind.critic == "scalar":
-        return ExactHeads(state_size, space, gammas, settings)
-    return SampledHeads(state_size, space, gammas, settings, kind)
+        return ExactHeads(state_size, policy_size, space, gammas, settings)
+    return SampledHeads(state_size, policy_size, space, gammas, settings, kind)
 
 
 def _entries(action_NGK: Tensor) -> Tensor:
