@@ -214,7 +214,8 @@ def test_a_function_adds_its_masked_mean():
 def test_a_module_is_trained_and_saved():
     owner = agent(losses=[{"kind": f"{__name__}:Forward"}])
     before = copy.deepcopy(owner.state_dict())
-    assert {name for name in before if name.startswith("extra.")} == {f"extra.0.module.net.{n}" for n in ("weight", "bias")}
+    extra = {name for name in before if name.startswith("extra.")}
+    assert extra == {"extra.0.module.net.weight", "extra.0.module.net.bias"}
     update(owner, batch(owner))
     assert all(not torch.equal(p, before[n]) for n, p in owner.named_parameters() if n.startswith("extra."))
 
