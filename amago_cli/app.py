@@ -88,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             errors.refuse_shadowed_engine()
-            with stoppable():
+            from pipelines import trust
+
+            with stoppable(), trust.only(words):
                 outcome = typer.main.get_command(app).main(
                     words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation
                 )

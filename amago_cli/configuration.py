@@ -17,6 +17,7 @@ from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
+from pipelines.trust import typed
 
 Assignments = list[tuple[tuple[str, ...], Any]]
 
@@ -35,6 +36,7 @@ class Request:
         if common.config is not None:
             self.file = merge(self.file, find(common.config)[1])
             self.source = common.config
+        typed(self.file)
         self.assignments = _assignments(common.assignments, named)
 
     def settings(self, base: Mapping[str, Any] | None = None) -> Settings:

@@ -82,8 +82,18 @@ _DRY_RUN = Annotated[
     typer.Option("--dry-run", help=_TOUCH_NOTHING, rich_help_panel=_COMMON),
 ]
 
+_TRUST = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Import modules that a run, checkpoint or lake names; without it only those that you name.",
+        rich_help_panel=_COMMON,
+    ),
+]
+
 _READER: Mapping[str, tuple[Any, Any]] = {
     "output": (_OUTPUT, Format.TEXT),
+    "trust": (_TRUST, False),
     "quiet": (_QUIET, False),
     "verbose": (_VERBOSE, False),
 }
@@ -92,6 +102,7 @@ _STAGE: Mapping[str, tuple[Any, Any]] = {
     "assignments": (_ASSIGNMENTS, None),
     "output": (_OUTPUT, Format.TEXT),
     "dry_run": (_DRY_RUN, False),
+    "trust": (_TRUST, False),
     "quiet": (_QUIET, False),
     "verbose": (_VERBOSE, False),
 }
@@ -150,6 +161,10 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
         invocation: Invocation = context.obj
         options = {name: values.pop(name) for name in shared}
         options["assignments"] = tuple(options.get("assignments") or ())
+        if options.pop("trust"):
+            from pipelines.trust import trust_everything
+
+            trust_everything()
         invocation.json = options["output"] is Format.JSON
         invocation.verbose = options["verbose"]
         return function(Common(invocation=invocation, **options), **values)

@@ -1,7 +1,8 @@
 """One lazy registry for everything that plugs in.
 
 A name is looked up among the built-ins, then among installed entry points `amago.<kind>`, and a name of the
-form `module:attr` is imported as it stands. Nothing is imported before it is asked for.
+form `module:attr` is imported as it stands if the user typed it (`pipelines.trust`). Nothing is imported before it is
+asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any
 
+from pipelines import trust
 from pipelines.errors import InputMissing, UsageError
 
 
@@ -39,10 +41,16 @@ class Registry:
             if point.name == name:
                 return self._load(point.value)
         if ":" in name:
+            self.require_trust(name)
             return self._load(name)
         close = difflib.get_close_matches(name, self.names(), n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(self.names())}, or module:attr"
         raise UsageError(f"unknown {self.kind} '{name}'", hint=hint)
+
+    def require_trust(self, name: str) -> None:
+        """InputMissing where `module:attr` was neither typed by the user nor is an installed entry point's."""
+        if all(point.value != name for point in self._entry_points):
+            trust.require(self.kind, name)
 
     @cached_property
     def _entry_points(self) -> metadata.EntryPoints:

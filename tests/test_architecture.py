@@ -26,6 +26,7 @@ LAYERS = (
     ("lake",),
     ("config",),
     ("registry",),
+    ("trust",),
     ("events", "errors"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

@@ -62,6 +62,15 @@ def settings_model(name: str) -> type[SettingsModel]:
     return suite.load(name).settings_model(target)
 
 
+def require_trust(name: str, params: Mapping[str, Any]) -> None:
+    """InputMissing if making environment `name` would import a module whose name was only read from a file. `make`
+    asks this by itself; whoever lets another process make it asks before."""
+    target, suite = _resolve(name)
+    module = suite.load(name)
+    if hasattr(module, "require_trust"):
+        module.require_trust(target, params)
+
+
 def requirement(name: str) -> tuple[str | None, bool]:
     """The extra that environment `name` needs (None: none), and whether it is there. UsageError: no such environment.
 

@@ -27,6 +27,7 @@ from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
+from pipelines.trust import require_all
 
 FORMAT, VERSION = "amago-policy", 1
 _NOT_ACTING = "target_heads."
@@ -45,8 +46,8 @@ from pathlib import Path
 from pipelines.export.policy_bundle import DeployedPolicy, load_policy
 
 
-def load(*, greedy: bool = True, seed: int = 0) -> DeployedPolicy:
-    return load_policy(Path(__file__).parent, greedy=greedy, seed=seed)
+def load(*, greedy: bool = True, seed: int = 0, trust: bool = False) -> DeployedPolicy:
+    return load_policy(Path(__file__).parent, greedy=greedy, seed=seed, trust=trust)
 '''
 
 
@@ -70,16 +71,19 @@ def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any],
     return sum(map(len, files.values()))
 
 
-def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0) -> DeployedPolicy:
-    """The policy of a bundle.
+def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, trust: bool = False) -> DeployedPolicy:
+    """The policy of a bundle. A bundle that names modules of its own is refused unless you `trust` it: to load it
+    imports them.
 
-    InputMissing where there is none, or where it needs a newer version; IntegrityError if it is damaged.
+    InputMissing for that, where there is no bundle, or where it needs a newer version; IntegrityError if it is damaged.
     """
     directory = Path(directory)
     try:
         spec = json.loads((directory / "policy.json").read_text())
         if (spec["format"], spec["version"]) != (FORMAT, VERSION):
             raise InputMissing(f"'{directory}' has format {spec['format']} {spec['version']}", hint="upgrade amago")
+        if not trust:
+            require_all(spec["agent"], where=f"policy bundle '{directory}'")
         spaces = Spaces.from_json(spec["spaces"])
         agent = Agent(spaces, AgentSettings.model_validate(spec["agent"]))
         missing, unexpected = agent.load_state_dict(load_file(directory / "weights.safetensors"), strict=False)

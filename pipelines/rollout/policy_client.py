@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -14,9 +13,11 @@ import numpy as np
 from pipelines.envs.env import Env
 from pipelines.envs.legal import LegalActions
 from pipelines.envs.tape import Tape
-from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.errors import AmagoError, StageFailed, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.registry import Registry
 
+_POLICIES = Registry("policy", {})
 _STREAM = 2  # apart from exploration's generator of the same seed
 ActFunction = Callable[[Mapping[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -130,15 +131,10 @@ def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) ->
     other callable is taken for `act` itself. InputMissing where there is none, UsageError where it is none of
     these.
     """
-    module_name, _, attribute = name.partition(":")
     try:
-        target: Any = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        raise InputMissing(
-            f"policy '{name}': no module '{error.name}'", hint="is its directory on PYTHONPATH?"
-        ) from error
-    except AttributeError as error:
-        raise InputMissing(f"policy '{name}': module '{module_name}' has no '{attribute}'") from error
+        target: Any = _POLICIES.get(name)
+    except AmagoError:
+        raise
     except Exception as error:
         raise StageFailed(f"policy '{name}' cannot be imported: {type(error).__name__}: {error}") from error
     if inspect.isclass(target):

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.make import Split, make, settings_model
+from pipelines.envs.make import Split, make, require_trust, settings_model
 from pipelines.envs.process import available_cores
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed, UsageError
@@ -44,6 +44,7 @@ def make_env(settings: Settings, *, actors: int, seed: int, split: Split = "trai
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
     name, params = settings.env.name, settings.env.params
     if workers:
+        require_trust(name, params)
         return WorkerEnv(name, num_envs=actors, workers=workers, seed=seed, split=split, params=params)
     return make(name, num_envs=actors, seed=seed, split=split, params=params)
 

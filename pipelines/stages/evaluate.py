@@ -103,7 +103,7 @@ def judge(
     try:
         if tasks:
             env.play_only(tasks)
-        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy)
+        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent)
         results = evaluate(env, acting.policy, episodes=wanted.episodes, listener=listener)
     finally:
         env.close()

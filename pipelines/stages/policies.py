@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipelines.config.model import AgentSettings
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
 from pipelines.envs.legal import LegalActions
@@ -68,10 +69,12 @@ def load_checkpoint(name: str) -> tuple[RunDirectory, Checkpoint]:
     return run, checkpoints.load(run.checkpoints, which or "latest")
 
 
-def trained(checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool) -> Acting:
-    """The policy of a checkpoint, acting for all actors of `env`."""
+def trained(
+    checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool, own: AgentSettings | None = None
+) -> Acting:
+    """The policy of a checkpoint, acting for all actors of `env`; `own` as for `load_agent`."""
     require_spaces(checkpoint, env)
-    agent = load_agent(checkpoint)
+    agent = load_agent(checkpoint, own=own)
     if env.spec.horizon is not None:
         agent.sequence.require_time(env.spec.horizon - 1)
     policy = AgentPolicy(

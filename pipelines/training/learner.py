@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipelines import trust
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.data.batch import Batch
@@ -223,8 +224,12 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads or os.cpu_count() or 1)
 
 
-def load_agent(checkpoint: Checkpoint, device: str = "cpu") -> Agent:
-    """The agent of a checkpoint, ready to act."""
+def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSettings | None = None) -> Agent:
+    """The agent of a checkpoint, ready to act. InputMissing where it names modules that are not trusted; a library's
+    caller trusts those that are in `own`, settings of the caller's.
+    """
+    trusted = own.model_dump() if own is not None else None
+    trust.require_all(checkpoint.record["agent"], where=f"checkpoint '{checkpoint.path}'", trusted=trusted)
     agent = Agent(
         Spaces.from_json(checkpoint.record["spaces"]),
         AgentSettings.model_validate(checkpoint.record["agent"]),

@@ -6,21 +6,23 @@ with those keys and must return a `gymnasium.Env`, perhaps a `TaskEnv` (a class 
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
 from pydantic import ConfigDict, Field
 
+from pipelines import trust
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.spec import MAX_LENGTH
 from pipelines.errors import InputMissing, UsageError
+from pipelines.registry import Registry
 
 PREFIX = "gym:"
+OWN = Registry("environment", {})
 # gymnasium's own environments that need more than gymnasium: package of the class, our extra, module it brings.
 _EXTRAS = (("gymnasium.envs.box2d.", "box2d", "Box2D"), ("gymnasium.envs.mujoco.", "mujoco", "mujoco"))
 
@@ -49,6 +51,7 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, split: str) -> Env:
     """`gym:ID`, or `module:attr`; an attr that is a subclass of our own `Env` is made as a batch."""
+    require_trust(name, settings.kwargs)
     if name.startswith(PREFIX):
         extra, installed = requirement(name)
         if not installed:
@@ -62,7 +65,7 @@ def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, sp
             return gymnasium.make(name.removeprefix(PREFIX), **kwargs)
 
         return _batch(name, registered, settings, num_envs=num_envs, seed=seed, split=split)
-    target = load_attribute(name)
+    target = OWN.get(name)
     if isinstance(target, type) and issubclass(target, Env):
         return target(num_envs=num_envs, seed=seed, split=split, **settings.kwargs)  # type: ignore[call-arg]
 
@@ -87,19 +90,15 @@ def requirement(name: str) -> tuple[str | None, bool]:
     return None, True
 
 
-def load_attribute(name: str) -> Any:
-    """The object `module:attr` names. InputMissing where there is none."""
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise InputMissing(
-            f"environment '{name}': no module '{error.name}'", hint="is its directory on PYTHONPATH?"
-        ) from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError as error:
-        raise InputMissing(f"environment '{name}': module '{module_name}' has no '{attribute}'") from error
+def require_trust(name: str, params: Mapping[str, Any]) -> None:
+    """InputMissing if making `name` would import a module whose name the user did not type: `module:attr`,
+    `gym:MODULE:ID`, or a parameter of that form, which gymnasium's wrappers of other libraries import."""
+    if not name.startswith(PREFIX):
+        OWN.require_trust(name)
+        return
+    for text in (name, *(value for value in params.values() if isinstance(value, str))):
+        if ":" in text.removeprefix(PREFIX):
+            trust.require("environment", text)
 
 
 def _batch(

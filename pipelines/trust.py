@@ -1,0 +1,104 @@
+"""Which `module:attr` may be imported: names that the user typed, never names that were only read from a file.
+
+A run, a checkpoint, a bundle or a lake may come from somebody else, and to import a module is to execute it. So every
+import by name passes `require`. The command line says what was typed (its arguments and the recipe they name); as a
+library, a name in settings or arguments is the caller's, and what is read from a checkpoint or bundle is refused unless
+the caller trusts it. Built-ins and entry points of installed packages are always allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipelines.errors import InputMissing
+
+_HINT = "if you trust where it comes from, repeat with --trust (as a library: trust=True)"
+_typed: list[str] | None = None  # None: there is no command line, whose arguments would tell
+
+
+@contextmanager
+def only(texts: Iterable[str]) -> Iterator[None]:
+    """Until the end, allow names in `texts` and those added by `typed`, and no others, in this whole process."""
+    global _typed
+    before, _typed = _typed, list(texts)
+    try:
+        yield
+    finally:
+        _typed = before
+
+
+@contextmanager
+def everything() -> Iterator[None]:
+    """Allow every name until the end."""
+    with only(()):
+        trust_everything()
+        yield
+
+
+def typed(document: Any) -> None:
+    """Allow the names in all texts of a document that the user named."""
+    if _typed is not None:
+        _typed.extend(_texts(document))
+
+
+def trust_everything() -> None:
+    """Allow every name, as `--trust` does."""
+    if _typed is not None:
+        _typed.append("*")
+
+
+def require(kind: str, name: str) -> None:
+    """Raise InputMissing unless the user typed `name`, which would import a module."""
+    if _typed is not None and not _was_typed(name):
+        raise _refusal(kind, name)
+
+
+def require_all(document: Mapping[str, Any], *, where: str, trusted: Mapping[str, Any] | None = None) -> None:
+    """Raise InputMissing if a `kind` in `document`, read from `where`, would import a module that is not trusted.
+
+    As a library those are trusted that are in `trusted` as well: settings of the caller's own.
+    """
+    own = set(_kinds(trusted or {}))
+    for name in _kinds(document):
+        if not (name in own if _typed is None else _was_typed(name)):
+            raise _refusal(where, name)
+
+
+def _was_typed(name: str) -> bool:
+    assert _typed is not None
+    whole = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])")
+    return any(text == "*" or whole.search(text) for text in _typed)
+
+
+def _refusal(where: str, name: str) -> InputMissing:
+    module = name.rpartition(":")[0].rpartition(":")[2]
+    return InputMissing(
+        f"{where}: '{name}' would import the module '{module}'; a file says so, not you",
+        hint=_HINT,
+    )
+
+
+def _kinds(document: Any) -> Iterator[str]:
+    """All values of a key `kind` that are of the form module:attr."""
+    if isinstance(document, Mapping):
+        kind = document.get("kind")
+        if isinstance(kind, str) and ":" in kind:
+            yield kind
+        document = list(document.values())
+    if isinstance(document, list | tuple):
+        for value in document:
+            yield from _kinds(value)
+
+
+def _texts(document: Any) -> Iterator[str]:
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, Mapping):
+        for value in document.values():
+            yield from _texts(value)
+    elif isinstance(document, list | tuple):
+        for value in document:
+            yield from _texts(value)

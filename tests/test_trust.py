@@ -1,0 +1,217 @@
+"""Files of others name modules; only names that the user typed are imported. Every reader meets a hostile file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from pipelines import trust
+from pipelines.config.run_directory import RunDirectory
+from pipelines.errors import InputMissing
+from pipelines.export.policy_bundle import load_policy
+from pipelines.registry import Registry
+from tests.cli.conftest import Amago, _prepared, amago, small, tiny  # noqa: F401
+
+EVIL = """
+from pathlib import Path
+import gymnasium
+Path(__file__).with_name("executed").touch()
+
+class Anything(gymnasium.Env):
+    def __init__(self, *arguments, **options):
+        Path(__file__).with_name("called").touch()
+"""
+
+
+@pytest.fixture
+def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that is there once the module `evil` was imported."""
+    home = tmp_path / "site"
+    home.mkdir()
+    (home / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(home)
+    yield home / "executed"
+    sys.modules.pop("evil", None)
+
+
+def set_config(run: Path, key: str, value: Any) -> None:
+    document = RunDirectory(run).load_document()
+    *tables, last = key.split(".")
+    table = document
+    for name in tables:
+        table = table.setdefault(name, {})
+    table[last] = value
+    (run / "config.toml").write_text(tomli_w.dumps(document))
+
+
+def set_checkpoint(run: Path, **agent: Any) -> None:
+    for path in (run / "checkpoints").glob("*/checkpoint.json"):
+        record = json.loads(path.read_text())
+        record["agent"] |= agent
+        path.write_text(json.dumps(record))
+
+
+ENCODER = {"kind": "evil:Anything", "options": {}}
+AGENTS: list[dict[str, Any]] = [
+    {"kind": "evil:Anything"},
+    {"sequence": ENCODER},
+    {"filter": {"kind": "evil:Anything"}},
+    {"losses": [{"kind": "evil:Anything"}]},
+]
+READERS_OF_POLICIES = (
+    ["evaluate", "small", "--episodes", 1],
+    ["collect", "--env", "gym:CartPole-v1", "--policy", "small", "--lake", "new", "--steps", 20, "--actors", 1],
+    ["collect", "--env", "gym:CartPole-v1", "--follow", "small", "--lake", "new", "--steps", 20, "--actors", 1],
+    ["lake", "sample", "small", "--values", "small"],
+)
+ENVIRONMENTS = ("evil:Anything", "gym:evil:Anything-v0")
+
+
+@pytest.mark.parametrize("command", READERS_OF_POLICIES, ids=lambda words: " ".join(map(str, words)))
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: next(iter(agent)))
+def test_a_checkpoint_imports_nothing(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    executed: Path,
+    command: list[Any],
+    agent: dict[str, Any],
+) -> None:
+    set_checkpoint(small, **agent)
+    refused = amago(*command)
+    assert refused.code == 3, refused.err
+    assert "'evil'" in refused.err
+    assert "--trust" in refused.err
+    assert not executed.exists()
+    amago(*command, "--trust")  # it may well fail later
+    assert executed.exists()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("command", [["evaluate", "small", "--episodes", 2], ["collect", "--run", "small"]])
+def test_a_run_s_environment_imports_nothing(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    executed: Path,
+    name: str,
+    workers: int,
+    command: list[Any],
+) -> None:
+    set_config(small, "env.name", name)
+    if command[0] == "collect":
+        set_config(small, "collect.steps", 500)
+    words = [*command, "--set", f"collect.workers={workers}", "--fresh"]
+    refused = amago(*(words if command[0] == "collect" else words[:-1]))
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+    assert "'evil'" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("collect.policy", "evil:Anything"),
+        ("exploration.kind", "evil:Anything"),
+        ("source.name", "evil:Anything"),
+    ],
+)
+def test_what_collects_is_not_imported_from_a_run(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    executed: Path,
+    key: str,
+    value: str,
+) -> None:
+    set_config(small, key, value)
+    refused = amago("collect", "--run", "small", "--env", "gym:CartPole-v1", "--fresh")
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("agent.kind", "evil:Anything"),
+        ("agent.sequence", ENCODER),
+        ("agent.filter.kind", "evil:Anything"),
+        ("agent.losses", [{"kind": "evil:Anything"}]),
+        ("train.relabel", {"relabeler": ["evil:Anything"]}),
+        ("train.relabel", {"relabeler": ["reward:evil:Anything"]}),
+    ],
+)
+def test_what_trains_is_not_imported_from_a_run(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    executed: Path,
+    key: str,
+    value: Any,
+) -> None:
+    set_config(small, key, value)
+    refused = amago("train", "--from-lake", "small", "--fresh")
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+    assert "'evil'" in refused.err
+
+
+@pytest.mark.parametrize("value", ["evil:Anything", "reward:evil:Anything", "task:evil:Anything"])
+def test_relabelers_are_not_imported_from_a_run(amago: Amago, small: Path, executed: Path, value: str) -> None:  # noqa: F811
+    set_config(small, "relabel.relabeler", value)
+    refused = amago("relabel", "--from-lake", "small")
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+
+
+def test_goal_rules_are_not_imported_from_a_run(amago: Amago, small: Path, executed: Path) -> None:  # noqa: F811
+    set_config(small, "relabel.goal.rule", "evil:Anything")
+    refused = amago("relabel", "--from-lake", "small", "--with", "hindsight")
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+
+
+@pytest.mark.parametrize("agent", AGENTS[:2], ids=lambda agent: next(iter(agent)))
+def test_a_bundle_imports_nothing(amago: Amago, small: Path, executed: Path, agent: dict[str, Any]) -> None:  # noqa: F811
+    assert amago("export", "small", "--to", "eb").code == 0
+    path = Path("eb/policy.json")
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps(spec | {"agent": spec["agent"] | agent}))
+    with pytest.raises(InputMissing, match=r"'evil'.*--trust"):
+        load_policy("eb")
+    assert not executed.exists()
+    with pytest.raises(Exception):  # noqa: B017, PT011 - it is no encoder
+        load_policy("eb", trust=True)
+    assert executed.exists()
+
+
+def test_what_is_typed_is_imported(amago: Amago, small: Path, executed: Path) -> None:  # noqa: F811
+    amago("evaluate", "small", "--env", "evil:Anything", "--episodes", 1)
+    assert executed.exists()
+
+
+def test_what_a_recipe_names_is_imported(amago: Amago, executed: Path) -> None:  # noqa: F811
+    Path("mine.toml").write_text('env.name = "evil:Anything"\n[[stages]]\nstage = "collect"\n')
+    amago("run", "mine.toml")
+    assert executed.exists()
+
+
+def test_a_run_whose_environment_is_unknown_can_be_trained_on(amago: Amago, small: Path, executed: Path) -> None:  # noqa: F811
+    """Learning needs the lake alone."""
+    set_config(small, "env.name", "evil:Anything")
+    done = amago("train", "--from-lake", "small", "--run", "other", "--steps", 1, *tiny())
+    assert done.code == 0, done.err
+    assert not executed.exists()
+
+
+def test_a_name_counts_as_typed_only_as_a_whole() -> None:
+    with trust.only(["--with", "reward:mine:value", "myevil:f", "evil:fg", "x.evil:f"]):
+        trust.require("function", "mine:value")
+        with pytest.raises(InputMissing):
+            trust.require("function", "evil:f")
+
+
+def test_entry_points_and_built_ins_need_no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Registry("agent", {"a": "json:loads"})
+    point = type("Point", (), {"name": "theirs", "value": "json:dumps"})
+    monkeypatch.setattr(Registry, "_entry_points", [point])
+    with trust.only([]):
+        assert (found.get("a"), found.get("theirs"), found.get("json:dumps")) == (json.loads, json.dumps, json.dumps)
