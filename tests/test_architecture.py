@@ -33,7 +33,7 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 
 # Who alone may import these.
 ONLY_IN = {
-    "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "query", "expression")),
+    "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "opening", "query", "expression")),
     "boto3": ("pipelines/lake/remote/conditional.py",),
     "botocore": ("pipelines/lake/remote/conditional.py",),
     "flash_attn": ("pipelines/nets/attention.py",),

@@ -29,41 +29,16 @@ from pipelines.lake.footer import aligned, prefetch_footers, read_footer
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.sql import listing, sandbox
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql.index import IndexDamaged, NewerIndex, healed, refuse_newer
+from pipelines.lake.sql.index import IndexDamaged, NewerIndex, NotOurs, healed
 from pipelines.lake.sql.listing import UNREADABLE, Listed
+from pipelines.lake.sql.opening import connect, create, writing
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.tombstones import Hidden
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-INDEX_VERSION = 2
 BATCH_TRAJECTORIES = 100_000  # how many are added in one transaction
-_TABLES = """
-create schema bookkeeping;
-create table bookkeeping.about (version integer, lake varchar);
-create table bookkeeping.folders (folder varchar, stamp bigint, digest varchar);
-create table bookkeeping.files (segment varchar, state varchar, problem varchar);
-create table bookkeeping.rows (
-    uid varchar, segment varchar, row0 bigint, length bigint, schema varchar, env varchar, task varchar,
-    source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
-    success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
-    goal_text varchar, t_start double, t_end double, t_commit double, base_uid varchar, base_segment varchar,
-    base_offset bigint, relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
-create table segments (
-    segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
-    expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
-create view trajectories as select * exclude (live) from bookkeeping.rows where live;
-create view overlays as
-    select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
-    from trajectories t join segments s using (segment) where s.kind = 'overlay';
-"""
-_DROP = """
-drop view if exists overlays;
-drop view if exists trajectories;
-drop table if exists segments;
-drop schema if exists bookkeeping cascade;
-"""
 _REMEMBERED = """
 select * replace (unhex(uid) as uid, unhex(base_uid) as base_uid) from bookkeeping.rows where segment = ? order by row0
 """
@@ -104,10 +79,10 @@ def query(
 def remembered(lake: Lake, segment: str) -> list[str]:
     """The uids that the index, as it stands, has for a segment; none if the index cannot be read."""
     try:
-        with locked(_lock(lake), shared=True), contextlib.closing(_connect(_index(lake))) as connection:
+        with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
             rows = connection.execute("select uid from bookkeeping.rows where segment = ?", [segment]).fetchall()
             return [row[0] for row in rows]
-    except (OSError, duckdb.Error):
+    except (OSError, duckdb.Error, AmagoError):
         return []
 
 
@@ -116,11 +91,11 @@ def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Tabl
     `TRAJECTORIES` as far as they are alive; None if it knows nothing.
     """
     try:
-        with locked(_lock(lake), shared=True), contextlib.closing(_connect(_index(lake))) as connection:
+        with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
             facts = connection.execute("from segments where segment = ?", [segment]).to_arrow_table().to_pylist()
             rows = connection.execute(_REMEMBERED, [segment]).to_arrow_table()
             return (facts[0], aligned(rows)) if facts and rows.num_rows else None
-    except (OSError, duckdb.Error, pa.ArrowException):
+    except (OSError, duckdb.Error, AmagoError, pa.ArrowException):
         return None
 
 
@@ -189,22 +164,21 @@ def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listen
     try:
         _bring_up_to_date(lake)
         stack.enter_context(locked(_lock(lake), shared=True))
-        return stack.enter_context(contextlib.closing(_connect(_index(lake), megabytes)))
-    except (OSError, duckdb.Error, NewerIndex) as error:  # or: a read-only or full disk, a stranger holds the file
+        return stack.enter_context(contextlib.closing(connect(_index(lake), lake, megabytes)))
+    except (
+        OSError,
+        duckdb.Error,
+        NewerIndex,
+        NotOurs,
+    ) as error:  # or the disk is full or read-only
         if isinstance(error, NewerIndex):
             listener(Notice(text=str(error), level="warning"))
         return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
 
 
-def _connect(index: Path, megabytes: int | None = None) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(str(index), read_only=True)
-    sql.lock_down(connection, megabytes)
-    return connection
-
-
 def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(":memory:")
-    _create(connection, lake)
+    connection = duckdb.connect(":memory:", config=sql.CONFINED)
+    create(connection, lake)
     _update(connection, lake, listing.changes(lake.storage, {}))
     (held,) = connection.execute("select sum(memory_usage_bytes) from duckdb_memory()").fetchall()[0]
     sql.lock_down(connection, None if megabytes is None else megabytes + int(held) // 10**6 + 1)
@@ -214,18 +188,16 @@ def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
 def _bring_up_to_date(lake: Lake) -> None:
     index = _index(lake)
     with locked(_lock(lake), shared=True):
-        known = _known(index, lake) if index.exists() else None
+        known = _known(index, lake) if os.path.lexists(index) else None
         if known is not None and not listing.matter(listing.changes(lake.storage, known), known):
             return
     with locked(_lock(lake)):
         for attempt in range(2):
             try:
-                with contextlib.closing(duckdb.connect(str(index))) as connection:
-                    if not _is_ours(connection, lake):
-                        _create(connection, lake)
+                with writing(index, lake) as connection:
                     _update(connection, lake, listing.changes(lake.storage, _folders(connection)))
                 return
-            except duckdb.Error as error:
+            except (duckdb.Error, NotOurs) as error:
                 if attempt or not sql.may_be_replaced(error):
                     raise
                 _remove(lake)
@@ -233,32 +205,15 @@ def _bring_up_to_date(lake: Lake) -> None:
 
 def _known(index: Path, lake: Lake) -> dict[str, Listed] | None:
     try:
-        with contextlib.closing(_connect(index)) as connection:
-            return _folders(connection) if _is_ours(connection, lake) else None
-    except duckdb.Error:
+        with contextlib.closing(connect(index, lake)) as connection:
+            return _folders(connection)
+    except (duckdb.Error, NotOurs):
         return None
 
 
 def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, Listed]:
     rows = connection.execute("select folder, stamp, digest from bookkeeping.folders").fetchall()
     return {folder: Listed(stamp, digest) for folder, stamp, digest in rows}
-
-
-def _is_ours(connection: duckdb.DuckDBPyConnection, lake: Lake) -> bool:
-    try:
-        about = connection.execute("select version, lake from bookkeeping.about").fetchall()
-    except (duckdb.CatalogException, duckdb.BinderException):
-        return False
-    refuse_newer([version for version, _ in about], INDEX_VERSION, lake.name)
-    return about == [(INDEX_VERSION, lake.id)]
-
-
-def _create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
-    connection.begin()
-    connection.execute(_DROP)
-    connection.execute(_TABLES)
-    connection.execute("insert into bookkeeping.about values (?, ?)", [INDEX_VERSION, lake.id])
-    connection.commit()
 
 
 def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str, Listed | None]) -> None:

@@ -41,7 +41,7 @@ class StepExpression:
 
     def __init__(self, text: str, columns: Sequence[Column], *, predicate: bool = False) -> None:
         self.text, self._lock = text, threading.Lock()
-        self._connection = duckdb.connect(":memory:", config={"threads": 1})
+        self._connection = duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 1})
         sql.lock_down(self._connection, _MEGABYTES)
         self._columns = {column.name: column for column in columns}
         sql.check_expression(self._connection, text)

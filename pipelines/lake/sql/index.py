@@ -14,6 +14,10 @@ class IndexDamaged(IntegrityError):
     """It does not hold what it should: it is removed then, and the question can be asked again."""
 
 
+class NotOurs(AmagoError):
+    """It is not what we write: it is removed unread, and made again."""
+
+
 class NewerIndex(AmagoError):
     """It is of a version after ours: it is left alone."""
 

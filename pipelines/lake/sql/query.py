@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[Any, ...]]
 
-_LOCKED_DOWN = (  # in this order: what comes later forbids to set what comes before
-    ("temp_directory", ""),  # nothing is put on a disk
-    ("autoinstall_known_extensions", "false"),
-    ("autoload_known_extensions", "false"),
-    ("allow_community_extensions", "false"),
-    ("python_enable_replacements", "false"),
-    ("enable_external_access", "false"),
-    ("lock_configuration", "true"),
-)
+# How every database is opened: from its first statement on it reaches no other file, and no network.
+CONFINED: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "allow_unsigned_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",  # nothing is put on a disk
+}
 _TABLE_FUNCTIONS = frozenset(
     {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "histogram"}
     | {f"duckdb_{what}" for what in ("columns", "constraints", "functions", "keywords", "tables", "types", "views")}
@@ -56,17 +57,17 @@ _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
 
 
 def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:
-    """From now on the connection reaches no file but those it has open, and its settings stay."""
-    limit = () if megabytes is None else (("memory_limit", f"{megabytes}MB"),)
+    """From now on the connection, made as `CONFINED`, has so much memory, and its settings stay."""
     try:
-        for name, value in (*limit, *_LOCKED_DOWN):
-            connection.execute(f"set {name} = '{value}'")
+        if megabytes is not None:
+            connection.execute(f"set memory_limit = '{megabytes}MB'")
+        connection.execute("set lock_configuration = true")
     except duckdb.Error:  # threads share a database: another one may have done it
         if not connection.execute("select current_setting('lock_configuration')").fetchall()[0][0]:
             raise
 
 
-def may_be_replaced(error: duckdb.Error) -> bool:
+def may_be_replaced(error: Exception) -> bool:
     """Whether a new index may help: not so when another process holds this one, the disk is full, or a newer DuckDB
     wrote it.
     """
