@@ -30,7 +30,7 @@ FILTERS = Registry(
         "leaky-relu": "pipelines.learning.filters:leaky_relu",
     },
 )
-LOSSES = Registry("loss", {})
+LOSSES = Registry("loss", {"next-step": "pipelines.learning.auxiliary:NextStep"})
 AGENTS = Registry(
     "agent",
     {
@@ -141,9 +141,9 @@ class FilterSettings(ModelSettings):
 
 
 class ExtraLossSettings(ModelSettings):
-    """A loss of the user's own, beside the agent's."""
+    """An auxiliary loss, built in or the user's own, beside the agent's."""
 
-    kind: str = Field(description="entry point name or module:attr (see pipelines/learning/extra.py)")
+    kind: str = Field(description="next-step, an entry point's name or module:attr (see pipelines/learning/extra.py)")
     weight: float = Field(default=1.0, description="factor of the loss")
     options: dict[str, Any] = Field(default_factory=dict, description="its arguments")
 
@@ -197,7 +197,7 @@ class AgentSettings(ModelSettings):
     legal_actions: str = Field(
         default="", description="observation column that says which choices are legal (one for each); empty: all are"
     )
-    losses: tuple[ExtraLossSettings, ...] = Field(default=(), description="losses of your own")
+    losses: tuple[ExtraLossSettings, ...] = Field(default=(), description="auxiliary losses")
     target_tau: Probability = Field(default=0.003, description="step of the target heads towards the heads, an update")
 
     @field_validator("kind")

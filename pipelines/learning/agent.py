@@ -286,6 +286,9 @@ class Agent(nn.Module):
     def _update_statistics(self, batches: Sequence[TensorBatch]) -> None:
         self.timestep.update_statistics(batches)
         self.sequence.update_statistics()
+        for extra in self.extra:
+            assert isinstance(extra, ExtraLoss)
+            extra.update_statistics(batches)
 
     def _update_popart(self, targets_NG: Tensor) -> None:
         critics, popart = self._critics()

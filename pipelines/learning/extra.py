@@ -6,6 +6,7 @@
     class Forward(nn.Module):                                         # made with spaces, the states' width, options
         def __init__(self, spaces, state_size, *, hidden=64): ...
         def forward(self, states, batch, mask): ...
+        def update_statistics(self, batches): ...                     # if it has any: once before each update
 
 `states` (B, T + 1, D) has gradient to the encoders; `batch` is a `TensorBatch`; `mask` (B, T) is true at
 the steps that count. What comes back, (B, T) or (B, T, ...), counts there only: its mean, times the loss's weight.
@@ -14,7 +15,7 @@ the steps that count. What comes back, (B, T) or (B, T, ...), counts there only:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,13 @@ class ExtraLoss(nn.Module):
         # Either, never both: a module under two names is two sets of tensors to a checkpoint.
         self.module: nn.Module | None = target(spaces, state_size, **settings.options) if made else None
         self._function: Callable[..., Tensor] | None = None if made else target
+
+    @torch.no_grad()
+    def update_statistics(self, batches: Sequence[TensorBatch]) -> None:
+        """Let a module that has such a method take an update's micro-batches into its statistics, before the update."""
+        update = getattr(self.module, "update_statistics", None)
+        if update is not None:
+            update(batches)
 
     def forward(self, states_BTD: Tensor, batch: TensorBatch) -> Tensor:
         """Sum over the steps that count, each times its window's importance."""

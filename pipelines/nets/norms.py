@@ -26,12 +26,11 @@ class RunningNorm(nn.Module):
     from one update to the next, and an outlier can reach the network a thousand times as large as any other input.
     """
 
-    least_sigma = 0.01
     clamp = 10.0
 
-    def __init__(self, features: int, rate: float) -> None:
+    def __init__(self, features: int, rate: float, *, least_sigma: float = 0.01) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate, self.least_sigma = rate, least_sigma
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("square", torch.ones(features))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
