@@ -114,5 +114,6 @@ def reference_job(job: Mapping[str, Any], *, root: Path, python: Path, points: i
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    score = " ".join(f"{value:.2f}" for value in row["per_attempt"]) or f"return {row['return_mean']:.3g}"
+    attempts = "".join(f" {value:.2f}" for value in row["per_attempt"])
+    score = f"return {row['return_mean']:.3g}" + (f", attempts{attempts}" if attempts else "")
     return f"{score}; {row['updates']} updates, {row['env_steps']} steps, {row['cpu_seconds']:.0f} CPU s"
