@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from amago_cli import guard
+from amago_cli import escaping, guard
 from amago_cli.invocation import Invocation
 from amago_cli.stopping import Stopped
 
@@ -66,13 +66,19 @@ def report(error: BaseException, invocation: Invocation) -> int:
     if failure.expected:  # else they stand under the traceback
         failure = replace(failure, problems=(*failure.problems, *getattr(error, "__notes__", ())))
     if invocation.verbose or not failure.expected:
-        traceback.print_exception(error, file=sys.stderr)
+        print(escaping.lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     invocation.output().failure(failure)
     sys.stdout.flush()
-    print(f"error: {failure.message}{f'; {failure.hint}' if failure.hint else ''}", file=sys.stderr)
+    print(f"error: {_shown(failure.message)}{_shown(f'; {failure.hint}' if failure.hint else '')}", file=sys.stderr)
     for problem in failure.problems:
-        print(f"  {problem}", file=sys.stderr)
+        print(f"  {_shown(problem)}", file=sys.stderr)
     return failure.exit_code
+
+
+def _shown(text: str) -> str:
+    """Escape a message, which may quote a file of somebody else. Only SQL has lines, to mark the place: indented, so
+    that none looks like a message of its own."""
+    return escaping.lines(text).replace("\n", "\n  ") if text.startswith("SQL: ") else escaping.line(text)
 
 
 def classify(error: BaseException) -> Failure:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from amago_cli import escaping
 from amago_cli.invocation import Invocation
 from amago_cli.table import cell, plain, raw, render
 
@@ -51,7 +52,8 @@ class TextOutput:
 
     def show(self, outcome: Result | Rows | Document) -> None:
         if isinstance(outcome, Document):
-            print(outcome.text, end="" if outcome.text.endswith("\n") else "\n")
+            text = escaping.lines(outcome.text)
+            print(text, end="" if text.endswith("\n") else "\n")
         elif isinstance(outcome, Rows):
             _print_table(outcome.columns, outcome.rows, show=raw)
         else:
@@ -66,16 +68,16 @@ class TextOutput:
         if result.seconds or result.status == "skipped":
             place = result.run or result.lake
             done = "nothing to do" if result.status == "skipped" else f"{result.status} in {seconds(result.seconds)}"
-            print(f"{result.command}: {done}{f' -> {place}' if place else ''}")
+            print(escaping.line(f"{result.command}: {done}{f' -> {place}' if place else ''}"))
         width = max(map(len, figures), default=0)
         for name, text in figures.items():
-            print(f"  {name:<{width}}  {text}")
+            print(escaping.line(f"  {name:<{width}}  {text}"))
         for number, table in enumerate(result.tables):
             if figures or number:
                 print()
             _print_table(table.columns, table.rows, show=cell, title=table.title)
         for path in result.outputs:
-            print(f"  wrote {path}")
+            print(escaping.line(f"  wrote {path}"))
 
 
 class JsonOutput:

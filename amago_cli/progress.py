@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from amago_cli import escaping
 from pipelines.events import Event, Listener, Notice, Progress, silent
 
 LINE_SECONDS = 30.0
@@ -127,8 +128,9 @@ class Lines:
 def worded(notice: Notice, verbose: bool) -> str | None:
     """How a notice reads; None when it is not for this user."""
     if notice.level == "debug":
-        return notice.text if verbose else None
-    return notice.text if notice.level == "info" else f"{notice.level}: {notice.text}"
+        return escaping.lines(notice.text) if verbose else None  # tracebacks
+    text = escaping.line(notice.text)
+    return text if notice.level == "info" else f"{notice.level}: {text}"
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from amago_cli import escaping
 from amago_cli.table import cell
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def portrait(
     figures: Mapping[str, np.ndarray] | None = None,
 ) -> str:
     """A trajectory in lines of at most `width` characters; `figures` are more lines, of a number for each action."""
-    lines = list(_lines(trajectory.columns, schema, figures or {}))
+    found = _lines(trajectory.columns, schema, figures or {})
+    lines = [(escaping.line(name), values) for name, values in found]
     name_width = max(len(name) for name, _ in [*lines, ("flags", None)])
     texts = []
     for name, values in lines:
@@ -63,7 +65,8 @@ def portrait(
     drawn = [
         f"  {name:<{name_width}}  {sparkline(values, room, unicode=unicode)}  {text}" for name, values, text in texts
     ]
-    return "\n".join([_heading(row), *drawn, f"  {'flags':<{name_width}}  {flags(trajectory.columns, room)}"])
+    marks = f"  {'flags':<{name_width}}  {flags(trajectory.columns, room)}"
+    return "\n".join([escaping.line(_heading(row)), *drawn, marks])
 
 
 def _heading(row: Mapping[str, Any]) -> str:

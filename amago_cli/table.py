@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from amago_cli import escaping
+
 _GAP = "  "
 _LEAST = 14
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -29,11 +31,12 @@ def render(
     numeric = [
         bool(rows) and all(isinstance(row[place], int | float | None) for row in rows) for place in range(len(columns))
     ]
-    texts = [[show(value).replace("\n", " ") for value in row] for row in rows]
+    columns = [escaping.line(name) for name in columns]
+    texts = [[escaping.line(show(value)) for value in row] for row in rows]
     widths = [max(map(len, [name, *column])) for name, column in zip(columns, _turned(texts, columns), strict=True)]
     bold, plain = (_BOLD, _PLAIN) if width is not None else ("", "")
     if title:
-        yield f"{bold}{title}{plain}"
+        yield f"{bold}{escaping.line(title)}{plain}"
     folded = _fold(columns, widths, numeric, width)
     if width is not None and folded is None:
         yield from _blocks(columns, texts, width)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from amago_cli import escaping
+
 
 @dataclass(frozen=True)
 class Node:
@@ -17,14 +19,15 @@ class Node:
 
 def draw(node: Node, *, unicode: bool = True) -> str:
     """The tree, a line a node; without `unicode` in ASCII."""
-    return "\n".join([node.text, *_below(node.children, ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  "))])
+    marks = ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  ")
+    return "\n".join([escaping.line(node.text), *_below(node.children, marks)])
 
 
 def _below(children: Sequence[Node], marks: tuple[str, str, str]) -> Iterator[str]:
     branch, last, through = marks
     for place, child in enumerate(children, 1):
         end = place == len(children)
-        yield (last if end else branch) + child.text
+        yield (last if end else branch) + escaping.line(child.text)
         yield from (("   " if end else through) + line for line in _below(child.children, marks))
 
 
