@@ -113,7 +113,7 @@ class D4rl:
             own = spaces_of(self._file.attrs[SPACES], what=self._what)
             paths = own_paths(list(own.observation))
             return {column: "".join(f"/{key}" for key in path) for column, path in paths.items()}
-        names = [name for name, _ in leaves(self._file["observations"])]
+        names = [name for name, _ in leaves(self._file["observations"], self._path)]
         return {".".join([OBSERVATION, *filter(None, name.split("/"))]): f"/{name}" if name else "" for name in names}
 
     def _spaces(self, wanted: Spaces | None) -> Spaces:
@@ -142,7 +142,7 @@ class D4rl:
         if "metadata" not in self._file:
             return {}
         found = {}
-        for name, values in leaves(self._file["metadata"]):
+        for name, values in leaves(self._file["metadata"], self._path):
             if values.shape == () and len(text := str(scalar(values[()]))) <= _LONGEST_TAG:
                 found[name.replace("/", ".")] = text
         return texts(found)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.errors import InputMissing
 from pipelines.lake.spaces import Ragged
-from pipelines.sources.hdf5 import array, open_file, reading, scalar
+from pipelines.sources.hdf5 import array, contained, open_file, reading, scalar
 from pipelines.sources.minari import Episode
 from pipelines.sources.minari_spaces import Leaf
 from pipelines.sources.pictures import decoded
@@ -67,4 +67,4 @@ class Hdf5Episodes:
         import h5py
 
         values = group.get("infos/success")
-        return bool(np.asarray(values[()]).any()) if isinstance(values, h5py.Dataset) else None
+        return bool(np.asarray(contained(values, self._path)[()]).any()) if isinstance(values, h5py.Dataset) else None
