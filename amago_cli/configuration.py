@@ -12,11 +12,13 @@ from typing import Any
 
 from amago_cli.options import Common
 from amago_cli.output import Document
+from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import PROFILES, TAGS, assign, lay_profile, merge, parse_assignment, resolve
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
-from pipelines.errors import UsageError
+from pipelines.errors import UsageError, masked
+from pipelines.lake.storage import is_remote
 from pipelines.trust import typed
 
 Assignments = list[tuple[tuple[str, ...], Any]]
@@ -78,9 +80,15 @@ def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | s
     import tomli_w
 
     document = dump(settings)
+    for place in writes.values():
+        if not is_remote(place) or isinstance(place, Path):
+            refuse_scheme(place)
     lines = [f"# {common.invocation.command} would write {what}: {path}" for what, path in writes.items()]
+    text = "\n".join([*lines, tomli_w.dumps(document)])
+    if masked(text) != text:
+        raise UsageError("an address contains credentials", hint="leave them to AWS_PROFILE")
     return Document(
-        text="\n".join([*lines, tomli_w.dumps(document)]),
+        text=text,
         status="skipped",
         fields={"outputs": list(writes.values()), "settings": document},
     )

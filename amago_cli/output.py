@@ -111,12 +111,18 @@ class JsonOutput:
             "schema": SCHEMA,
             "command": call.command,
             "status": status,
-            "run": (result.run if result else None) or call.run,
-            "lake": (result.lake if result else None) or call.lake,
+            "run": _place((result.run if result else None) or call.run),
+            "lake": _place((result.lake if result else None) or call.lake),
             "metrics": dict(result.metrics) if result else {},
             "outputs": list(result.outputs) if result else [],
             "seconds": round((result.seconds if result else 0) or call.seconds, 3),
         }
+
+
+def _place(place: Any) -> str | None:
+    from pipelines.errors import masked
+
+    return None if place is None else masked(str(place))
 
 
 def dumps(value: Any) -> str:

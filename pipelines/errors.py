@@ -5,18 +5,35 @@ A message says what went wrong, where, and what to do next; `hint` holds the las
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+# USER:PASSWORD@ in an address, which may have lost a slash as a path; a password may have slashes in it.
+_USER, _PAIR = r"[^/?&\s'\"]*", r"[^?&\s'\":]*:[^?&\s'\"]*"
+_CREDENTIALS = re.compile(
+    rf"(?:(?<=:/)(/?)|(?<=endpoint_override=)())(?:(?:{_USER}|{_PAIR})@|[^&\s'\"]*%40)", re.IGNORECASE
+)
+
+
+def masked(text: str) -> str:
+    """`text` without the credentials of the addresses in it.
+
+    >>> masked("no lake at 's3://KEY:SECRET@bucket/a'")
+    "no lake at 's3://***@bucket/a'"
+    """
+    return _CREDENTIALS.sub(lambda found: f"{found[1] or ''}***@", text)
 
 
 class AmagoError(Exception):
-    """Base of all expected errors: shown as one line, without a traceback."""
+    """Base of all expected errors: shown as one line, without a traceback and without credentials."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = masked(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = None if hint is None else masked(hint)
         self.result: Any = None
         """A stage's Result that is worth showing although it was refused, e.g. the scores that missed `--require`."""
 
@@ -37,7 +54,7 @@ class UsageError(AmagoError):
 
     def __init__(self, message: str, *, hint: str | None = None, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint=hint)
-        self.problems = problems
+        self.problems = tuple(map(masked, problems))
 
 
 class InputMissing(AmagoError):

@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pipelines.errors import UsageError
+
 RUN = "{run}"
 
 _WEIGHT = r"(?:\d+\.?\d*?|\.\d+)(?:[eE][+-]?\d+)?"
 _BEFORE_PORT = re.compile(r"endpoint_override=(?:\w+://)?[^:/&]*$")
 _SHARE = re.compile(rf"(?P<place>.+):(?P<weight>{_WEIGHT})(?:\.\.(?P<last>{_WEIGHT}))?")
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
+
+
+def refuse_scheme(place: Path | str, *, what: str = "a lake is a directory, or s3://bucket/prefix") -> None:
+    """UsageError for an address of a scheme that is not supported, which would become a folder of that name."""
+    found = _SCHEME.match(str(place))
+    if found is not None:
+        hint = f"a directory of that name is './{place}'" if "://" not in str(place) else None
+        raise UsageError(f"'{place}': the scheme '{found[1]}' is not supported here; {what}", hint=hint)
 
 
 def parse_share(text: str) -> tuple[str, float, float | None]:

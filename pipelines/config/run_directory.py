@@ -22,6 +22,7 @@ from typing import Any
 import tomli_w
 
 from pipelines.config.atomic import explained, write_atomically
+from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.locking import exclusive, locked
 from pipelines.config.settings import EXTENSIBLE, STAGE_TABLES, Settings
@@ -138,7 +139,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self, *stages: str) -> Iterator[None]:
-        """Hold the run for `stages`; Locked (exit 75) says who else holds it and since when."""
+        """Hold the run for `stages`; Locked (exit 75) says who else holds it and since when. UsageError for a place
+        that is not local."""
+        refuse_scheme(self.path, what="a run is a directory")
         with contextlib.ExitStack() as held:
             for stage in stages:
                 what = f"run '{self.path}' is in use by {stage}"

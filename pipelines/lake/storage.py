@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipelines.config import atomic
+from pipelines.config.lakes import refuse_scheme
 from pipelines.config.locking import exclusive
 
 FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
@@ -222,9 +223,10 @@ def is_remote(location: Path | str) -> bool:
 
 
 def connect(location: Path | str) -> Storage:
-    """The storage at a directory or at "s3://bucket/prefix"."""
+    """The storage at a directory or at "s3://bucket/prefix". UsageError for any other scheme."""
     if is_remote(location):
         from pipelines.lake.remote.object_storage import ObjectStorage
 
         return ObjectStorage(str(location))
+    refuse_scheme(location)
     return LocalStorage(Path(location))

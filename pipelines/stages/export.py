@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from pipelines.config.lakes import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, UsageError
@@ -25,6 +26,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     if settings.export.format in datasets.FORMATS:
         return dataset(settings, lake=run, listener=listener)
     started = time.monotonic()
+    refuse_scheme(settings.export.to, what="give a directory")
     directory = RunDirectory.open(run)
     checkpoint = checkpoints.load(directory.checkpoints, settings.export.checkpoint)
     to = Path(settings.export.to) if settings.export.to else directory.path / "export"
@@ -43,6 +45,7 @@ def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent
     the lake's run. InputMissing if there are none.
     """
     wanted, started = settings.export, time.monotonic()
+    refuse_scheme(wanted.to, what="give a directory")
     store = Lake.open(lake)
     store.salvage(listener=listener)
     to = Path(wanted.to) if wanted.to else default_folder(store)

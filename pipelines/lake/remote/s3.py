@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -25,6 +25,7 @@ CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
 HURRIED, PATIENT = 6, 10
 _OPTIONS = ("endpoint_override", "region", "scheme")
 _LONGEST_REASON = 160
+_CREDENTIALS = "leave credentials to AWS_PROFILE, or to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _DENIED = (
     "access was denied: check the credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) "
     "and what they permit"
@@ -62,15 +63,18 @@ class Location:
         bucket, _, prefix = place.partition("/")
         prefix = prefix.strip("/")
         if place == body or not re.fullmatch(r"[\w.\-]+", bucket) or "" in prefix.split("/")[1:] or "#" in prefix:
-            hint = "leave credentials to AWS_PROFILE or AWS_ACCESS_KEY_ID" if "@" in bucket else None
-            raise UsageError(f"'{text}' is not a location: s3://bucket/prefix", hint=hint)
+            hint = _CREDENTIALS if "@" in place else None
+            raise UsageError(f"'{unquote(text)}' is not a location: s3://bucket/prefix", hint=hint)
         options = dict(parse_qsl(query, keep_blank_values=True))
         unknown = sorted(options.keys() - set(_OPTIONS))
         if unknown:
             raise UsageError(
-                f"location '{text}': unknown option {', '.join(unknown)}", hint=f"there are {', '.join(_OPTIONS)}"
+                f"location '{unquote(text)}': unknown option {', '.join(unknown)}",
+                hint=f"there are {', '.join(_OPTIONS)}",
             )
         endpoint = options.get("endpoint_override") or _environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+        if endpoint and "@" in endpoint:
+            raise UsageError(f"the endpoint of '{unquote(text)}' contains credentials", hint=_CREDENTIALS)
         if endpoint and "://" not in endpoint:
             endpoint = f"{options.get('scheme', 'https')}://{endpoint}"
         region = options.get("region") or _environment("AWS_REGION", "AWS_DEFAULT_REGION")
