@@ -1,6 +1,6 @@
 """From an exception to what the user reads and the exit code scripts rely on.
 
-0 done, 1 failed, 2 usage, 3 input missing, 4 corrupt data, 5 `--require` not met, 75 locked, 130/143 stopped.
+0 done, 1 failed, 2 usage, 3 input missing, 4 corrupt data, 5 `--require` not met, 75 locked, 129/130/143 stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def interrupted(self) -> bool:
-        return self.exit_code in (130, 143)
+        return self.exit_code in (129, 130, 143)
 
 
 def refuse_shadowed_engine() -> None:

@@ -126,7 +126,7 @@ class Common:
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
-        """A listener that shows progress as asked and turns SIGINT or SIGTERM into a stop at a safe point."""
+        """A listener that shows progress as asked and turns SIGINT, SIGTERM or SIGHUP into a stop at a safe point."""
         from amago_cli.progress import reporter
         from amago_cli.signals import interruptible
 

@@ -1,18 +1,19 @@
-"""SIGINT and SIGTERM: the first stops at the next safe point with the state saved, the second at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first stops at the next safe point with the state saved, the second at once."""
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from amago_cli.stopping import handled
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Progress
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
 _NOTE = b"\nstopping at the next safe point; once more stops at once\n"
 
 
@@ -26,9 +27,12 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
 
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for each in _HANDLED:
+        for each in before:
             signal.signal(each, signal.SIG_DFL)
-        os.write(2, _NOTE)  # unbuffered: the interrupted code may be inside a write to sys.stderr
+        try:
+            os.write(2, _NOTE)  # unbuffered: the interrupted code may be inside a write to sys.stderr
+        except OSError:
+            _leave_terminal()
 
     def listen(event: Event) -> None:
         listener(event)
@@ -40,9 +44,18 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
                 signal_number=received[0],
             )
 
-    before = {number: signal.signal(number, remember) for number in _HANDLED}
+    before = {number: signal.signal(number, remember) for number in handled()}
     try:
         yield listen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Write to nowhere in place of a terminal that is gone: saving must not fail over a message."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)

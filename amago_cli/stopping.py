@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one: the terminal was closed, or ssh was lost
 
 
 class Stopped(BaseException):
@@ -19,9 +19,14 @@ class Stopped(BaseException):
         self.number = number
 
 
+def handled() -> list[signal.Signals]:
+    """The signals to react to: all but those that this process was started to ignore, as `nohup` has it of SIGHUP."""
+    return [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGINT and SIGTERM raise Stopped: a call that is stopped while it loads what it needs reports it in its form."""
+    """Signals raise Stopped: a call that is stopped while it loads what it needs reports it in its form."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
@@ -29,7 +34,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in _HANDLED}
+    before = {number: signal.signal(number, stop) for number in handled()}
     try:
         yield
     finally:

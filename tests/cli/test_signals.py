@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +16,12 @@ from amago_cli.app import main
 from amago_cli.signals import interruptible
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Notice, Progress
+from tests.cli.conftest import Amago
 
 STEP = Progress(stage="collect", done=7, total=10, unit="steps")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_first_signal_stops_at_the_next_progress(number: int, code: int) -> None:
     heard: list[Event] = []
     with interruptible(heard.append) as listener:
@@ -32,6 +39,7 @@ def test_the_second_signal_has_its_default_action() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 def test_handlers_are_put_back() -> None:
@@ -41,7 +49,7 @@ def test_handlers_are_put_back() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_call_that_is_stopped_before_its_stage_began_reports_it(monkeypatch, capsys, number, code) -> None:
     def slow(name: str) -> bool:
         os.kill(os.getpid(), number)
@@ -54,3 +62,32 @@ def test_a_call_that_is_stopped_before_its_stage_began_reports_it(monkeypatch, c
     assert shown["status"] == "interrupted"
     assert shown["error"]["message"] == f"stopped by {number.name}"
     assert signal.getsignal(number) is before
+
+
+def test_what_was_started_with_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible(lambda event: None) as listener:
+            os.kill(os.getpid(), signal.SIGHUP)
+            listener(STEP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_training_whose_terminal_is_closed_saves_a_checkpoint(amago: Amago, small: Path) -> None:
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "amago_cli", "train", "--from-lake", "small", "--steps", "1000000"]
+    command += ["--set", "train.checkpoint_every=1000000", "--set", "train.log_every=1"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(inside)
+    saved = set(os.listdir(small / "checkpoints"))
+    seen = b""
+    while b"updates" not in seen:
+        seen += os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait(120) == 129
+    assert set(os.listdir(small / "checkpoints")) > saved
