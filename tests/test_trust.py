@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 
 from pipelines import trust
+from pipelines.config.checksums import read_sealed, sealed
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing
 from pipelines.export.policy_bundle import load_policy
@@ -50,11 +51,16 @@ def set_config(run: Path, key: str, value: Any) -> None:
     (run / "config.toml").write_text(tomli_w.dumps(document))
 
 
+def reseal(path: Path, agent: dict[str, Any]) -> None:
+    """Change the agent of a record; its author makes the checksums fit."""
+    record = read_sealed(path)
+    files = {name: (path.parent / name).read_bytes() for name in record["files"]}
+    path.write_bytes(sealed(record | {"agent": record["agent"] | agent}, files))
+
+
 def set_checkpoint(run: Path, **agent: Any) -> None:
     for path in (run / "checkpoints").glob("*/checkpoint.json"):
-        record = json.loads(path.read_text())
-        record["agent"] |= agent
-        path.write_text(json.dumps(record))
+        reseal(path, agent)
 
 
 ENCODER = {"kind": "evil:Anything", "options": {}}
@@ -172,9 +178,7 @@ def test_goal_rules_are_not_imported_from_a_run(amago: Amago, small: Path, execu
 @pytest.mark.parametrize("agent", AGENTS[:2], ids=lambda agent: next(iter(agent)))
 def test_a_bundle_imports_nothing(amago: Amago, small: Path, executed: Path, agent: dict[str, Any]) -> None:  # noqa: F811
     assert amago("export", "small", "--to", "eb").code == 0
-    path = Path("eb/policy.json")
-    spec = json.loads(path.read_text())
-    path.write_text(json.dumps(spec | {"agent": spec["agent"] | agent}))
+    reseal(Path("eb/policy.json"), agent)
     with pytest.raises(InputMissing, match=r"'evil'.*--trust"):
         load_policy("eb")
     assert not executed.exists()

@@ -1,6 +1,6 @@
 """A policy bundle: a directory that acts, without the run or the lake it came from.
 
-    policy.json           spaces, network settings, context length, where it came from
+    policy.json           spaces, network settings, context length, where it came from, SHA-256 of all files
     weights.safetensors   the weights that acting needs
     policy.py             a loader, and how to use it
 
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from pipelines.config.atomic import write_together
+from pipelines.config.checksums import read_checked, read_sealed, sealed
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, zeros
@@ -65,8 +65,8 @@ def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any],
     files = {
         "weights.safetensors": save(kept),
         "policy.py": _LOADER.encode(),
-        "policy.json": json.dumps(spec, indent=1).encode(),
     }
+    files["policy.json"] = sealed(spec, files)
     write_together(directory, files)
     return sum(map(len, files.values()))
 
@@ -79,14 +79,15 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     """
     directory = Path(directory)
     try:
-        spec = json.loads((directory / "policy.json").read_text())
+        spec = read_sealed(directory / "policy.json")
+        files = {name: read_checked(directory, name, spec) for name in ("weights.safetensors", "policy.py")}
         if (spec["format"], spec["version"]) != (FORMAT, VERSION):
             raise InputMissing(f"'{directory}' has format {spec['format']} {spec['version']}", hint="upgrade amago")
         if not trust:
             require_all(spec["agent"], where=f"policy bundle '{directory}'")
         spaces = Spaces.from_json(spec["spaces"])
         agent = Agent(spaces, AgentSettings.model_validate(spec["agent"]))
-        missing, unexpected = agent.load_state_dict(load_file(directory / "weights.safetensors"), strict=False)
+        missing, unexpected = agent.load_state_dict(load(files["weights.safetensors"]), strict=False)
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
     except (ValueError, KeyError, SafetensorError, RuntimeError) as error:

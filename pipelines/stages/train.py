@@ -149,7 +149,7 @@ class Trainer:
         self.learner.agent.sequence.require_time(self._mixture.longest)
 
     def _resume(self, mixture: Mixture, data: Mapping[str, Any]) -> None:
-        mixture.restore(data["lakes"] if "lakes" in data else [data["view"]])
+        mixture.restore(data["lakes"])
         mixture.load_state_dict(data["sampler"])
         mixture.load_arrays({name: tensor.numpy() for name, tensor in self._learnt.items()})
 

@@ -1,21 +1,25 @@
 """A checkpoint: everything needed to act, and to go on training as if nothing had happened.
 
-    checkpoints/000200/  checkpoint.json      counters, spaces, the settings of agent and training, lake snapshot
+    checkpoints/000200/  checkpoint.json      counters, spaces, the settings of agent and training, lake snapshot, and
+                                              the SHA-256 of every file, checked when it is loaded
                          weights.safetensors  agent: networks, target heads, PopArt, input statistics
                          average.safetensors  running means of trained weights, where training keeps them
                          training.pt          optimiser, random states, sampler (torch, weights_only)
     checkpoints/latest, checkpoints/best      symbolic links
 
-A checkpoint is written under a temporary name, synced and renamed: a reader never sees half of one.
+A checkpoint is written under a temporary name, synced and renamed, and renamed before it is removed: a reader never
+sees half of one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
-import json
 import os
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +27,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
 from pipelines.config.atomic import explained, point, sync_directory
+from pipelines.config.checksums import read_checked, read_sealed, sealed
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 
 _NAME = re.compile(r"\d{6,}")
-_DAMAGED = "choose another with --checkpoint, or train on from an older one after removing it"
+_FILES = ("weights.safetensors", "average.safetensors", "training.pt")
+_LEFT_SECONDS = 60.0  # a link that is being put in its place is older only if its writer died
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +61,10 @@ class Checkpoint:
     def training_state(self) -> dict[str, Any]:
         """Optimiser, random states and sampler. IntegrityError if unreadable."""
         try:
-            return torch.load(self.path / "training.pt", weights_only=True, map_location="cpu")
+            content = read_checked(self.path, "training.pt", self.record)
+            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError, ValueError) as error:
-            reason = str(error).partition(". ")[0]
-            raise IntegrityError(f"checkpoint '{self.path}' is damaged: {reason}", hint=_DAMAGED) from error
+            raise _damaged(self.path, error) from error
 
 
 def save(
@@ -77,16 +83,16 @@ def save(
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            for name_of, tensors in (("weights", weights), ("average", average or {})):
-                stored = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
-                _write(temporary / f"{name_of}.safetensors", safetensors_bytes(stored))
             buffer = io.BytesIO()
             torch.save(dict(training_state), buffer)
-            _write(temporary / "training.pt", buffer.getbuffer())
-            _write(temporary / "checkpoint.json", json.dumps(dict(record), indent=1).encode())
+            contents: tuple[bytes | memoryview, ...] = (_stored(weights), _stored(average or {}), buffer.getbuffer())
+            files = dict(zip(_FILES, contents, strict=True))
+            for name_of, content in files.items():
+                _write(temporary / name_of, content)
+            _write(temporary / "checkpoint.json", sealed(record, files))
             sync_directory(temporary)
-            if final.exists():
-                shutil.rmtree(final)  # same update reached again after a resume: the same content
+            if final.exists():  # same update reached again after a resume: the same content
+                _remove(final)
             os.rename(temporary, final)
             sync_directory(directory)
         except BaseException:
@@ -108,17 +114,41 @@ def numbers(directory: Path) -> list[int]:
 def load(directory: Path, which: str = "latest") -> Checkpoint:
     """The checkpoint `which` ("latest", "best" or an update number) under `directory`.
 
-    InputMissing if there is none, IntegrityError if its files are damaged.
+    InputMissing if there is none, IntegrityError if a file of it is not as it was written, with the newest that is.
     """
     path = _locate(directory, which)
     try:
-        record = json.loads((path / "checkpoint.json").read_text())
-        if not isinstance(record, dict) or record.get("update") != int(path.name):
-            raise ValueError("checkpoint.json is not that of this checkpoint")
-        weights, average = (load_file(path / f"{name}.safetensors") for name in ("weights", "average"))
+        record = _read_record(path)
+        weights, average = (load_tensors(read_checked(path, name, record)) for name in _FILES[:2])
     except (OSError, ValueError, SafetensorError) as error:
-        raise IntegrityError(f"checkpoint '{path}' is damaged: {error}", hint=_DAMAGED) from error
+        raise _damaged(path, error) from error
     return Checkpoint(path=path, record=record, weights=weights, average=average)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    record = read_sealed(path / "checkpoint.json")
+    if record.get("update") != int(path.name):
+        raise ValueError("checkpoint.json is not that of this checkpoint")
+    return record
+
+
+def _damaged(path: Path, error: Exception) -> IntegrityError:
+    good = next((number for number in reversed(numbers(path.parent)) if _is_good(path.parent / f"{number:06d}")), None)
+    hint = "no other checkpoint of the run is whole: restore it from a copy, or train again with --fresh"
+    if good is not None:
+        hint = f"the newest good one is {good}: name it (@{good}, --checkpoint {good}), or go on from it by removing "
+        hint += "what is damaged and newer"
+    return IntegrityError(f"checkpoint '{path}' is damaged: {str(error).partition('. ')[0]}", hint=hint)
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        record = _read_record(path)
+        for name in _FILES:
+            read_checked(path, name, record)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def mark_best(directory: Path, update: int) -> None:
@@ -151,11 +181,22 @@ def _prune(directory: Path, keep: int) -> None:
     for number in numbers(directory)[:-keep]:
         name = f"{number:06d}"
         if name != protected:
-            shutil.rmtree(directory / name, ignore_errors=True)
+            _remove(directory / name)
+    for link in (*directory.glob(".latest.*"), *directory.glob(".best.*")):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - link.lstat().st_mtime > _LEFT_SECONDS:
+                link.unlink()
     for leftover in directory.glob(".tmp-*"):
         pid = leftover.name.rpartition("-")[2]
         if not (pid.isdigit() and _alive(int(pid))):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Take a checkpoint out of sight at once, then remove it: one that is half removed would look damaged."""
+    aside = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}")
+    os.rename(path, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:
@@ -166,6 +207,10 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _stored(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    return safetensors_bytes({key: value.detach().contiguous().cpu() for key, value in tensors.items()})
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:

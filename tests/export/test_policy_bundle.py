@@ -136,6 +136,18 @@ def test_damage_and_absence_are_named(tmp_path: Path) -> None:
         load_policy(path.parent)
 
 
+@pytest.mark.parametrize("name", ["weights.safetensors", "policy.json", "policy.py"])
+def test_any_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
+    path = bundle(tmp_path) / name
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(len(whole) // 40, 1)):
+        data = bytearray(whole)
+        data[place] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(IntegrityError, match=name):
+            load_policy(path.parent)
+
+
 @pytest.mark.parametrize("changes", [
     {"kind": "multi-task"},
     {"kind": "behaviour-cloning"},

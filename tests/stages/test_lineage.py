@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.config.checksums import sealed
 from pipelines.config.load import resolve
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, UsageError
@@ -46,7 +47,13 @@ def learn(run: Path, lake: Path, steps: int) -> None:
 def home(_prepared: Path, tmp_path: Path) -> Path:
     shutil.copytree(_prepared, tmp_path / "home", symlinks=True)
     for record in (tmp_path / "home").rglob("*.json"):  # as if all had happened here
-        record.write_text(record.read_text().replace(str(_prepared), str(tmp_path / "home")))
+        text = record.read_text().replace(str(_prepared), str(tmp_path / "home"))
+        if record.name == "checkpoint.json":
+            files = {name: (record.parent / name).read_bytes() for name in json.loads(text).pop("files")}
+            whole = {key: value for key, value in json.loads(text).items() if key != "checksum"}
+            record.write_bytes(sealed(whole, files))
+        else:
+            record.write_text(text)
     return tmp_path / "home"
 
 

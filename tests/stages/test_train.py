@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -282,23 +280,6 @@ def test_following_an_unchanged_lake_changes_nothing(tmp_path: Path, lake: Path)
     settings = tiny(train={"follow": True, "refresh_seconds": 1e-6})
     train.run(settings, run=tmp_path / "follows", lakes=[(lake, 1.0)])
     same_training(tmp_path / "plain", tmp_path / "follows")
-
-
-def test_a_checkpoint_from_before_there_were_mixtures_goes_on(tmp_path: Path, lake: Path) -> None:
-    for steps in (3, 6):
-        train.run(tiny(train={"steps": steps}), run=tmp_path / "new", lakes=[(lake, 1.0)])
-    shutil.copytree(tmp_path / "new", tmp_path / "old", symlinks=True)
-    shutil.rmtree(tmp_path / "old/checkpoints/000006")
-    path = tmp_path / "old/checkpoints/000003/checkpoint.json"
-    record = json.loads(path.read_text())
-    view = record["data"]["lakes"][0]
-    known = {"lake": view["id"], **{key: view[key] for key in ("schema", "segments", "dropped", "trajectories")}}
-    path.write_text(json.dumps({**record, "data": {"view": known, "sampler": record["data"]["sampler"]}}))
-    state = torch.load(path.with_name("training.pt"), weights_only=True)
-    del state["data"]
-    torch.save(state, path.with_name("training.pt"))
-    train.run(tiny(), run=tmp_path / "old", lakes=[(lake, 1.0)])
-    assert_same(weights(tmp_path / "new"), weights(tmp_path / "old"))
 
 
 def test_settings_that_an_older_version_did_not_know_are_no_change(tmp_path: Path, lake: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -66,11 +70,70 @@ def test_damage_is_named(tmp_path: Path, name: str) -> None:
         checkpoints.load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"update": 2}'])
+@pytest.mark.parametrize("text", ["{}", "[]", "nul", '{"update": 1, "files": {}}', "[" * 10_000])
 def test_a_record_of_something_else_is_damage(tmp_path: Path, text: str) -> None:
     (save(tmp_path, 1) / "checkpoint.json").write_text(text)
+    with pytest.raises(IntegrityError, match=r"checkpoint\.json"):
+        checkpoints.load(tmp_path)
+
+
+def test_another_checkpoint_s_record_is_damage(tmp_path: Path) -> None:
+    other = save(tmp_path / "other", 2)
+    shutil.copy(other / "checkpoint.json", save(tmp_path, 1))
     with pytest.raises(IntegrityError, match="not that of this checkpoint"):
         checkpoints.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "average.safetensors", "training.pt", "checkpoint.json"])
+def test_any_flipped_bit_is_found_and_the_newest_good_checkpoint_named(tmp_path: Path, name: str) -> None:
+    for update in (1, 2, 3):
+        save(tmp_path, update)
+    (tmp_path / "000002" / "training.pt").write_bytes(b"damaged too")
+    path = tmp_path / "000003" / name
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(len(whole) // 40, 1)):
+        data = bytearray(whole)
+        data[place] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(IntegrityError, match=rf"000003.*{re.escape(name)}.* good one is 1:"):
+            checkpoints.load(tmp_path).training_state()
+    path.unlink()
+    if name != "checkpoint.json":
+        with pytest.raises(IntegrityError, match=f"{re.escape(name)} is missing"):
+            checkpoints.load(tmp_path).training_state()
+
+
+def test_nothing_good_is_said(tmp_path: Path) -> None:
+    (save(tmp_path, 1) / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(IntegrityError, match="no other checkpoint of the run is whole"):
+        checkpoints.load(tmp_path)
+
+
+def test_saving_the_same_update_again_never_leaves_less_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is replaced or pruned goes out of sight by a rename, however long its removal takes."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    seen: list[list[int]] = []
+
+    def slow(path: Path, **_: object) -> None:
+        seen.append(checkpoints.numbers(tmp_path))
+        assert all(checkpoints.load(tmp_path, str(number)) for number in seen[-1])
+
+    monkeypatch.setattr(checkpoints.shutil, "rmtree", slow)
+    save(tmp_path, 2, keep=1)
+    assert [] not in seen
+    assert checkpoints.numbers(tmp_path) == [2]
+
+
+def test_links_that_a_dead_writer_left_are_removed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for name, age in ((".latest.00ff00ff", 3600), (".best.aabbccdd", 3600), (".latest.11111111", 0)):
+        (tmp_path / name).symlink_to("000001")
+        os.utime(tmp_path / name, (time.time() - age,) * 2, follow_symlinks=False)
+    save(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.glob(".*")) == [".latest.11111111"]
 
 
 def test_damage_of_the_training_state_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""A record that vouches for the files beside it: their SHA-256, and its own.
+
+A flipped bit in weights is still a number, and in JSON often still JSON; only a checksum finds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Mismatch(ValueError):
+    """A file is not what was written; the message names it."""
+
+
+def sealed(record: Mapping[str, Any], files: Mapping[str, bytes | memoryview]) -> bytes:
+    """The JSON of `record` with the checksums of `files` and of itself."""
+    whole = {**record, "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}}
+    return json.dumps({**whole, "checksum": _of(whole)}, indent=1).encode()
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The record at `path`. ValueError if it is no such record, or not as it was written."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise Mismatch(f"{path.name} cannot be read") from error
+    if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
+        raise Mismatch(f"{path.name} is not a record with checksums")
+    if record.pop("checksum", None) != _of(record):
+        raise Mismatch(f"{path.name} is not as it was written")
+    return record
+
+
+def read_checked(folder: Path, name: str, record: Mapping[str, Any]) -> bytes:
+    """The content of a file that `record` vouches for. Mismatch if it is gone, or not as it was written."""
+    try:
+        content = (folder / name).read_bytes()
+    except FileNotFoundError as error:
+        raise Mismatch(f"{name} is missing") from error
+    if hashlib.sha256(content).hexdigest() != record["files"].get(name):
+        raise Mismatch(f"{name} is not as it was written (SHA-256)")
+    return content
+
+
+def _of(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(record)), sort_keys=True).encode()).hexdigest()
