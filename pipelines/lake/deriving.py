@@ -201,6 +201,7 @@ class DerivedWriter:
             "kind": "overlay",
             "schema": self._schema_id,
             "writer": self._writer,
+            "sequence": self._sequence + len(self._staged),
             "t_commit": time.time(),
             "rows": self._rows,
             "columns": {name: checksum(array) for name, array in values.items()},

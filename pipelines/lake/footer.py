@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.lake.keys import segment_key
+from pipelines.lake.keys import segment_key, written_by
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 
@@ -184,13 +184,12 @@ def read_footer(storage: Storage, id: str) -> Footer:
     """Footer of a segment, in less than 0.1 ms from a local disk. FileNotFoundError if it is gone, IntegrityError
     if unreadable.
     """
-    key = segment_key(id)
     try:
-        return _read_footer(storage, key)
+        return _read_footer(storage, id)
     except IntegrityError:
-        if not storage.forget(key):  # else what is damaged may be this host's copy
+        if not storage.forget(segment_key(id)):  # else what is damaged may be this host's copy
             raise
-        return _read_footer(storage, key)
+        return _read_footer(storage, id)
 
 
 def prefetch_footers(storage: Storage, ids: Iterable[str]) -> None:
@@ -198,15 +197,28 @@ def prefetch_footers(storage: Storage, ids: Iterable[str]) -> None:
     storage.prefetch_tails((segment_key(id) for id in ids), _TAIL)
 
 
-def _read_footer(storage: Storage, key: str) -> Footer:
+def _read_footer(storage: Storage, id: str) -> Footer:
+    key = segment_key(id)
     path = storage.url(key)
     try:
         values = pa.ipc.open_file(pa.py_buffer(_tail(storage, key))).metadata
-        return decode(dict(values) if values is not None else None, path)
+        footer = decode(dict(values) if values is not None else None, path)
+        _require_own(footer, id)
+        return footer
     except (FileNotFoundError, StorageError):
         raise
     except UNREADABLE as error:
         raise IntegrityError(f"segment '{path}' is damaged: {error}") from error
+
+
+def _require_own(footer: Footer, id: str) -> None:
+    """IntegrityError for a whole segment under another's name: its checksums fit, and what was there is lost."""
+    header, (writer, sequence, overlay) = footer.header, written_by(id)
+    if (header["writer"], header.get("sequence", sequence), footer.is_overlay) != (writer, sequence, overlay):
+        raise IntegrityError(
+            f"segment '{footer.path}' is damaged: it was overwritten by another one, "
+            f"number {header.get('sequence', '?')} of writer '{header['writer']}'"
+        )
 
 
 def _tail(storage: Storage, key: str) -> bytes:

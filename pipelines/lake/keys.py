@@ -18,3 +18,14 @@ def blob_key(id: str) -> str:
 def is_rewritten(id: str) -> bool:
     """Whether a segment may have been made from others: its footer says which."""
     return f"-{REWRITTEN}." in id
+
+
+def written_by(id: str) -> tuple[str, int, bool]:
+    """What a segment's name says of it: its writer, the writer's count, and whether it is an overlay.
+
+    >>> written_by("2026010203/0006476bd2f0e2d6-actor.1f.9c0d-00000007.ovl")
+    ('actor.1f.9c0d', 7, True)
+    """
+    name = id.rpartition("/")[2]
+    writer, _, sequence = name.removesuffix(".ovl").partition("-")[2].rpartition("-")
+    return writer, int(sequence) if sequence.isdecimal() else -1, name.endswith(".ovl")

@@ -76,9 +76,11 @@ def stage(
     columns: Sequence[Column],
     items: Sequence[Unsealed],
     *,
+    sequence: int,
     overlay: bool,
 ) -> Staged:
-    """Write the files of a segment into `tmp`. OSError as the system gives it, with nothing left behind."""
+    """Write the files of a writer's segment number `sequence` into `tmp`. OSError as the system gives it, with nothing
+    left behind."""
     names = [c.name for c in columns]
     said = _said(items)
     ends, uids = np.cumsum(np.asarray(said["length"]) + 1), b"".join(chain.from_iterable(item.uids for item in items))
@@ -90,6 +92,7 @@ def stage(
         "kind": "overlay" if overlay else "steps",
         "schema": schema_id,
         "writer": writer,
+        "sequence": sequence,
         "t_commit": time.time(),
         "rows": int(ends[-1]),
         "columns": {name: checksum(values[name]) for name in names},

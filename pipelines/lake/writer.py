@@ -294,10 +294,13 @@ def publish_log(
     if published is not None:  # an earlier attempt failed after the rename
         log.drop()
         return published
-    writer, _, sequence = log.path.stem.rpartition("-")
-    staged = segments.stage(storage.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
+    writer, _, number = log.path.stem.rpartition("-")
+    sequence = int(number)
+    staged = segments.stage(
+        storage.local / "tmp", writer, schema_id, columns, items, sequence=sequence, overlay=overlay
+    )
     try:
-        segment = segments.new_segment(folders, writer, int(sequence), overlay=overlay)
+        segment = segments.new_segment(folders, writer, sequence, overlay=overlay)
         log.mark(segment)
         segments.publish(storage, staged, segment)
     except BaseException:

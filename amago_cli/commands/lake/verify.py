@@ -51,6 +51,7 @@ def verify(
             "segments_checked": checked.segments_checked,
             "trajectories": checked.trajectories,
             "corrupt": [str(segment) for segment in checked.corrupt],
+            "missing": list(checked.missing),
             "foreign": list(checked.foreign),
             "damaged_tombstones": list(checked.tombstones),
             **({} if repaired is None else _figures(repaired)),
@@ -58,7 +59,7 @@ def verify(
         tables=_tables(checked, repaired),
         seconds=common.invocation.seconds,
     )
-    problems = [*_problems(checked, repaired, opened.name), *checked.tombstones]
+    problems = [*_problems(checked, repaired, opened.name), *_missing(checked, opened.name), *checked.tombstones]
     if problems:
         error = IntegrityError("; ".join(problems))
         error.result = result
@@ -82,11 +83,19 @@ def _tables(checked: Report, repaired: Repaired | None) -> list[Table]:
     lost = [] if repaired is None else [(uid,) for uid in (*repaired.lost, *repaired.orphans)]
     parts: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]] = (
         ("corrupt", ("segment", "why"), [(found.segment, found.reason) for found in checked.corrupt]),
+        ("missing", ("segment", "trajectories"), list(checked.missing.items())),
         ("repaired", ("segment", "what is whole is in"), made),
         ("lost, and derived from what is lost", ("uid",), lost),
         ("not of this lake", ("file",), [(path,) for path in checked.foreign]),
     )
     return [Table(title=title, columns=columns, rows=rows) for title, columns, rows in parts if rows]
+
+
+def _missing(checked: Report, name: str) -> list[str]:
+    if not checked.missing:
+        return []
+    count = sum(checked.missing.values())
+    return [f"lake '{name}' lacks {', '.join(checked.missing)} ({count} trajectories): restore them from a copy"]
 
 
 def _problems(checked: Report, repaired: Repaired | None, name: str) -> list[str]:

@@ -280,7 +280,8 @@ class _Job:
         for (schema_id, names, overlay), items in self._pending.items():
             columns: list[Column] = [c for c in self.source.schema(schema_id).columns if c.name in names]
             writer = _writer()
-            staged = segments.stage(self.target.local / "tmp", writer, schema_id, columns, items, overlay=overlay)
+            tmp = self.target.local / "tmp"
+            staged = segments.stage(tmp, writer, schema_id, columns, items, sequence=0, overlay=overlay)
             size, id = sum(path.stat().st_size for path in (staged.main, staged.blob) if path is not None), ""
             try:
                 id = segments.new_segment(self._folders, writer, 0, overlay=overlay)

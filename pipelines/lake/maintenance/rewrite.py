@@ -170,6 +170,7 @@ def _write(lake: Lake, sources: Sequence[Source], held: Held) -> Rewritten:
         "format": footers.FORMAT,
         "kind": first.header["kind"],
         "schema": first.header["schema"],
+        "sequence": 0,
         "t_commit": time.time(),
         "rows": rows,
         "replaces": _replaces(sources),

@@ -7,8 +7,9 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,14 @@ from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFail
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.folders import ROOT, list_all
 from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
-from pipelines.lake.keys import blob_key, is_rewritten, segment_key
+from pipelines.lake.keys import blob_key, is_rewritten, segment_key, written_by
 from pipelines.lake.maintenance import integrity
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql.listing import living
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import Hidden, read_tombstone, tombstone_names
+from pipelines.lake.tombstones import QUARANTINE, Hidden, read_tombstone, tombstone_names
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -49,12 +50,15 @@ class Corrupt:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `verify` found. `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged."""
+    """What `verify` found. `missing`: segments that the index knew and that are gone, with their trajectories;
+    `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged.
+    """
 
     segments_checked: int
     trajectories: int
     bytes: int
     corrupt: tuple[Corrupt, ...] = ()
+    missing: Mapping[str, int] = field(default_factory=dict)
     foreign: tuple[str, ...] = field(default=())
     tombstones: tuple[str, ...] = ()
 
@@ -64,6 +68,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
 
     Damage is reported, not raised; InputMissing for segments of a newer format.
     """
+    known = catalog.remembered_segments(lake)  # before what is there is listed
     hidden = Hidden(lake.storage, listener)
     hidden.refresh()
     # The newest rewritten ones first: what was made into a sound one is checked, but not counted again.
@@ -92,9 +97,42 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
         trajectories=trajectories,
         bytes=size,
         corrupt=tuple(corrupt),
+        missing=_missing(lake, known),
         foreign=tuple(_foreign(lake.storage)),
         tombstones=tuple(_unreadable_tombstones(lake.storage)),
     )
+
+
+def _missing(lake: Lake, known: Mapping[str, int]) -> dict[str, int]:
+    """Those of the segments that are `known`, with their trajectories, that are gone without a reason: they were not
+    replaced by others, did not expire and were not put away.
+    """
+    storage = lake.storage
+    gone = known.keys() - set(list_all(storage))
+    if not gone or _expired_since(lake):
+        return {}
+    replaced: set[str] = set()
+    for id in filter(is_rewritten, list_all(storage)):  # again: what replaces a segment is there before that goes
+        with contextlib.suppress(FileNotFoundError, AmagoError):
+            replaced.update(read_footer(storage, id).replaces)
+    hidden = Hidden(storage)
+    hidden.refresh()
+    aside = {name.partition(".")[0] for name in storage.names(QUARANTINE)}
+    return {
+        id: known[id]
+        for id in sorted(gone - replaced - hidden.whole)
+        if id.rpartition("/")[2].partition(".")[0] not in aside and not hidden.hides(id)
+    }
+
+
+def _expired_since(lake: Lake) -> bool:
+    """Whether tombstones were merged after the index was written: they say no longer which segments expired."""
+    written = catalog.modified(lake)
+    for name in tombstone_names(lake.storage):
+        with contextlib.suppress(FileNotFoundError, AmagoError):
+            if int(name[:16], 16) / 1e6 >= written and read_tombstone(lake.storage, name).merges:
+                return True
+    return False
 
 
 def _unreadable_tombstones(storage: Storage) -> Iterator[str]:
@@ -178,7 +216,7 @@ def _remember(lake: Lake, id: str) -> None:
     facts, table = known
     header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
     whole = [0, table.num_rows]
-    header |= {"format": FORMAT, "columns": dict.fromkeys(facts["columns"]), "replaces": {}}
+    header |= {"format": FORMAT, "sequence": written_by(id)[1], "columns": dict.fromkeys(facts["columns"])}
     header["replaces"] = {old: whole for old in facts["replaces"]}  # which part was which is not remembered
     lake.storage.write(memory_key(id), json.dumps(metadata(header, table)).encode())
 

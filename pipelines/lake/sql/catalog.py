@@ -46,6 +46,10 @@ _ADD = """
 insert into bookkeeping.rows by name
 select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), true as live from new_rows
 """
+_IN_SIGHT = """
+select f.segment, coalesce(s.trajectories, 0)::bigint from bookkeeping.files f left join segments s using (segment)
+where f.state not in (select unnest(?))
+"""
 # Of the rows of a uid the first is live, an overlay's only if there is its base. Only rows that hang on what was
 # added or removed are looked at.
 _SETTLE = """
@@ -84,6 +88,22 @@ def remembered(lake: Lake, segment: str) -> list[str]:
             return [row[0] for row in rows]
     except (OSError, duckdb.Error, AmagoError):
         return []
+
+
+def remembered_segments(lake: Lake) -> dict[str, int]:
+    """The segments that were in sight when the index was written, and their trajectories; none if it cannot be read."""
+    try:
+        with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
+            return dict(connection.execute(_IN_SIGHT, [list(listing.OUT_OF_SIGHT)]).fetchall())
+    except (OSError, duckdb.Error, AmagoError):
+        return {}
+
+
+def modified(lake: Lake) -> float:
+    """When the index was written; the beginning of time if there is none."""
+    with contextlib.suppress(OSError):
+        return os.stat(_index(lake)).st_mtime
+    return 0.0
 
 
 def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:

@@ -133,18 +133,19 @@ def footer_table(count: int, length: int, number: int, rng: np.random.Generator)
 def add_segment(lake: Lake, schema: Schema, count: int, *, hour: str, number: int, rng: np.random.Generator) -> str:
     """A segment of `count` trajectories of one action each, as a writer would leave it; its id."""
     table, values = footer_table(count, 1, number, rng), schema.empty(2 * count)
+    writer = f"bench.0.{UUID(bytes=rng.bytes(16)).hex[:8]}"
     header = {
         "format": footer.FORMAT,
         "kind": "steps",
         "schema": schema.id,
-        "writer": "bench",
+        "writer": writer,
         "t_commit": 1e9 + number,
         "rows": 2 * count,
         "columns": {name: segment.checksum(array) for name, array in values.items()},
     }
     tmp = lake.path / "tmp"
     staged = segment.stage_files(tmp, "bench", schema.columns, values, lambda: footer.metadata(header, table))
-    id = f"{hour}/{number:016x}-bench.0.{UUID(bytes=rng.bytes(16)).hex[:8]}-{number:08d}"
+    id = f"{hour}/{number:016x}-{writer}-{number:08d}"
     lake.storage.publish(staged.main, segment_key(id))
     return id
 

@@ -11,6 +11,7 @@ from pipelines.events import Progress
 from pipelines.lake import footer, reading
 from pipelines.lake.follower import Follower
 from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
@@ -174,3 +175,45 @@ def test_what_was_made_into_another_segment_is_not_counted_twice(lake: Lake) -> 
     compact(lake, grace_seconds=3600)
     report = verify(lake)
     assert (report.segments_checked, report.trajectories) == (4, 3)
+
+
+def test_a_segment_overwritten_by_another_one_is_found(lake: Lake) -> None:
+    """By one of another writer, or by another one of the same writer: all checksums fit."""
+    lost = list(fill(lake, [5, 6, 7], seal_every=1))
+    fill(lake, [8], seed=1)
+    catalog.refresh(lake)
+    first, *others = segment_files(lake)
+    whole = first.read_bytes()
+    for other in others:
+        first.write_bytes(other.read_bytes())
+        (found,) = verify(lake).corrupt
+        assert "overwritten" in found.reason
+        assert found.trajectories == (lost[0],)
+    assert catalog.query(lake, "select count(*) from trajectories")[1] == [(3,)]
+    first.write_bytes(whole)
+    assert verify(lake).corrupt == ()
+    assert catalog.query(lake, "select count(*) from trajectories")[1] == [(4,)]
+
+
+def test_a_segment_that_the_index_knew_and_that_is_gone_is_reported(lake: Lake) -> None:
+    fill(lake, [5, 6, 7, 8, 9], seal_every=2)
+    catalog.refresh(lake)
+    gone = segment_files(lake)[1]
+    gone.unlink()
+    assert verify(lake).missing == {f"{gone.parent.name}/{gone.stem}": 2}
+
+
+def test_what_was_merged_expired_or_put_away_is_not_missed(lake: Lake) -> None:
+    fill(lake, [5, 6, 7, 8, 9, 10], seal_every=1)
+    catalog.refresh(lake)
+    index = lake.path / "index.duckdb"
+    known = index.read_bytes()
+    compact(lake, grace_seconds=0)
+    index.write_bytes(known)
+    assert verify(lake).missing == {}
+    expire(lake, Limits(where="length < 7"), grace_seconds=0)
+    for _ in range(2):
+        compact(lake, grace_seconds=0)
+        index.write_bytes(known)
+        os.utime(index, (1, 1))
+        assert verify(lake).missing == {}
