@@ -51,7 +51,7 @@ def _described(recipe: dict[str, Any]) -> dict[str, Any]:
     extra, installed = requirement(recipe)
     return {
         "about": recipe["about"],
-        "expected": recipe.get("expected", ""),
+        "expected": recipe.get("expected", "not yet run at length"),
         "env": recipe["env"]["name"],
         "extra": extra,
         "installed": installed,
