@@ -50,7 +50,7 @@ class Failure:
 
 
 def refuse_shadowed_engine() -> None:
-    """Raise ShadowedEngine when a foreign `pipelines` would be imported."""
+    """Raise ShadowedEngine when a foreign `pipelines`, or a library from the current directory, would be imported."""
     path = guard.shadow()
     if path is not None:
         raise ShadowedEngine(guard.explain(path))

@@ -1,18 +1,45 @@
-"""Tells when somebody else's `pipelines` would be imported instead of ours.
+"""Tells when a file of the current directory would be imported in place of our own engine or of a library.
 
-`pipelines` is a common folder name; with one in the current directory, `python -m amago_cli` finds it first.
+`python -m amago_cli`, and PYTHONPATH=. as well, have Python look into the current directory first: a folder
+`pipelines` or a file `torch.py` there would be imported, that is executed. The console script `amago` does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import sys
 from pathlib import Path
 
 OURS = Path(__file__).resolve().parent.parent / "pipelines"
 
 
+# Of the libraries those that are imported after this was asked.
+_LIBRARIES = ("torch", "numpy", "pyarrow", "duckdb", "gymnasium", "pydantic", "safetensors", "tqdm", "tomli_w")
+
+
 def shadow() -> Path | None:
-    """The folder of the foreign `pipelines` that an import would take, or None. Imports nothing."""
+    """The folder of the foreign `pipelines` that an import would take, or the file of the current directory that would
+    be imported as a library; None where there is neither. Imports nothing.
+    """
+    return _engine() or _library()
+
+
+def _library() -> Path | None:
+    here = Path.cwd()
+    if here.name in ("site-packages", "dist-packages"):
+        return None
+    for name in _LIBRARIES:
+        if name in sys.modules or not any((here / file).exists() for file in (name, f"{name}.py", f"{name}.so")):
+            continue
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(name)
+            if found is not None and found.origin and Path(found.origin).parent.resolve() in (here, here / name):
+                return Path(found.origin)
+    return None
+
+
+def _engine() -> Path | None:
     if not (OURS / "__init__.py").is_file():
         return None  # an unusual installation: no telling which one is ours
     try:
@@ -27,7 +54,12 @@ def shadow() -> Path | None:
 
 def explain(path: Path) -> str:
     """What the user reads: which folder is in the way of which, and the ways out."""
+    what = f"amago's own package '{OURS}'" if path.name == OURS.name else f"the library '{_named(path)}'"
     return (
-        f"'{path}' shadows amago's own package '{OURS}'; start amago with its console script `amago`,"
+        f"'{path}' shadows {what}; start amago with its console script `amago`,"
         " change to another directory, or take the folder's parent off PYTHONPATH"
     )
+
+
+def _named(path: Path) -> str:
+    return path.parent.name if path.stem == "__init__" else path.name.partition(".")[0]

@@ -120,9 +120,11 @@ class JsonOutput:
 
 
 def _place(place: Any) -> str | None:
+    if place is None:
+        return None
     from pipelines.errors import masked
 
-    return None if place is None else masked(str(place))
+    return masked(str(place))
 
 
 def dumps(value: Any) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,4 +27,31 @@ def test_a_foreign_package_that_comes_first_is_named(tmp_path: Path, monkeypatch
 def test_a_folder_without_code_does_not_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pipelines").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
+    assert guard.shadow() is None
+
+
+@pytest.mark.parametrize("name", ["torch.py", "duckdb/__init__.py", "gymnasium.py"])
+@pytest.mark.parametrize("way", ["-m", "PYTHONPATH"])
+def test_a_file_of_the_current_directory_that_is_named_like_a_library_is_not_executed(
+    tmp_path: Path, name: str, way: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("open('executed', 'w')")
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root if way == "-m" else f".{os.pathsep}{root}"}
+    call = "from amago_cli.app import main; raise SystemExit(main())"
+    command = [sys.executable, *(["-m", "amago_cli"] if way == "-m" else ["-P", "-c", call]), "lake", "info", "x"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert name.partition("/")[0] in done.stderr
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_folder_of_data_that_is_named_like_a_library_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "torch")
     assert guard.shadow() is None
