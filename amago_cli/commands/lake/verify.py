@@ -52,6 +52,7 @@ def verify(
             "trajectories": checked.trajectories,
             "corrupt": [str(segment) for segment in checked.corrupt],
             "missing": list(checked.missing),
+            "damaged_logs": list(checked.logs),
             "foreign": list(checked.foreign),
             "damaged_tombstones": list(checked.tombstones),
             **({} if repaired is None else _figures(repaired)),
@@ -92,10 +93,16 @@ def _tables(checked: Report, repaired: Repaired | None) -> list[Table]:
 
 
 def _missing(checked: Report, name: str) -> list[str]:
-    if not checked.missing:
-        return []
-    count = sum(checked.missing.values())
-    return [f"lake '{name}' lacks {', '.join(checked.missing)} ({count} trajectories): restore them from a copy"]
+    problems = []
+    if checked.missing:
+        count = sum(checked.missing.values())
+        problems.append(f"lake '{name}' lacks {', '.join(checked.missing)} ({count} trajectories): restore from a copy")
+    if checked.logs:
+        problems.append(
+            f"trajectories that were logged are lost: {', '.join(checked.logs)} could not be read whole; "
+            "remove the file to verify without it"
+        )
+    return problems
 
 
 def _problems(checked: Report, repaired: Repaired | None, name: str) -> list[str]:

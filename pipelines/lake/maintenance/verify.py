@@ -51,7 +51,8 @@ class Corrupt:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What `verify` found. `missing`: segments that the index knew and that are gone, with their trajectories;
-    `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged.
+    `logs`: damaged logs of dead writers, which were kept, and whose trajectories are lost as far as they could not
+    be read; `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged.
     """
 
     segments_checked: int
@@ -59,6 +60,7 @@ class Report:
     bytes: int
     corrupt: tuple[Corrupt, ...] = ()
     missing: Mapping[str, int] = field(default_factory=dict)
+    logs: tuple[str, ...] = ()
     foreign: tuple[str, ...] = field(default=())
     tombstones: tuple[str, ...] = ()
 
@@ -98,9 +100,14 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
         bytes=size,
         corrupt=tuple(corrupt),
         missing=_missing(lake, known),
+        logs=tuple(lake.storage.url(f"{QUARANTINE}/{name}") for name in _damaged_logs(lake.storage)),
         foreign=tuple(_foreign(lake.storage)),
         tombstones=tuple(_unreadable_tombstones(lake.storage)),
     )
+
+
+def _damaged_logs(storage: Storage) -> list[str]:
+    return sorted(name for name in storage.names(QUARANTINE) if name.endswith(".wal"))
 
 
 def _missing(lake: Lake, known: Mapping[str, int]) -> dict[str, int]:

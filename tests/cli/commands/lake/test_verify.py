@@ -79,3 +79,23 @@ def test_repair_without_loss_is_exit_0(amago: Amago, small: Path) -> None:
     assert done.code == 0, done.err
     assert len(done.json["metrics"]["corrupt"]) == 1
     assert amago("lake", "verify", small).code == 0
+
+
+def test_a_log_that_cannot_be_read_whole_is_exit_4_until_it_is_removed(amago: Amago, small: Path) -> None:
+    """What a dead collector had logged is lost: whoever sealed the rest first."""
+    lake = Lake.open(small)
+    writer = lake.writer(lake.only_schema())
+    for trajectory in list(trajectories(lake))[:3]:
+        writer.append(trajectory.columns, TrajectoryInfo(env="x"))
+    writer._abandon()
+    (log,) = (small / "lake" / "wal").glob("*.wal")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    log.write_bytes(content)
+    assert amago("lake", "reindex", small).code == 0
+    for _ in range(2):
+        failed = amago("lake", "verify", small, "--output", "json")
+        assert failed.code == 4, failed.err
+        assert failed.json["metrics"]["damaged_logs"] == [str(small / "lake" / "quarantine" / log.name)]
+    (small / "lake" / "quarantine" / log.name).unlink()
+    assert amago("lake", "verify", small).code == 0
