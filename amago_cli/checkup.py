@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
@@ -75,8 +74,9 @@ def _compute() -> Iterator[Finding]:
     else:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         yield Finding("device", FINE, f"cpu, no CUDA device (torch is {built})")
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding("threads", FINE, f"torch uses {torch.get_num_threads()} of {usable} usable cores")
+    from pipelines.config.cores import available_cores, threads
+
+    yield Finding("threads", FINE, f"networks use {threads()} of {available_cores()} available cores")
     yield _attention(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 

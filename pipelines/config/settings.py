@@ -206,7 +206,8 @@ class TrainSettings(SettingsModel):
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
     threads: int = Field(0, ge=0)
-    """CPU threads of the networks, learning or acting (0: all cores); small networks are fastest with 1."""
+    """CPU threads of the networks, learning or acting (0: OMP_NUM_THREADS, else all available cores); small networks
+    are fastest with 1."""
 
     @model_validator(mode="after")
     def _some_steps_count(self) -> TrainSettings:

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from pipelines.config.base import SettingsModel
+from pipelines.config.cores import available_cores
 from pipelines.envs.board import Board, boards, nameless_file
 from pipelines.envs.env import ActorsFailed, Env, EnvSpec, EpisodeCounter, Failure, RemoteTraceback, StepResult
 from pipelines.envs.make import Split
-from pipelines.envs.process import Died, Worker, available_cores
+from pipelines.envs.process import Died, Worker
 from pipelines.envs.worker import CALL, RESET, STEP, Order
 from pipelines.errors import UsageError
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
+from pipelines.config.cores import available_cores
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.make import Split, make, require_trust, settings_model
-from pipelines.envs.process import available_cores
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed, UsageError
 from pipelines.rollout.policy_client import RandomPolicy

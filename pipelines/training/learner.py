@@ -7,7 +7,6 @@ ensemble draws) and torch's global generator (dropout), so that resuming continu
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from pipelines import trust
+from pipelines.config import cores
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.data.batch import Batch
@@ -220,8 +220,8 @@ def _parts(agent: Agent) -> list[str]:
 
 
 def use_threads(threads: int) -> None:
-    """Let torch use so many CPU threads (0: all cores), in this whole process."""
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    """Let torch use so many CPU threads (0: as OMP_NUM_THREADS and the available cores say), in this whole process."""
+    torch.set_num_threads(cores.threads(threads))
 
 
 def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSettings | None = None) -> Agent:

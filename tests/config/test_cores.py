@@ -1,0 +1,53 @@
+"""Cores as the affinity mask and cgroups of either version grant them; threads as the user says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import cores
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cores, "_CGROUPS", tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"cpu.{name}").write_text(text)
+
+
+def test_the_second_version_s_limits_hold_from_the_group_up_to_the_root(groups: Path) -> None:
+    write(groups / "a/b", max="max 100000\n")
+    write(groups / "a", max="250000 100000\n")
+    write(groups, max="800000 100000\n")
+    assert cores._quotas("0::/a/b\n") == [2.5, 8.0]
+
+
+def test_the_first_version_s_limits_hold(groups: Path) -> None:
+    write(groups / "cpu/job", cfs_quota_us="50000\n", cfs_period_us="100000\n")
+    write(groups / "cpu", cfs_quota_us="-1\n", cfs_period_us="100000\n")
+    assert cores._quotas("4:memory:/job\n3:cpu,cpuacct:/job\n") == [0.5]
+
+
+def test_at_least_one_core_is_available_and_no_more_than_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = os.sched_getaffinity(0)
+    for quotas, expected in (([0.5], 1), ([1000.0], len(mask)), ([], len(mask))):
+        monkeypatch.setattr(cores, "_quotas", lambda _, quotas=quotas: quotas)
+        assert cores.available_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "expected"), [("3", 0, 3), ("3,2", 0, 3), ("3", 5, 5), ("x", 0, 7), ("", 0, 7)]
+)
+def test_threads_are_as_asked_or_as_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, said: str, wanted: int, expected: int
+) -> None:
+    monkeypatch.setattr(cores, "available_cores", lambda: 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert cores.threads(wanted) == expected
