@@ -17,5 +17,5 @@ def windows_of(view: View) -> Iterator[dict[str, np.ndarray]]:
     lengths = view.table["length"].astype(np.int64)
     gatherer = Gatherer(view, int(lengths.max()) + 1)
     for place, length in enumerate(lengths.tolist()):
-        batch = gatherer.gather(np.array([place]), np.array([0]))
+        batch = gatherer.gather(np.array([place]), np.array([0]), np.array([length]))
         yield {name: values[0, : length + 1].copy() for name, values in batch.columns.items()}

@@ -117,7 +117,7 @@ def gather(data: Data, draws: Draws) -> Callable[[], int]:
 
     def work() -> int:
         chosen, start = next(draws)
-        return len(gatherer.gather(np.array(chosen), np.array(start)))
+        return len(gatherer.gather(np.array(chosen), np.array(start), np.array(start) + LENGTH))
 
     return work
 
