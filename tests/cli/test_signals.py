@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,17 @@ from amago_cli.signals import interruptible
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Notice, Progress
 from tests.cli.conftest import Amago
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_not_ignored() -> Iterator[None]:
+    """As in a terminal, whatever started the tests: in the background of a shell, or under nohup, some are ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
 
 STEP = Progress(stage="collect", done=7, total=10, unit="steps")
 

@@ -52,7 +52,8 @@ SEQUENCES: dict[str, tuple[dict[str, Any], set[str]]] = {
         },
     ),
     "feedforward": (
-        {"kind": "feedforward", "hidden": [8], "output": 8}, {"body.0.hidden.0.weight", "body.0.last.weight"},
+        {"kind": "feedforward", "d_model": 8, "num_layers": 1, "d_ff": 16},
+        {"embed.weight", "blocks.0.expand.weight", "blocks.0.contract.weight"},
     ),
     "identity": ({"kind": "identity"}, set()),
 }  # fmt: skip

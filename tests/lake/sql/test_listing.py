@@ -44,6 +44,7 @@ def rewrite(lake: Lake, ids: list[str]) -> str:
     header = {
         **found.header,
         "writer": "compact.x",
+        "sequence": 0,
         "rows": row0,
         "replaces": replaces,
         "columns": {name: checksum(array) for name, array in values.items()},
