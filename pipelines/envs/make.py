@@ -64,7 +64,7 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 def require_trust(name: str, params: Mapping[str, Any]) -> None:
     """InputMissing if making environment `name` would import a module whose name was only read from a file. `make`
-    asks this by itself; whoever lets another process make it asks before."""
+    asks this by itself; a caller that lets another process make it asks first."""
     target, suite = _resolve(name)
     module = suite.load(name)
     if hasattr(module, "require_trust"):

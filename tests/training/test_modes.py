@@ -1,4 +1,4 @@
-"""What is for learning alone happens in every update, whoever used the agent before, and nowhere else."""
+"""Training-only behavior is on in every update, however the agent was used before, and nowhere else."""
 
 from __future__ import annotations
 

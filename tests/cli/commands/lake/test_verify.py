@@ -82,7 +82,7 @@ def test_repair_without_loss_is_exit_0(amago: Amago, small: Path) -> None:
 
 
 def test_a_log_that_cannot_be_read_whole_is_exit_4_until_it_is_removed(amago: Amago, small: Path) -> None:
-    """What a dead collector had logged is lost: whoever sealed the rest first."""
+    """Records of a crashed collector are lost, whichever command sealed the rest first."""
     lake = Lake.open(small)
     writer = lake.writer(lake.only_schema())
     for trajectory in list(trajectories(lake))[:3]:
