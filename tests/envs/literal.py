@@ -70,6 +70,8 @@ class LiteralFrozenLake:
             column = max(column - 1, 0)
         reward, over, success = 0.0, False, False
         left = (self.row, self.column)
+        if self.hard and (row, column) != left and self.draw(self.streams["melt"], self.time) < 0.33:
+            self.ice[left[0]][left[1]] = "#"
         if self.ice[row][column] == "#":
             if self.recover:
                 reward = -0.1
@@ -80,8 +82,6 @@ class LiteralFrozenLake:
             self.row, self.column = row, column
         if (self.row, self.column) == (self.size - 1, self.size - 1):
             reward, over, success = 1.0, True, True
-        if self.hard and (self.row, self.column) != left and self.draw(self.streams["melt"], self.time) < 0.33:
-            self.ice[left[0]][left[1]] = "#"
         if self.steps >= self.limit:
             over = True
         before = self.finished

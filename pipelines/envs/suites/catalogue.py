@@ -244,7 +244,7 @@ SUITES: tuple[Suite, ...] = (
         conflict=_PROCGEN_ALONE,
         spaces="64x64 picture; 15 choices",
         tasks="games and levels; test: levels from env.levels on",
-        horizon="2,001 steps",
+        horizon="2 attempts of 500 to 6,000 steps, by game and mode",
         ends="terminated with the last attempt; with one attempt, truncated when time is up",
     ),
     Suite(
@@ -258,7 +258,7 @@ SUITES: tuple[Suite, ...] = (
         conflict=_PROCGEN_ALONE,
         spaces="64x64 picture; 15 choices",
         tasks="levels; test: levels from env.levels on",
-        horizon="1,000 steps",
+        horizon="500 to 6,000 steps, by game and mode",
         ends="terminated with the game; truncated when time is up; with more attempts, terminated with the last",
     ),
     Suite(
@@ -334,7 +334,7 @@ SUITES: tuple[Suite, ...] = (
         extra="minigrid",
         requires=("minigrid",),
         spaces="7x7 grid in view, direction, mission in words, attempt; 7 actions",
-        tasks="65 levels of any seed; train: even seeds, test: odd seeds",
+        tasks="65 levels of any seed; train: even seeds, test: odd seeds, or levels of env.test_levels",
         horizon="2 attempts of 16 to 1080 steps, by level",
         ends="terminated with the last attempt, which ends with success or at the level's time limit",
     ),

@@ -41,7 +41,8 @@ class FrozenLakeSettings(SettingsModel):
     attempts: int = Field(10, ge=1)
     """Attempts at one map, in one episode."""
     hard: bool = False
-    """Swapped actions in half of the tasks, jittered positions, ice that breaks behind the agent."""
+    """Swapped actions in half of the tasks, jittered positions, ice that breaks behind the agent, or under one that
+    bounced off a hole."""
     recover: bool = False
     """A hole costs 0.1 and leaves the agent where it was, instead of ending the attempt."""
     slip: float = Field(0.0, ge=0, lt=1)
@@ -162,13 +163,14 @@ class FrozenLake(NativeEnv):
         goal = reached == self._goal
         reward = goal.astype(np.float32)
         over = goal | (self.clock >= self.limit)
+        left = reached != self.cell  # also when the agent bounces off a hole: the ice breaks under it
         if s.recover:
             reached = np.where(fell, self.cell, reached)
             reward -= np.float32(RECOVER_PENALTY) * fell
         else:
             over |= fell
         if s.hard:
-            broken = (melts < MELT_CHANCE) & (reached != self.cell)
+            broken = (melts < MELT_CHANCE) & left
             self.holes[broken, self.cell[broken]] = True
             self.holes[over] = self.task_holes[over]
         self.cell = np.where(over, 0, reached)

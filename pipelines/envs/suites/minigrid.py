@@ -22,7 +22,7 @@ import minigrid  # noqa: F401 (registers its levels)
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.gymnasium_env import GymnasiumEnv
@@ -59,10 +59,12 @@ class BabyAISettings(SettingsModel):
 
     levels: tuple[str, ...] | None = Field(None, min_length=1)
     """Levels of which each episode plays one, all equally often, e.g. GoToLocal; unset: all 65."""
+    test_levels: tuple[str, ...] = ()
+    """Levels of `split = "test"`; empty: those of training, with other seeds."""
     attempts: int = Field(2, ge=1)
     """Attempts at one task, in one episode."""
 
-    @field_validator("levels")
+    @field_validator("levels", "test_levels")
     @classmethod
     def _known(cls, levels: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in levels or ():
@@ -71,21 +73,39 @@ class BabyAISettings(SettingsModel):
                 raise ValueError(f"'{name}' is no level of {MULTI}; the closest is '{close[0]}'")
         return levels
 
+    @model_validator(mode="after")
+    def _apart(self) -> BabyAISettings:
+        both = sorted({*self.of("train")} & {*self.test_levels})
+        if both:
+            raise ValueError(f"levels both of training and of test: {', '.join(both)}")
+        if not self.of("train"):
+            raise ValueError("all levels are test_levels, no level is left to train on")
+        return self
+
+    def of(self, split: str) -> tuple[str, ...]:
+        """The levels of one side."""
+        if split == "test" and self.test_levels:
+            return self.test_levels
+        return self.levels or tuple(level for level in LEVELS if level not in self.test_levels)
+
 
 def settings_model(name: str) -> type[SettingsModel]:
     return BabyAISettings if name == MULTI else MinigridSettings
 
 
 def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
+    splits = GridLevels.splits
     if isinstance(settings, BabyAISettings):
-        levels, attempts = {level: registered(level) for level in settings.levels or LEVELS}, settings.attempts
+        levels, attempts = {level: registered(level) for level in settings.of(split)}, settings.attempts
+        if settings.test_levels:
+            splits = f"{len(settings.of('train'))} levels to train on, {len(settings.test_levels)} others to test"
     else:
         levels, attempts = {checked_id(name.removeprefix(PREFIX)): checked_id(name.removeprefix(PREFIX))}, 1
     limits = [step_limit(level) for level in levels.values()]
     longest = None if None in limits else max(filter(None, limits))
     return GymnasiumEnv(
         name,
-        lambda: GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI),
+        lambda: GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI, splits=splits),
         num_envs=num_envs,
         seed=seed,
         split=split,
@@ -140,7 +160,10 @@ class GridLevels(TaskEnv):
     about: ClassVar[str] = "A grid world seen in part, with an instruction"
     splits = "even seeds for train, odd seeds for test"
 
-    def __init__(self, levels: dict[str, str], *, attempts: int, longest: int | None, in_words: bool) -> None:
+    def __init__(
+        self, levels: dict[str, str], *, attempts: int, longest: int | None, in_words: bool, splits: str = splits
+    ) -> None:
+        self.splits = splits
         self.num_attempts = self._attempts = attempts
         self.horizon = None if longest is None else attempts * (longest + 1) - 1
         self._levels, self._in_words = levels, in_words

@@ -4,22 +4,25 @@ An episode is one level of one game, attempted `attempts` times; a black square 
 that it is not the first attempt. The step that ends an attempt which is followed by another is followed by one step
 whose action is ignored, and which shows the next attempt's start. Procgen draws no picture of an attempt's last state
 (it begins the next one within the step), so the last picture before it is shown again. With one attempt, running out of
-time truncates the episode; with more, the last attempt's end terminates it in any case.
+the game's own time limit (`time_limit`) truncates the episode; with more, the last attempt's end terminates it in any
+case.
 
-A game that is asked for a mode that it does not have kills the process, so pairs are looked up before.
+A game that is asked for a mode that it does not have kills the process, so pairs are looked up before. `memory-hard` is
+not a mode of the library's: it is memory in the games that have it, hard in the others.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import sys
 from types import ModuleType
 from typing import Any, ClassVar, Literal, get_args
 
 import gymnasium
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Env
@@ -28,7 +31,7 @@ from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, Outcome, TaskEnv
 from pipelines.errors import UsageError
 
 PREFIX, MULTI = "procgen-", "procgen-multi"
-Mode = Literal["easy", "hard", "extreme", "memory", "exploration"]
+Mode = Literal["easy", "hard", "extreme", "memory", "exploration", "memory-hard"]
 _NAMED = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper leaper maze miner ninja"
 GAMES = (*_NAMED.split(), "plunder", "starpilot")
 _ONLY = {  # modes that only these games have
@@ -37,7 +40,10 @@ _ONLY = {  # modes that only these games have
     "exploration": "coinrun caveflyer leaper jumper maze heist climber ninja",
 }
 LAST_LEVEL = 2**31 - 1
-TIME_LIMIT, MAZE_TIME_LIMIT = 1000, 500
+# Steps after which a game ends an attempt: `timeout` in the games' sources, 1,000 unless a game sets it.
+TIME_LIMIT = 1000
+_TIME_LIMITS = {"bigfish": 6000, "bossfight": 4000, "leaper": 500, "maze": 500, "plunder": 4000}
+JUMPER_MEMORY_TIME_LIMIT = 2000  # the only limit that depends on the mode
 ACTIONS, PIXELS, MARK = 15, 64, 4
 
 
@@ -46,16 +52,35 @@ def games_of(mode: str) -> tuple[str, ...]:
     return tuple(_ONLY[mode].split()) if mode in _ONLY else GAMES
 
 
-def time_limit(game: str) -> int:
-    """Steps after which the game ends an attempt."""
-    return MAZE_TIME_LIMIT if game == "maze" else TIME_LIMIT
+def mode_of(game: str, mode: str) -> str:
+    """The library's mode that `game` is played in.
+
+    >>> mode_of("maze", "memory-hard"), mode_of("coinrun", "memory-hard"), mode_of("maze", "easy")
+    ('memory', 'hard', 'easy')
+    """
+    if mode == "memory-hard":
+        return "memory" if game in games_of("memory") else "hard"
+    return mode
+
+
+def time_limit(game: str, mode: str) -> int:
+    """Steps after which `game` ends an attempt in `mode`.
+
+    >>> time_limit("jumper", "easy"), time_limit("jumper", "memory"), time_limit("bigfish", "hard")
+    (1000, 2000, 6000)
+    """
+    if (game, mode_of(game, mode)) == ("jumper", "memory"):
+        return JUMPER_MEMORY_TIME_LIMIT
+    return _TIME_LIMITS.get(game, TIME_LIMIT)
 
 
 class ProcgenSettings(SettingsModel):
     """Parameters of `procgen-GAME`."""
 
     mode: Mode = "easy"
-    """Difficulty; only some games have extreme, memory and exploration (one fixed level)."""
+    """Difficulty; only some games have extreme, memory and exploration (one fixed level). memory-hard: memory where a
+    game has it, else hard.
+    """
     levels: int = Field(200, ge=1, lt=LAST_LEVEL)
     """Levels to train on: 0 to levels - 1. Test levels are the later ones."""
     attempts: int = Field(1, ge=1)
@@ -71,6 +96,18 @@ class ProcgenMultiSettings(ProcgenSettings):
     """Attempts at a level in each episode."""
     games: tuple[str, ...] = ()
     """Games, each as likely; empty: all that have the mode."""
+    reward_scales: dict[str, float] = Field(default_factory=dict)
+    """Factors of the rewards of some games, such as `{bigfish = 0.25}`; 1 for the others."""
+
+    @field_validator("reward_scales")
+    @classmethod
+    def _of_games(cls, scales: dict[str, float]) -> dict[str, float]:
+        for game, scale in scales.items():
+            if game not in GAMES:
+                raise ValueError(f"there is no Procgen game '{game}'")
+            if not 0 < scale < math.inf:
+                raise ValueError(f"the scale of '{game}' must be positive and finite, not {scale}")
+        return scales
 
 
 class Procgen(TaskEnv):
@@ -84,11 +121,12 @@ class Procgen(TaskEnv):
     def __init__(self, settings: ProcgenSettings, games: tuple[str, ...]) -> None:
         s = self.settings = settings
         self.games, self.num_attempts = games, s.attempts
-        self.horizon = s.attempts * max(map(time_limit, games)) + s.attempts - 1
+        self.horizon = s.attempts * max(time_limit(game, s.mode) for game in games) + s.attempts - 1
         self.splits = f"levels 0 to {s.levels - 1} to train on, later ones to test"
         if s.mode == "exploration":
             self.splits = "each game has one level in this mode, on both sides"
         self._package = import_procgen()
+        self._scales = s.reward_scales if isinstance(s, ProcgenMultiSettings) else {}
         self._named: tuple[str, int] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -115,16 +153,18 @@ class Procgen(TaskEnv):
             self._picture = self._play.observe()[1]["rgb"][0]
             return self._shown(), 0.0, False, False, {}
         self._play.act(np.array([action]))
-        reward, observation, first = self._play.observe()
+        rewards, observation, first = self._play.observe()
+        reward = float(rewards[0]) * self._scales.get(self.game, 1.0)
         self._time += 1
         if not first[0]:
             self.outcome, self._picture = NOTHING, observation["rgb"][0]
-            return self._shown(), float(reward[0]), False, False, {}
+            return self._shown(), reward, False, False, {}
         solved = bool(self._play.get_info()[0]["prev_level_complete"])
         is_last = self._attempt + 1 == self.settings.attempts
-        truncated = self.settings.attempts == 1 and not solved and self._time >= time_limit(self.game)
+        late = self._time >= time_limit(self.game, self.settings.mode)
+        truncated = self.settings.attempts == 1 and not solved and late
         self.outcome, self._is_over = SOLVED if solved else FAILED, True
-        return self._shown(), float(reward[0]), is_last and not truncated, truncated, {}
+        return self._shown(), reward, is_last and not truncated, truncated, {}
 
     def play(self, task: str) -> None:
         game, _, level = task.partition("/")
@@ -141,7 +181,7 @@ class Procgen(TaskEnv):
         return self._package.ProcgenGym3Env(
             num=1,
             env_name=self.game,
-            distribution_mode=s.mode,
+            distribution_mode=mode_of(self.game, s.mode),
             use_backgrounds=s.backgrounds,
             rand_seed=0,  # of the choice among levels; there is one
             num_threads=0,

@@ -224,3 +224,33 @@ def test_wrong_names_are_refused_with_the_closest():
 def test_every_level_can_be_played(name):
     assert checked_id(name) == name
     contract.observations_are_what_the_spec_says(f"minigrid:{name}", num_envs=2, steps=20)
+
+
+def test_levels_of_test_may_be_apart_from_those_of_training():
+    params = {"levels": ("GoToObjS4", "OneRoomS8"), "test_levels": ("Pickup",)}
+    found = {
+        split: {task.partition("/")[0] for task in contract.first_tasks(MULTI, 20, seed=0, split=split, params=params)}
+        for split in ("train", "test")
+    }
+    assert found == {"train": {"GoToObjS4", "OneRoomS8"}, "test": {"Pickup"}}
+    env = make(MULTI, num_envs=1, seed=0, params=params)
+    assert env.spec.split == "2 levels to train on, 1 others to test"
+
+
+def test_levels_of_test_are_left_out_of_training_where_all_are_trained_on():
+    params = {"test_levels": LEVELS[1:]}
+    assert {task.partition("/")[0] for task in contract.first_tasks(MULTI, 3, seed=0, params=params)} == {LEVELS[0]}
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"levels": ("Pickup", "GoTo"), "test_levels": ("Pickup",)}, "both of training and of test: Pickup"),
+        ({"test_levels": ("Pikup",)}, "the closest is 'Pickup'"),
+        ({"test_levels": LEVELS}, "no level is left to train on"),
+    ],
+)
+def test_wrong_levels_of_test_are_refused(params, said):
+    with pytest.raises(UsageError) as caught:
+        make(MULTI, num_envs=1, seed=0, params=params)
+    assert said in " ".join(caught.value.problems)

@@ -13,7 +13,7 @@ pytest.importorskip("gym3", reason="Procgen needs numpy below 2, so an environme
 
 from pipelines.envs.make import make
 from pipelines.envs.suites import procgen
-from pipelines.envs.suites.procgen import GAMES, Mode, games_of, time_limit
+from pipelines.envs.suites.procgen import GAMES, Mode, games_of, mode_of, time_limit
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 
@@ -121,8 +121,106 @@ def test_pairs_of_game_and_mode(game, mode):
 
 
 def test_there_are_fifty_legal_pairs():
-    assert sum(len(games_of(mode)) for mode in get_args(Mode)) == 50
-    assert (time_limit("maze"), time_limit("heist")) == (500, 1000)
+    assert sum(len(games_of(mode)) for mode in get_args(Mode) if mode != "memory-hard") == 50
+
+
+# The games' own sources, by `timeout`.
+LIMITS = {"bigfish": 6000, "bossfight": 4000, "leaper": 500, "maze": 500, "plunder": 4000}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_each_game_has_its_own_time_limit(game):
+    for mode in ("easy", "hard"):
+        assert time_limit(game, mode) == LIMITS.get(game, 1000)
+    spec = make(f"procgen-{game}", num_envs=1, seed=0).spec
+    assert spec.horizon == LIMITS.get(game, 1000)
+
+
+def test_jumper_has_twice_the_time_in_memory_mode():
+    assert (time_limit("jumper", "memory"), time_limit("maze", "memory"), time_limit("heist", "memory")) == (
+        2000,
+        500,
+        1000,
+    )
+    assert time_limit("jumper", "memory-hard") == 2000
+    assert make("procgen-multi", num_envs=1, seed=0, params={"mode": "memory"}).spec.horizon == 2 * 2000 + 1
+
+
+@pytest.mark.parametrize(("game", "mode"), [("leaper", "easy"), ("jumper", "memory")])
+def test_running_out_of_a_games_own_time_is_not_a_death(game, mode):
+    env = make(f"procgen-{game}", num_envs=1, seed=0, params={"mode": mode})
+    env.play_only([f"{game}/{level}" for level in range(8)])
+    ends = []
+    for _ in range(8):
+        env.reset()
+        step, _, result = until(env, STAY, most=2100)
+        ends.append((step, bool(result.truncated[0])))
+    limit = time_limit(game, mode)
+    assert (limit, True) in ends
+    assert all(step == limit if truncated else step < limit for step, truncated in ends)
+    env.close()
+
+
+def test_a_death_after_a_thousand_steps_is_not_a_time_out(monkeypatch):
+    """Of bigfish, which lasts up to 6,000 steps."""
+    env = procgen.Procgen(procgen.ProcgenSettings(), ("bigfish",))
+    env.split = "train"
+    env.reset(seed=0)
+    monkeypatch.setattr(env, "_play", _EndsAt(env._play, 1200))
+    for _ in range(1199):
+        assert not any(env.step(STAY)[2:4])
+    assert env.step(STAY)[2:4] == (True, False)
+
+
+class _EndsAt:
+    """A game in which nothing happens until it ends."""
+
+    def __init__(self, game, last):
+        self.game, self.last, self.time = game, last, 0
+        self.picture = game.observe()[1]
+
+    def act(self, action):
+        self.time += 1
+
+    def observe(self):
+        return np.zeros(1), self.picture, np.array([self.time == self.last])
+
+    def get_info(self):
+        return [{"prev_level_complete": 0}]
+
+
+def test_memory_hard_is_memory_where_a_game_has_it_and_hard_elsewhere():
+    assert [game for game in GAMES if mode_of(game, "memory-hard") == "memory"] == sorted(games_of("memory"))
+    assert {mode_of(game, "memory-hard") for game in GAMES} == {"memory", "hard"}
+    pictures = {}
+    for mode in ("memory-hard", "memory", "hard"):
+        for game in ("maze", "coinrun") if mode != "memory" else ("maze",):
+            env = make(f"procgen-{game}", num_envs=1, seed=0, params={"mode": mode})
+            env.play_only([f"{game}/3"])
+            pictures[game, mode] = env.reset()["obs"]
+            env.close()
+    np.testing.assert_array_equal(pictures["maze", "memory-hard"], pictures["maze", "memory"])
+    np.testing.assert_array_equal(pictures["coinrun", "memory-hard"], pictures["coinrun", "hard"])
+    assert (pictures["maze", "memory-hard"] != pictures["maze", "hard"]).any()
+
+
+def test_rewards_of_a_game_are_scaled():
+    """Chaser pays for each orb from the first step on."""
+    played = {}
+    for scale in (1.0, 0.25):
+        params = {"games": ["chaser"], "reward_scales": {"chaser": scale, "bigfish": 7.0}}
+        env = make("procgen-multi", num_envs=2, seed=0, params=params)
+        played[scale] = np.stack([row["reward"] for row in contract.play(env, 60) if "reward" in row])
+        env.close()
+    assert played[1.0].any()
+    np.testing.assert_allclose(played[0.25], 0.25 * played[1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scales", [{"chess": 1.0}, {"maze": 0.0}, {"maze": float("nan")}])
+def test_a_wrong_reward_scale_is_refused(scales):
+    with pytest.raises(UsageError) as caught:
+        make("procgen-multi", num_envs=1, seed=0, params={"reward_scales": scales})
+    assert next(iter(scales)) in " ".join(caught.value.problems)
 
 
 def test_an_unknown_game_is_refused_with_the_nearest():
