@@ -50,6 +50,11 @@ class Request:
             document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
 
+    def profile(self) -> str:
+        """The profile that this call asks for and the file does not record; "" when there is none."""
+        asked = dict(((*path,), value) for path, value in self.assignments).get(("profile",), "")
+        return asked if isinstance(asked, str) and asked != self.file.get("profile") else ""
+
     def environment(self) -> str:
         """The environment's name as far as this call says it; "" when it does not."""
         document = lay_profile(self.file, self.assignments, source=self.source)

@@ -66,7 +66,7 @@ class Registry:
             if module_name == missing or module_name.startswith(f"{missing}."):
                 raise InputMissing(
                     f"{self.kind} '{target}': no module '{missing}'",
-                    hint="is it installed, and is its directory on PYTHONPATH?",
+                    hint="is it installed, in the current directory, or in one that is on PYTHONPATH?",
                 ) from error
             raise
         try:

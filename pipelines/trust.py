@@ -4,18 +4,26 @@ A run, a checkpoint, a bundle or a lake may come from somebody else, and to impo
 import by name passes `require`. The command line says what was typed (its arguments and the recipe they name); as a
 library, a name in settings or arguments is the caller's, and what is read from a checkpoint or bundle is refused unless
 the caller trusts it. Built-ins and entry points of installed packages are always allowed.
+
+A module that the user typed is also found in the current directory, which comes last on the path; one that a file names
+is not, even with `--trust`.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pipelines.errors import InputMissing
 
-_HINT = "if you trust where it comes from, repeat with --trust (as a library: trust=True)"
+_HINT = (
+    "if you trust where it comes from, repeat with --trust (as a library: trust=True);"
+    " names that you type yourself, e.g. with --env, are trusted"
+)
 _typed: list[str] | None = None  # None: there is no command line, whose arguments would tell
 
 
@@ -52,8 +60,19 @@ def trust_everything() -> None:
 
 def require(kind: str, name: str) -> None:
     """Raise InputMissing unless the user typed `name`, which would import a module."""
-    if _typed is not None and not _was_typed(name):
+    if _typed is None:
+        return
+    if _was_typed(name, _typed):
+        _look_here(name)
+    elif "*" not in _typed:
         raise _refusal(kind, name)
+
+
+def _look_here(name: str) -> None:
+    """Append the current directory to the path if the module of `name` is in it: the installed ones come first."""
+    here, module = Path.cwd(), name.removeprefix("gym:").partition(":")[0].partition(".")[0]
+    if str(here) not in sys.path and ((here / f"{module}.py").is_file() or (here / module / "__init__.py").is_file()):
+        sys.path.append(str(here))
 
 
 def require_all(document: Mapping[str, Any], *, where: str, trusted: Mapping[str, Any] | None = None) -> None:
@@ -63,14 +82,13 @@ def require_all(document: Mapping[str, Any], *, where: str, trusted: Mapping[str
     """
     own = set(_kinds(trusted or {}))
     for name in _kinds(document):
-        if not (name in own if _typed is None else _was_typed(name)):
+        if not (name in own if _typed is None else "*" in _typed or _was_typed(name, _typed)):
             raise _refusal(where, name)
 
 
-def _was_typed(name: str) -> bool:
-    assert _typed is not None
+def _was_typed(name: str, texts: Iterable[str]) -> bool:
     whole = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])")
-    return any(text == "*" or whole.search(text) for text in _typed)
+    return any(whole.search(text) for text in texts)
 
 
 def _refusal(where: str, name: str) -> InputMissing:

@@ -219,3 +219,39 @@ def test_entry_points_and_built_ins_need_no_trust(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Registry, "_entry_points", [point])
     with trust.only([]):
         assert (found.get("a"), found.get("theirs"), found.get("json:dumps")) == (json.loads, json.dumps, json.dumps)
+
+
+@pytest.fixture
+def here(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
+    """A file that is there once the module `evil` of the current directory was imported."""
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(Path.cwd()))])
+    Path("evil.py").write_text(EVIL)
+    yield Path("executed")
+    sys.modules.pop("evil", None)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_typed_module_is_found_in_the_current_directory(amago: Amago, here: Path, workers: int) -> None:  # noqa: F811
+    before = list(sys.path)
+    amago("collect", "--env", "evil:Anything", "--steps", 1, "--actors", 2, "--workers", workers)
+    assert here.exists()
+    assert sys.path == [*before, str(Path.cwd())], "installed modules come first"
+
+
+def test_a_module_that_a_run_names_is_not_found_in_the_current_directory(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    here: Path,
+) -> None:
+    set_config(small, "env.name", "evil:Anything")
+    for words in ([], ["--trust"]):
+        assert amago("evaluate", "small", "--episodes", 1, *words).code == 3
+    assert not here.exists()
+    assert str(Path.cwd()) not in sys.path
+
+
+def test_the_current_directory_is_not_searched_for_a_module_that_is_not_in_it(amago: Amago) -> None:  # noqa: F811
+    before = list(sys.path)
+    refused = amago("collect", "--env", "nowhere_to_be_found:Thing")
+    assert (refused.code, sys.path) == (3, before)
+    assert "in the current directory" in refused.err

@@ -24,7 +24,7 @@ def run(
 ) -> Any:
     """Chain the stages of a recipe, epoch by epoch; what is done is skipped.
 
-    The run's directory is runs/RECIPE unless --run names another.
+    The run's directory is runs/RECIPE, with a profile runs/RECIPE-PROFILE, unless --run names another.
 
     --profile lays some of the recipe's settings over the others: every recipe that comes with amago has `smoke`, which
     runs the whole chain, in a minute or so and without learning much.
@@ -35,9 +35,11 @@ def run(
     from pipelines.config.recipes import find
 
     name, document = find(recipe)
-    run = run or Path("runs") / file_safe(name)
+    request = Request(common, {"seed": seed, "profile": profile}, recipe=document, source=recipe)
+    chosen = request.profile()
+    run = run or Path("runs") / file_safe(f"{name}-{chosen}" if chosen else name)
     common.concerns(run=run, lake=run / "lake")
-    settings = Request(common, {"seed": seed, "profile": profile}, recipe=document, source=recipe).settings()
+    settings = request.settings()
     if common.dry_run:
         return preview(common, settings, writes={"run": run})
     with common.listening() as listener:

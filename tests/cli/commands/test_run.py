@@ -90,27 +90,36 @@ agent.actor.hidden = [4]
 """
 
 
+def test_a_profile_has_a_directory_of_its_own(amago: Amago, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("[[stages]]", SMOKE + "[[stages]]", 1))
+    assert amago("run", recipe, "--profile", "smoke", "--output", "json").json["run"] == "runs/short-smoke"
+    stored = read_toml(Path("runs/short-smoke/config.toml"))
+    assert (stored["profile"], stored["epochs"], stored["agent"]["actor"]["hidden"]) == ("smoke", 1, [4])
+    assert amago("run", recipe, "--set", "profile=smoke", "--output", "json").json["status"] == "skipped"
+    whole = amago("run", recipe, "--output", "json")
+    assert (whole.code, whole.json["status"], whole.json["run"]) == (0, "done", "runs/short")
+    again = amago("run", "runs/short-smoke/config.toml", "--profile", "smoke", "--run", "again", "--output", "json")
+    assert again.json["status"] == "done"
+    assert read_toml(Path("again/config.toml")) == stored
+    same = amago("run", "runs/short-smoke/config.toml", "--profile", "smoke", "--output", "json")
+    assert (same.json["status"], same.json["run"]) == ("skipped", "runs/short-smoke")
+
+
 def test_a_profile_is_recorded_and_its_run_is_not_taken_for_another(amago: Amago, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("[[stages]]", SMOKE + "[[stages]]", 1))
-    assert amago("run", recipe, "--profile", "smoke").code == 0
-    stored = read_toml(Path("runs/short/config.toml"))
-    assert (stored["profile"], stored["epochs"], stored["agent"]["actor"]["hidden"]) == ("smoke", 1, [4])
-    assert amago("run", recipe, "--profile", "smoke", "--output", "json").json["status"] == "skipped"
-    refused = amago("run", recipe)
+    assert amago("run", recipe, "--profile", "smoke", "--run", "mine").code == 0
+    refused = amago("run", recipe, "--run", "mine")
     assert refused.code == 2
     assert "profile: 'smoke' -> ''" in refused.err
     assert "agent.actor.hidden.0: 4 -> 8" in refused.err
-    again = amago("run", "runs/short/config.toml", "--run", "again", "--output", "json")
-    assert again.json["status"] == "done"
-    assert read_toml(Path("again/config.toml")) == stored
-    assert amago("run", recipe, "--fresh").code == 0
-    assert read_toml(Path("runs/short/config.toml"))["profile"] == ""
+    assert amago("run", recipe, "--run", "mine", "--fresh").code == 0
+    assert read_toml(Path("mine/config.toml"))["profile"] == ""
 
 
 def test_a_profile_that_only_asks_for_more_epochs_is_another_one_all_the_same(amago: Amago, recipe: Path) -> None:
     recipe.write_text("profiles.long.epochs = 3\n" + RECIPE)
     assert amago("run", recipe).code == 0
-    refused = amago("run", recipe, "--profile", "long")
+    refused = amago("run", recipe, "--profile", "long", "--run", "runs/short")
     assert refused.code == 2
     assert "profile: '' -> 'long'" in refused.err
 
