@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, train
+from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, settings, train
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.help import Command, Group
 from amago_cli.invocation import Invocation
@@ -56,7 +56,7 @@ def amago(
 
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Look", (envs.envs, examples.examples, doctor.doctor)),
+    ("Look", (envs.envs, examples.examples, settings.settings, doctor.doctor)),
 )
 for _panel, _functions in _COMMANDS:
     for _function in _functions:

@@ -5,7 +5,7 @@ Typer's own boxes load rich, which takes longer than everything else `--help` do
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -28,16 +28,29 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command whose options are listed by section."""
+    """A command whose options are listed by section, with the defaults of the settings that they give."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = []
+        keys: Mapping[str, str] = getattr(self.callback, "settings", {})
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
+                if (key := keys.get(parameter.name)) is not None:
+                    record = (record[0], f"{record[1]}  {_setting(key)}")
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 rows.append((getattr(parameter, "rich_help_panel", None) or kind, record))
         _write(formatter, rows, "Options")
+
+
+def _setting(key: str) -> str:
+    """`[train.steps, default: 1000]`."""
+    from pipelines.config.reference import default
+
+    value = default(key)
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return f"[{key}]" if value in (None, "", ()) else f"[{key}, default: {value}]"
 
 
 def _write(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str]]], default: str) -> None:

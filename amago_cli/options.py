@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,10 +30,19 @@ class Format(StrEnum):
     JSON = "json"
 
 
+@dataclass(frozen=True)
+class Sets:
+    """Marks an option that gives the value of a setting; help shows that setting's default."""
+
+    key: str
+
+
 _COMMON = "Common options"
 
 Environment = Annotated[
-    str | None, typer.Option("--env", metavar="ENV", help="Environment, as `amago envs` lists it, or gym:ID.")
+    str | None,
+    typer.Option("--env", metavar="ENV", help="Environment, as `amago envs` lists it, or gym:ID."),
+    Sets("env.name"),
 ]
 FromLake = Annotated[
     list[str] | None,
@@ -42,14 +51,16 @@ FromLake = Annotated[
 LakeArgument = Annotated[str, typer.Argument(metavar="LAKE", help="A directory, a run, or s3://bucket/prefix.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.")]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage."), Sets("seed")
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")]
 Profile = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="Profile of the recipe to lay over it, e.g. smoke.")
+    str | None,
+    typer.Option("--profile", metavar="NAME", help="Profile of the recipe to lay over it, e.g. smoke."),
+    Sets("profile"),
 ]
-Checkpoint = Annotated[
-    str | None, typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
-]
+CHECKPOINT = typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
 
 _TOUCH_NOTHING = "Show what would be done (a stage: its resolved settings); touch nothing."
 DryRun = Annotated[bool, typer.Option("--dry-run", help=_TOUCH_NOTHING)]
@@ -110,9 +121,11 @@ _STAGE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The common options of one call."""
+    """The common options of one call; `named` maps settings' keys to the values of the options that set them (None:
+    not given)."""
 
     invocation: Invocation
+    named: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
     assignments: Sequence[str] = ()
     output: Format = Format.TEXT
@@ -147,6 +160,7 @@ def reader(function: Callable[..., Any]) -> Callable[..., Any]:
 def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -> Callable[..., Any]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = inspect.signature(function, eval_str=True).parameters
+    keys = {name: marker.key for name, parameter in own.items() for marker in _markers(parameter)}
     parameters = [
         inspect.Parameter("context", keyword, annotation=typer.Context),
         *(parameter.replace(kind=keyword) for name, parameter in own.items() if name != "common"),
@@ -167,12 +181,25 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
             trust_everything()
         invocation.json = options["output"] is Format.JSON
         invocation.verbose = options["verbose"]
-        return function(Common(invocation=invocation, **options), **values)
+        named = {key: _plain(values[name]) for name, key in keys.items()}
+        return function(Common(invocation=invocation, named=named, **options), **values)
 
     command.__doc__ = _paragraphs(function.__doc__ or "")
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.settings = keys  # type: ignore[attr-defined]
     return command
+
+
+def _markers(parameter: inspect.Parameter) -> list[Sets]:
+    return [marker for marker in getattr(parameter.annotation, "__metadata__", ()) if isinstance(marker, Sets)]
+
+
+def _plain(value: Any) -> Any:
+    """The value of an option in a document's terms; None where a list is empty."""
+    if isinstance(value, Path):
+        return str(value)
+    return (list(value) or None) if isinstance(value, list | tuple) else value
 
 
 def _paragraphs(docstring: str) -> str:

@@ -127,9 +127,10 @@ def _place(place: Any) -> str | None:
     return masked(str(place))
 
 
-def dumps(value: Any) -> str:
-    """Strict JSON on one line: NaN and infinities become null, numpy values plain, anything else its text."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Strict JSON, on one line without `indent`: NaN and infinities become null, numpy values plain, anything else its
+    text."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
 def figure(value: Any) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, Environment, Fresh, RunOption, Seed, stage
+from amago_cli.options import Common, Environment, Fresh, RunOption, Seed, Sets, stage
 
 
 @stage
@@ -19,6 +19,7 @@ def collect(
         typer.Option(
             "--from", metavar="SOURCE", help="Take data in: d4rl:, minari:, npz:, parquet:, arrow: or module:attr."
         ),
+        Sets("source.name"),
     ] = None,
     run: RunOption = None,
     lake: Annotated[
@@ -30,26 +31,34 @@ def collect(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Environment steps in all, over all actors.")
+        int | None,
+        typer.Option("--steps", metavar="N", help="Environment steps in all, over all actors."),
+        Sets("collect.steps"),
     ] = None,
     actors: Annotated[
-        str | None, typer.Option("--actors", metavar="N", help="Environments stepped as one batch, or auto.")
+        str | None,
+        typer.Option("--actors", metavar="N", help="Environments stepped as one batch, or auto."),
+        Sets("collect.actors"),
     ] = None,
     workers: Annotated[
         str | None,
         typer.Option("--workers", metavar="N", help="Processes that step them (0: this one), or auto."),
+        Sets("collect.workers"),
     ] = None,
     on_env_error: Annotated[
         str | None,
         typer.Option("--on-env-error", metavar="HOW", help="When an environment breaks: stop, or restart it."),
+        Sets("collect.on_env_error"),
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option("--policy", metavar="POLICY", help="random, RUN[@CHECKPOINT], or module:attr."),
+        Sets("collect.policy"),
     ] = None,
     follow: Annotated[
         Path | None,
         typer.Option("--follow", metavar="RUN", help="Act with RUN's newest checkpoint, and newer ones as they come."),
+        Sets("collect.follow"),
     ] = None,
     epsilon: Annotated[
         float | None,
@@ -76,19 +85,13 @@ def collect(
     from pipelines.config.lakes import located
     from pipelines.errors import UsageError
 
-    named = {
-        "env.name": env,
-        "source.name": source,
-        "source.steps" if source is not None else "collect.steps": steps,
+    named = common.named | {
         "collect.actors": _count(actors),
         "collect.workers": _count(workers),
-        "collect.on_env_error": on_env_error,
-        "collect.policy": policy,
-        "collect.follow": None if follow is None else str(follow),
-        "seed": seed,
         "exploration": _constant(epsilon),
     }
     if source is not None:
+        named["source.steps"] = named.pop("collect.steps")
         _refuse_acting(
             {
                 "--actors": actors,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Checkpoint, Common, Environment, RunArgument, stage
+from amago_cli.options import CHECKPOINT, Common, Environment, RunArgument, Sets, stage
 
 
 @stage
@@ -15,22 +15,29 @@ def evaluate(
     run: RunArgument,
     env: Environment = None,
     episodes: Annotated[
-        int | None, typer.Option("--episodes", metavar="N", help="Whole episodes, every one counted.")
+        int | None,
+        typer.Option("--episodes", metavar="N", help="Whole episodes, every one counted."),
+        Sets("evaluate.episodes"),
     ] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: Annotated[str | None, CHECKPOINT, Sets("evaluate.checkpoint")] = None,
     greedy: Annotated[
         bool | None,
         typer.Option("--greedy/--sample", help="The policy's likeliest action, or a sampled one."),
+        Sets("evaluate.greedy"),
     ] = None,
     tasks: Annotated[
         str | None,
         typer.Option("--tasks", metavar="SQL", help="Only tasks of the run's trajectories for which this holds."),
+        Sets("evaluate.tasks"),
     ] = None,
     require: Annotated[
         str | None,
         typer.Option("--require", metavar="GATE", help="Exit 5 unless it holds, e.g. 'return_mean >= 0.9'."),
+        Sets("evaluate.require"),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
+    ] = None,
 ) -> Any:
     """Judge a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
 
@@ -42,18 +49,9 @@ def evaluate(
     from amago_cli.configuration import Request, preview
     from pipelines.config.run_directory import RunDirectory
 
-    named = {
-        "env.name": env,
-        "evaluate.episodes": episodes,
-        "evaluate.checkpoint": checkpoint,
-        "evaluate.greedy": greedy,
-        "evaluate.tasks": tasks,
-        "evaluate.require": require,
-        "evaluate.seed": seed,
-    }
     common.concerns(run=run)
     directory = RunDirectory.open(run)
-    settings = Request(common, named).settings(directory.load_document())
+    settings = Request(common, common.named).settings(directory.load_document())
     if common.dry_run:
         return preview(common, settings, writes={"evaluation": directory.evaluations})
     with common.listening() as listener:

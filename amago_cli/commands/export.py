@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Checkpoint, Common, stage
+from amago_cli.options import CHECKPOINT, Common, Sets, stage
 
 
 @stage
@@ -21,18 +21,21 @@ def export(
         typer.Option(
             "--to", metavar="DIR", help="Directory to write; default: RUN/export, or dataset beside the lake."
         ),
+        Sets("export.to"),
     ] = None,
     form: Annotated[
         str | None,
         typer.Option(
             "--format", metavar="NAME", help="safetensors: the policy; parquet, npz, hdf5, minari: trajectories."
         ),
+        Sets("export.format"),
     ] = None,
     where: Annotated[
         str | None,
         typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
+        Sets("export.where"),
     ] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: Annotated[str | None, CHECKPOINT, Sets("export.checkpoint")] = None,
 ) -> Any:
     """Write a policy bundle that acts step by step, without the lake or the run; or trajectories for other tools.
 
@@ -46,14 +49,8 @@ def export(
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
 
-    named = {
-        "export.to": None if to is None else str(to),
-        "export.format": form,
-        "export.where": where,
-        "export.checkpoint": checkpoint,
-    }
     run = Path(source)
-    request = Request(common, named)
+    request = Request(common, common.named)
     settings = request.settings(RunDirectory(run).load_document())
     wanted = settings.export
     if wanted.format == "safetensors":

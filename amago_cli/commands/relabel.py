@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, FromLake, Seed, stage
+from amago_cli.options import Common, FromLake, Seed, Sets, stage
 
 
 @stage
@@ -21,20 +21,27 @@ def relabel(
             help="hindsight:future|final|random, instruction:some|all, reward:SQL, reward:module:attr, success:SQL, "
             "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, or module:attr; repeat it: one after the other.",
         ),
+        Sets("relabel.relabeler"),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option("--strategy", metavar="ARG", help="The ARG of hindsight, where --with does not give it."),
+        Sets("relabel.strategy"),
     ] = None,
     where: Annotated[
         str | None,
         typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
+        Sets("relabel.where"),
     ] = None,
     fraction: Annotated[
-        float | None, typer.Option("--fraction", metavar="X", help="Share of those to relabel, in (0, 1].")
+        float | None,
+        typer.Option("--fraction", metavar="X", help="Share of those to relabel, in (0, 1]."),
+        Sets("relabel.fraction"),
     ] = None,
     copies: Annotated[
-        int | None, typer.Option("--copies", metavar="K", help="Relabelled versions of each trajectory.")
+        int | None,
+        typer.Option("--copies", metavar="K", help="Relabelled versions of each trajectory."),
+        Sets("relabel.copies"),
     ] = None,
     seed: Seed = None,
 ) -> Any:
@@ -45,16 +52,8 @@ def relabel(
     from amago_cli.configuration import Request, preview, stored
     from amago_cli.lakes import directory, locate, only
 
-    named = {
-        "relabel.relabeler": relabelers or None,
-        "relabel.strategy": strategy,
-        "relabel.where": where,
-        "relabel.fraction": fraction,
-        "relabel.copies": copies,
-        "seed": seed,
-    }
     source = only(from_lake)
-    settings = Request(common, named).settings(stored(directory(source)))
+    settings = Request(common, common.named).settings(stored(directory(source)))
     lake = locate(source)
     common.concerns(lake=lake)
     if common.dry_run:

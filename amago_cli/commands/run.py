@@ -35,7 +35,7 @@ def run(
     from pipelines.config.recipes import find
 
     name, document = find(recipe)
-    request = Request(common, {"seed": seed, "profile": profile}, recipe=document, source=recipe)
+    request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
     run = run or Path("runs") / file_safe(f"{name}-{chosen}" if chosen else name)
     common.concerns(run=run, lake=run / "lake")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, stage
+from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, Sets, stage
 
 
 @stage
@@ -15,12 +15,15 @@ def train(
     common: Common,
     from_lake: FromLake = None,
     run: RunOption = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all.")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all."), Sets("train.steps")
+    ] = None,
     agent: Annotated[
         str | None,
         typer.Option(
             "--agent", metavar="NAME", help="What is learned: actor-critic, multi-task, behaviour-cloning, module:attr."
         ),
+        Sets("agent.kind"),
     ] = None,
     encoder: Annotated[
         str | None,
@@ -29,18 +32,22 @@ def train(
             metavar="NAME",
             help="Sequence encoder: transformer, gru, mingru, mamba, feedforward, identity, module:attr.",
         ),
+        Sets("agent.sequence.kind"),
     ] = None,
     where: Annotated[
         str | None,
         typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
+        Sets("train.where"),
     ] = None,
     weight: Annotated[
         str | None,
         typer.Option("--weight", metavar="SQL", help="How often a trajectory is drawn: an expression over the table."),
+        Sets("train.weight"),
     ] = None,
     follow: Annotated[
         bool | None,
         typer.Option("--follow/--no-follow", help="Keep taking in what collectors add; wait for the first of it."),
+        Sets("train.follow"),
     ] = None,
     seed: Seed = None,
     fresh: Fresh = False,
@@ -65,16 +72,7 @@ def train(
     source = directory(parse_share(from_lake[0])[0]) if from_lake else None
     if run is None:
         run = source if source is not None and len(from_lake or ()) == 1 and is_run(source) else Path("runs") / "train"
-    named = {
-        "train.steps": steps,
-        "train.where": where,
-        "train.weight": weight,
-        "train.follow": follow,
-        "agent.kind": agent,
-        "agent.sequence.kind": encoder,
-        "seed": seed,
-    }
-    settings = Request(common, named).settings(stored(run) or stored(source))
+    settings = Request(common, common.named).settings(stored(run) or stored(source))
     lakes = shares(from_lake or settings.train.lakes, run)
     common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
     if common.dry_run:

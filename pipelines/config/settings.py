@@ -144,6 +144,7 @@ class TrainSettings(SettingsModel):
     loss_mask: str = ""
     """Observation column that says which steps count in the losses: not those that observe 0 in it; empty: all do."""
     learning_rate: float = Field(1e-4, gt=0)
+    """Of AdamW, after the warm-up."""
     weight_decay: float = Field(1e-3, ge=0)
     """Of AdamW, on kernels alone: biases, gains, norms, positions and embeddings do not decay."""
     warmup_steps: int = Field(500, ge=0)
@@ -264,6 +265,7 @@ class StageSettings(SettingsModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     stage: StageName
+    """What runs; the entry's other keys override those of this stage's table."""
     every: int = Field(1, ge=1)
     """Run on every n-th epoch counted from `start_epoch`."""
     start_epoch: int = Field(0, ge=-1_000_000)

@@ -1,0 +1,163 @@
+"""The settings as data: a JSON Schema for editors, and one row per setting for `amago settings` and its page."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.config.load import PROFILES
+from pipelines.config.settings import Settings
+from pipelines.errors import UsageError
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_PLACE = "N"  # of an entry in a list of tables, e.g. stages.N.every
+_LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "text", "object": "table"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One key of a settings document. `kind`: of which kind of its table it is a key, where several share the table;
+    `default` as TOML spells it, "unset" or "required"."""
+
+    key: str
+    table: str
+    kind: str
+    default: str
+    accepts: str
+    about: str
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a file that holds one settings document, profiles included."""
+    made = _cleaned(Settings.model_json_schema())
+    profile = {"type": "object", "additionalProperties": {"$ref": "#"}, "description": "Settings laid over the others."}
+    made["properties"][PROFILES] = profile
+    return {"$schema": _DIALECT, **made, "title": "Settings of amago"}
+
+
+def settings() -> list[Setting]:
+    """Every setting, in the order of the document."""
+    whole = schema()
+    return list(_rows(whole, whole["$defs"], ""))
+
+
+def tables() -> dict[str, str]:
+    """What each table of the document is for, by its dotted name ("" is the top level)."""
+    whole = schema()
+    return {"": "Keys outside of any table."} | dict(_tables(whole, whole["$defs"], ""))
+
+
+def find(key: str) -> list[Setting]:
+    """The settings that `key` names: one, all of a table, or those whose last part it is. UsageError with the nearest
+    key if there are none."""
+    if key.startswith("env.") and key != "env.name":
+        raise UsageError(f"'{key}' is a parameter of an environment", hint="amago envs ENV lists them")
+    known = settings()
+    chosen = [setting for setting in known if setting.key == key or setting.key.startswith(f"{key}.")]
+    chosen = chosen or [setting for setting in known if key in (_last(setting.key), _last(setting.table))]
+    if not chosen:
+        names = [setting.key for setting in known] + list(tables())
+        last = {_last(name): name for name in reversed(names)}
+        close = difflib.get_close_matches(key, names, n=1) or difflib.get_close_matches(key, last, n=1)
+        hint = f"did you mean '{last.get(close[0], close[0])}'?" if close else "amago settings lists all"
+        raise UsageError(f"no setting '{key}'", hint=hint)
+    return chosen
+
+
+def default(key: str) -> Any:
+    """The default of one setting."""
+    value: Any = Settings()
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _cleaned(part: Any) -> Any:
+    """A schema as TOML needs it: without null, and with the words of a description on one line."""
+    if isinstance(part, list):
+        return [_cleaned(item) for item in part if item != {"type": "null"}]
+    if not isinstance(part, Mapping):
+        return part
+    made = {name: _cleaned(value) for name, value in part.items() if not (name == "title" and isinstance(value, str))}
+    if isinstance(made.get("description"), str):
+        made["description"] = " ".join(made["description"].split())
+    if "oneOf" in made:  # a plug-in's table fits the built-in kinds as well
+        made["anyOf"] = made.pop("oneOf")
+    if "default" in made and (made["default"] is None or "$ref" in made):
+        del made["default"]
+    if len(made.get("anyOf", ())) == 1:
+        made |= made.pop("anyOf")[0]
+    return made
+
+
+def _rows(model: Mapping[str, Any], models: Mapping[str, Any], table: str, kind: str = "") -> Iterator[Setting]:
+    for name, field in model["properties"].items():
+        if name == PROFILES:
+            continue
+        key = f"{table}.{name}" if table else name
+        inner = list(_models(field, models))
+        for choice, inside in inner:
+            yield from _rows(inside, models, key if field.get("type") != "array" else f"{key}.{_PLACE}", choice)
+        if not inner:
+            yield Setting(
+                key=key,
+                table=table,
+                kind=kind,
+                default=_default(name, field, model),
+                accepts=_accepts(field),
+                about=field.get("description", "") or ("selects these keys" if "const" in field else ""),
+            )
+
+
+def _tables(model: Mapping[str, Any], models: Mapping[str, Any], table: str) -> Iterator[tuple[str, str]]:
+    for name, field in model["properties"].items():
+        inner = list(_models(field, models))
+        if name == PROFILES or not inner:
+            continue
+        key = f"{table}.{name}" if table else name
+        key = key if field.get("type") != "array" else f"{key}.{_PLACE}"
+        about = field.get("description", "")
+        yield key, about if about and table else inner[0][1].get("description", about)
+        for _, inside in inner[:1]:
+            yield from _tables(inside, models, key)
+
+
+def _models(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The models whose keys `field` holds, each with its kind where there are several."""
+    if "$ref" in field:
+        yield "", models[field["$ref"].rpartition("/")[2]]
+    elif field.get("type") == "array":
+        yield from _models(field.get("items", {}), models)
+    else:
+        choices = [one for one in field.get("anyOf", ()) if "$ref" in one]
+        for choice in choices:
+            [(_, model)] = _models(choice, models)
+            yield model["properties"]["kind"].get("const", "module:attr"), model
+
+
+def _default(name: str, field: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    if "default" in field:
+        return json.dumps(field["default"], ensure_ascii=False)
+    return "required" if name in model.get("required", ()) else "unset"
+
+
+def _accepts(field: Mapping[str, Any]) -> str:
+    if "const" in field:
+        return json.dumps(field["const"])
+    if "enum" in field:
+        return ", ".join(map(json.dumps, field["enum"]))
+    if "anyOf" in field:
+        return " or ".join(_accepts(one) for one in field["anyOf"])
+    if field.get("type") == "array":
+        items = field.get("items") or field.get("prefixItems", [{}])[0]
+        return f"list of {_accepts(items)}"
+    limits = [f"{sign} {field[name]}" for name, sign in _LIMITS.items() if name in field]
+    return " ".join([_TYPES.get(field.get("type", ""), "any"), " and ".join(limits)]).strip()
