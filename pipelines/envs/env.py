@@ -22,13 +22,29 @@ Observation = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Score:
+    """A published normalisation of an episode's return R: (R - low) / (high - low), with the task's own bounds.
+
+    `bounds` are by the part of the task's name before the first "/", such as the game.
+    """
+
+    name: str
+    bounds: Mapping[str, tuple[float, float]]
+
+    def group(self, task: str) -> str:
+        """The key of `bounds` that `task` belongs to."""
+        return task.partition("/")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """An environment as the rest of the system sees it.
 
     `horizon`: most steps of an episode (None: no limit known). `num_attempts`: attempts at the task in every
     episode (None: their number varies). `has_success`: attempts succeed or fail. `random_*` and `optimal_*`:
     exact expectations of uniformly random actions and of the best policy that sees only observations, by
-    attempt or in episode return; None where they are not known exactly.
+    attempt or in episode return; None where they are not known exactly. `achievements`: what an episode may achieve,
+    by name (see `Env.achieved`). `score`: how papers normalise its returns.
     """
 
     name: str
@@ -42,6 +58,8 @@ class EnvSpec:
     optimal_return: float | None = None
     random_success: tuple[float, ...] | None = None
     optimal_success: tuple[float, ...] | None = None
+    achievements: tuple[str, ...] = ()
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +201,10 @@ class Env(ABC):
     def goal_texts(self, indices: np.ndarray) -> list[str]:
         """What the actors `indices` are asked to do, in words; "" where nothing is said."""
         return [""] * len(indices)
+
+    def achieved(self, indices: np.ndarray) -> np.ndarray:
+        """Which of `spec.achievements` the present episodes of the actors `indices` (m,) have had: (m, K) bool."""
+        return np.zeros((len(indices), len(self.spec.achievements)), dtype=bool)
 
     def play_only(self, tasks: Sequence[str]) -> None:
         """Play these tasks, named as `tasks` names them, in turn: episode k plays number k modulo their number. Call

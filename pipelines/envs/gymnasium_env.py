@@ -74,6 +74,8 @@ class GymnasiumEnv(Env):
                 has_success=first.has_success,
                 about=first.about,
                 split=first.splits,
+                achievements=first.achievements,
+                score=first.score,
             )
         else:
             self.spec = EnvSpec(
@@ -158,6 +160,11 @@ class GymnasiumEnv(Env):
     def goal_texts(self, indices: np.ndarray) -> list[str]:
         """What a `TaskEnv` says, else the first text of the observation with which the episode began."""
         return [self._goals[i] for i in indices.tolist()]
+
+    def achieved(self, indices: np.ndarray) -> np.ndarray:
+        if not self.spec.achievements:
+            return super().achieved(indices)
+        return np.array([self.envs[i].achieved for i in indices.tolist()], dtype=bool)
 
     def play_only(self, tasks: Sequence[str]) -> None:
         first = self.envs[0]

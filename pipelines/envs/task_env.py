@@ -8,10 +8,13 @@ write one `TaskEnv`; `GymnasiumEnv` makes a batch of them.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium
+
+from pipelines.envs.env import Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class TaskEnv(gymnasium.Env):
     `num_attempts`: attempts in every episode (None: their number varies). `horizon`: most steps of an episode.
     `task`: name of the present episode's task. `goal_text`: what is asked, in words. `outcome`: of the latest step;
     `reset` must set it to NOTHING. An environment with `has_success` ends its last attempt with its episode.
+    `achievements`: what an episode may achieve; `achieved`: which of it this episode has. `score`: see `EnvSpec`.
     """
 
     num_attempts: int | None = 1
@@ -43,11 +47,14 @@ class TaskEnv(gymnasium.Env):
     horizon: int | None = None
     about: ClassVar[str] = ""
     splits: str = "separate seeds"
+    achievements: tuple[str, ...] = ()
+    score: Score | None = None
 
     split: str
     task: str
     goal_text: str = ""
     outcome: Outcome = NOTHING
+    achieved: Sequence[bool] = ()
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -124,7 +124,7 @@ def _step(env: Env, board: Board) -> dict[str, Any]:
     over = (result.terminated | result.truncated) & ~failed & np.isfinite(result.reward)
     if over.any():
         ended = np.flatnonzero(over)
-        answer["ended"] = ended.tolist(), env.tasks(ended), env.goal_texts(ended)
+        answer["ended"] = ended.tolist(), env.tasks(ended), env.goal_texts(ended), env.achieved(ended)
         answer |= _begin(env, board, over)
     return answer
 

@@ -46,7 +46,8 @@ class Part(Env):
         self._asked: list[int] | None = None
         self._ready = np.zeros(self.num_envs, dtype=bool)  # have begun the episode that is yet to be asked for
         self._not_begun: list[Failure] = []
-        self._told: dict[int, tuple[str, str]] = {}  # task and goal of an episode that has ended
+        # Task, goal and achievements of an episode that has ended.
+        self._told: dict[int, tuple[str, str, np.ndarray]] = {}
         self._seen = {name: np.zeros_like(column) for name, column in board.begun.items()}
 
     def step(self, actions: np.ndarray) -> StepResult:
@@ -76,10 +77,10 @@ class Part(Env):
                 continue
             failures += self._placed(i, answer.get("failures", ()))
             if "ended" in answer:
-                ended, tasks, goals = answer["ended"]
+                ended, *facts = answer["ended"]
                 actors = [self._slices[i].start + actor for actor in ended]
                 self._ready[actors] = True
-                self._told.update(zip(actors, zip(tasks, goals, strict=True), strict=True))
+                self._told.update(zip(actors, zip(*facts, strict=True), strict=True))
                 self._not_begun += self._placed(i, answer.get("begin failures", ()))
         result = self._board.take()
         self._seen = result.observation
@@ -162,23 +163,28 @@ class Part(Env):
         return [replace(each, actors=tuple(first + actor for actor in each.actors)) for each in failures]
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        return self._texts(indices, "tasks", 0)
+        return self._facts(indices, "tasks", 0, missing="")
 
     def goal_texts(self, indices: np.ndarray) -> list[str]:
-        return self._texts(indices, "goal_texts", 1)
+        return self._facts(indices, "goal_texts", 1, missing="")
 
-    def _texts(self, indices: np.ndarray, method: str, place: int) -> list[str]:
-        """What was told at an episode's end, else what workers say now ("" where they have died)."""
-        texts = {actor: self._told[actor][place] for actor in indices.tolist() if actor in self._told}
+    def achieved(self, indices: np.ndarray) -> np.ndarray:
+        if not self.spec.achievements:
+            return super().achieved(indices)
+        return np.array(self._facts(indices, "achieved", 2, missing=np.zeros(len(self.spec.achievements), dtype=bool)))
+
+    def _facts(self, indices: np.ndarray, method: str, place: int, *, missing: Any) -> list[Any]:
+        """What was reported at an episode's end, else what workers answer now (`missing` where they have died)."""
+        found = {actor: self._told[actor][place] for actor in indices.tolist() if actor in self._told}
         asked = []
         for i, mine in enumerate(self._slices):
-            actors = [a for a in indices.tolist() if a not in texts and mine.start <= a < mine.stop]
+            actors = [a for a in indices.tolist() if a not in found and mine.start <= a < mine.stop]
             if actors:
                 asked.append((i, actors, self._ask(i, CALL, pickle.dumps((method, (np.array(actors) - mine.start,))))))
         for i, actors, number in asked:
             answer = self._answer(i, number)
-            texts |= dict.fromkeys(actors, "") if answer is None else zip(actors, answer["value"], strict=True)
-        return [texts[actor] for actor in indices.tolist()]
+            found |= dict.fromkeys(actors, missing) if answer is None else zip(actors, answer["value"], strict=True)
+        return [found[actor] for actor in indices.tolist()]
 
     def expert(self) -> np.ndarray | None:
         asked = [self._ask(i, CALL, pickle.dumps(("expert", ()))) for i in range(len(self._workers))]
@@ -282,7 +288,12 @@ class WorkerEnv(Env):
     def goal_texts(self, indices: np.ndarray) -> list[str]:
         return [self._of(actor, lambda part, i: part.goal_texts(i)) for actor in indices.tolist()]
 
-    def _of(self, actor: int, ask: Callable[[Env, np.ndarray], list[str]]) -> str:
+    def achieved(self, indices: np.ndarray) -> np.ndarray:
+        if not self.spec.achievements:
+            return super().achieved(indices)
+        return np.stack([self._of(actor, lambda part, i: part.achieved(i)) for actor in indices.tolist()])
+
+    def _of(self, actor: int, ask: Callable[[Env, np.ndarray], Any]) -> Any:
         part, place = next((p, w) for p, w in zip(self._parts, self._places, strict=True) if w.start <= actor < w.stop)
         return ask(part, np.array([actor - place.start]))[0]
 

@@ -4,12 +4,12 @@ adapting.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pipelines.evaluation.published import by_task, published
 from pipelines.evaluation.runner import EpisodeResults
 from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns
 
@@ -52,7 +52,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
 
     `per_task` maps a task to its episodes and means; it is empty where every episode may have a task of
     its own (more tasks than a thousand, or as many as episodes), unless `every_task` is wanted.
-    `per_attempt` is empty where nothing is attempted.
+    `per_attempt` is empty where nothing is attempted. `published` adds what papers report.
     """
     found: dict[str, Any] = {
         "episodes": results.episodes,
@@ -65,6 +65,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
         "length_mean": float(results.lengths.mean()),
         "per_task": _per_task(results, every_task),
         "per_attempt": [],
+        **published(results, seed=seed),
     }
     if results.success is not None:
         found["success_mean"] = float(results.success.mean())
@@ -81,9 +82,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
 
 
 def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, float]]:
-    members: dict[str, list[int]] = defaultdict(list)
-    for index, task in enumerate(results.tasks):
-        members[task].append(index)
+    members = by_task(results.tasks)
     own = len(members) > _MOST_TASKS or (len(members) == results.episodes and results.episodes > 1)
     if own and not every_task:
         return {}

@@ -29,7 +29,8 @@ _PROGRESS_SECONDS = 0.2
 class EpisodeResults:
     """E episodes in the order of their numbers. `success` (E,) bool or None: of the last attempt.
 
-    `attempts` (E, A) bool, or None for single-attempt tasks: the attempts that every episode finished.
+    `attempts` (E, A) bool, or None for single-attempt tasks: the attempts that every episode finished. `achieved` (E,
+    K) bool: which of the environment's achievements each episode had.
     """
 
     spec: EnvSpec
@@ -39,6 +40,7 @@ class EpisodeResults:
     attempts: np.ndarray | None
     tasks: tuple[str, ...]
     seconds: float
+    achieved: np.ndarray | None = None
 
     @property
     def episodes(self) -> int:
@@ -99,4 +101,5 @@ def _collected(spec: EnvSpec, ordered: list[Episode], seconds: float) -> Episode
         attempts=attempts,
         tasks=tuple(episode.task for episode in ordered),
         seconds=seconds,
+        achieved=np.stack([episode.achieved for episode in ordered]) if spec.achievements else None,
     )

@@ -48,6 +48,21 @@ def bootstrap_ci_columns(
     return lower, upper
 
 
+def mean_of_strata_ci(
+    strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """Bootstrap (low, high) of the mean over `strata` (e.g. games) of the mean in each, with values drawn within each.
+
+    >>> mean_of_strata_ci([np.ones(3), 3 * np.ones(5)])
+    (2.0, 2.0)
+    """
+    rng = np.random.default_rng(seed)
+    means = [rng.choice(values, size=(resamples, len(values))).mean(axis=1) for values in strata]
+    tail = (1 - level) / 2
+    lower, upper = np.quantile(np.mean(means, axis=0), [tail, 1 - tail])
+    return float(lower), float(upper)
+
+
 def iqm(values: np.ndarray) -> float:
     """Interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of `values`.
 

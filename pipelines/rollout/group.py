@@ -116,6 +116,7 @@ class Group:
         self.time[actors] = 0
         if unfinished:
             return Ended(number=len(actors), tally=Tally(), trajectories=trajectories)
+        achieved = self.env.achieved(actors) if told else np.zeros((0, 0), dtype=bool)
         episodes = tuple(
             Episode(
                 actor=self.place.start + actor,
@@ -125,6 +126,7 @@ class Group:
                 total_reward=returns[i],
                 success=success[i],
                 attempts=attempts[i],
+                achieved=achieved[i],
             )
             for i, actor in enumerate(actors.tolist() if told else ())
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     """A finished episode. `number` counts over all actors (see `envs.env`); `success`: of the last
-    attempt.
+    attempt. `achieved`: which of the environment's achievements it had, bool.
     """
 
     actor: int
@@ -19,6 +21,7 @@ class Episode:
     total_reward: float
     success: bool | None
     attempts: tuple[bool, ...]
+    achieved: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
 
 @dataclass(kw_only=True)

@@ -154,6 +154,11 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
         rows.append(["success", figures["success_mean"], *figures["success_ci95"]])
     if "normalized_score" in figures:
         rows.append([figures["normalized_by"], figures["normalized_score"], *figures["normalized_ci95"]])
+    if "achievement_score" in figures:
+        rows.append(["achievement score", figures["achievement_score"], None, None])
+    for key in figures:  # normalised scores of `evaluation.published`
+        if key.endswith("_median") and f"{(name := key.removesuffix('_median'))}_ci95" in figures:
+            rows.append([name.replace("_", " "), figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
     split = report["settings"]["split"]
     which = f"tasks where {chosen}" if (chosen := report["settings"].get("tasks")) else f"{split} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"

@@ -13,11 +13,14 @@ three coordinates as they are seen, their true sum / 3, and 0, or 2, 2, 2, 2, 1 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites import chemistry
 from pipelines.envs.suites.chemistry import EMPTY, GONE, MOVES, POTION_LOOKS, STEPS_TO_BEST, STONE_LOOKS, VERTICES
 from pipelines.lake.spaces import Box, Discrete, Spaces
@@ -28,8 +31,10 @@ PAID = np.append(VERTICES.sum(axis=1) + 12 * (VERTICES > 0).all(axis=1), 0).asty
 CHEMISTRY, STONES, POTIONS = range(3)  # purposes of random draws
 
 
-class AlchemySettings(SettingsModel):
+class AlchemySettings(ProtocolSettings):
     """Parameters of `alchemy`."""
+
+    PAPER: ClassVar = {"holdout": 0.0}
 
     trials: int = Field(10, ge=1)
     """Trials with one chemistry, in one episode."""

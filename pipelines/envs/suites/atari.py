@@ -12,16 +12,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from ale_py import Action, roms
 from ale_py.vector_env import AtariVectorEnv
 from pydantic import Field
 
-from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.env import Env, EnvSpec, Score, StepResult
+from pipelines.envs.protocol import ProtocolSettings
+from pipelines.envs.suites.reference_scores import ATARI
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Space, Spaces
 
@@ -40,8 +41,10 @@ _USUAL = """
 ATARI57 = tuple(_USUAL.split())
 
 
-class AtariSettings(SettingsModel):
+class AtariSettings(ProtocolSettings):
     """Parameters of `atari-GAME`."""
+
+    PAPER: ClassVar = {"color": False, "stack": 4, "sticky": 0.0, "noop_max": 30}  # Mnih et al. (2015)
 
     actions: Literal["discrete", "multi-binary", "continuous"] = "discrete"
     """discrete: one of the joystick's 18 positions; multi-binary: up, right, left, down, fire (opposite ones cancel);
@@ -110,6 +113,7 @@ class Atari(Env):
             horizon=s.horizon,
             about=about,
             split=_split(s),
+            score=None if s.clip_rewards or s.life_ends_episode else Score(name="human_normalized", bounds=ATARI),
         )
         self._codes = _joystick() if s.actions == "multi-binary" else None
         self._nobody = np.zeros(num_envs, dtype=bool)

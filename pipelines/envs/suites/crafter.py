@@ -96,6 +96,7 @@ class Crafter(TaskEnv):
     def __init__(self, settings: CrafterSettings) -> None:
         s = self.settings = settings
         self.horizon, self.has_success = s.max_steps, s.goals > 0
+        self.achievements = () if s.goals else words.ACHIEVEMENTS
         picture = gymnasium.spaces.Box(0, 255, (s.size, s.size, 3), np.uint8)
         parts: dict[str, gymnasium.Space] = {"image": picture}
         if s.goals:
@@ -140,6 +141,10 @@ class Crafter(TaskEnv):
         truncated = self._time >= self.settings.max_steps and not terminated
         self.outcome = SOLVED if solved else FAILED if terminated or truncated else NOTHING
         return self._observe(picture, events), float(reward), terminated, truncated, {}
+
+    @property
+    def achieved(self) -> list[bool]:  # type: ignore[override]
+        return [self._counts[name] > 0 for name in self.achievements]
 
     def play(self, task: str) -> None:
         """`WORLD` or `WORLD: GOAL, GOAL`."""

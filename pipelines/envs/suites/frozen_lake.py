@@ -10,12 +10,14 @@ finished / attempts. The last entry lags: the first observation of an attempt st
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import MapSource, holes_of, maps_of_split
 from pipelines.lake.spaces import Box, Discrete, Spaces
@@ -33,8 +35,10 @@ _FOUR = (0.38, 0.76, 0.93, 1.0, 1.0)
 BAYES_OPTIMAL = {(3, 9, 5): (0.58, 0.92, 1.0, 1.0, 1.0), (4, 16, 5): _FOUR, (4, 10, 5): _FOUR}
 
 
-class FrozenLakeSettings(SettingsModel):
+class FrozenLakeSettings(ProtocolSettings):
     """Parameters of `meta-frozen-lake`."""
+
+    PAPER: ClassVar = {"holdout": 0.0}
 
     size: int = Field(4, ge=2, le=64)
     """Cells along a side."""

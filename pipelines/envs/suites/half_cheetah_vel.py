@@ -18,14 +18,17 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.task_env import FAILED, NOTHING, Outcome, TaskEnv
 
 BANDS, EVERY, TEST_BAND = 30, 5, 2
 _PARTS = 1_000_000  # velocities are whole numbers of these in a unit, so that their names are exact
 
 
-class HalfCheetahVelSettings(SettingsModel):
+class HalfCheetahVelSettings(ProtocolSettings):
     """Parameters of `half-cheetah-vel`."""
+
+    PAPER: ClassVar = {"holdout": False}  # every velocity of U(0, max_velocity), in training and in test
 
     attempts: int = Field(1, ge=1)
     """Attempts at one velocity, in one episode; each begins at rest."""

@@ -10,12 +10,15 @@ present cell's row / side, column / side; `obs.goals` (k, 2) are the goals', -1,
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from pydantic import Field, model_validator
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
 from pipelines.envs.goals import GoalSequenceRule
+from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.goal_frozen_lake import same_cell
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.mazes import MazeSource, fewest_free, free_runs, start_of
@@ -26,8 +29,10 @@ MAZE, GOALS, ORDER = range(3)  # purposes of random draws
 GOAL_RULE = GoalSequenceRule(reached=same_cell)
 
 
-class MazeRunnerSettings(SettingsModel):
+class MazeRunnerSettings(ProtocolSettings):
     """Parameters of `mazerunner`."""
+
+    PAPER: ClassVar = {"holdout": 0.0}
 
     size: int = Field(11, ge=9, le=101)
     """Cells along a side, walls included; one more if even."""

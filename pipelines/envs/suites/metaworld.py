@@ -24,6 +24,7 @@ from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.metaworld_goals import NUM_GOALS
 from pipelines.envs.suites.metaworld_pool import ClassPool
 from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
@@ -47,11 +48,15 @@ class MetaworldSettings(SettingsModel):
     """Which goals there are, whatever the run's seed; train and test are apart for each value."""
 
 
-class MultiTaskSettings(MetaworldSettings):
+class MultiTaskSettings(MetaworldSettings, ProtocolSettings):
     """Parameters of `metaworld-mt...`."""
+
+    PAPER: ClassVar = {"new_goals": False}
 
     attempts: int = Field(1, ge=1)
     """Attempts at one task, in one episode."""
+    new_goals: bool = True
+    """Test on 50 other goals of each class; false: on the goals of training, as papers do."""
 
 
 def settings_model(name: str) -> type[SettingsModel]:
@@ -61,12 +66,14 @@ def settings_model(name: str) -> type[SettingsModel]:
 def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
     if name.startswith(ONE_CLASS):
         name = ONE_CLASS + class_name(name.removeprefix(ONE_CLASS))
-    classes, goal_seed = tasks_of(name, split, settings.goal_seed)
+    old_goals = isinstance(settings, MultiTaskSettings) and not settings.new_goals
+    classes, goal_seed = tasks_of(name, "train" if old_goals else split, settings.goal_seed)
+    splits = "the same 50 goals of each class on both sides" if old_goals else _split(name)
     told = name.removeprefix(PREFIX) in _MT
     pool = ClassPool(goal_seed=goal_seed, hide_goal=not told)
     return GymnasiumEnv(
         name,
-        lambda: Metaworld(settings, classes=classes, pool=pool, told=told, splits=_split(name)),
+        lambda: Metaworld(settings, classes=classes, pool=pool, told=told, splits=splits),
         num_envs=num_envs,
         seed=seed,
         split=split,

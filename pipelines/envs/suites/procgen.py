@@ -17,6 +17,7 @@ import difflib
 import importlib
 import math
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Literal, get_args
 
@@ -24,9 +25,10 @@ import gymnasium
 import numpy as np
 from pydantic import Field, field_validator
 
-from pipelines.config.base import SettingsModel
-from pipelines.envs.env import Env
+from pipelines.envs.env import Env, Score
 from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.protocol import ProtocolSettings
+from pipelines.envs.suites.reference_scores import PROCGEN
 from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, Outcome, TaskEnv
 from pipelines.errors import UsageError
 
@@ -74,7 +76,7 @@ def time_limit(game: str, mode: str) -> int:
     return _TIME_LIMITS.get(game, TIME_LIMIT)
 
 
-class ProcgenSettings(SettingsModel):
+class ProcgenSettings(ProtocolSettings):
     """Parameters of `procgen-GAME`."""
 
     mode: Mode = "easy"
@@ -87,6 +89,12 @@ class ProcgenSettings(SettingsModel):
     """Attempts at a level in each episode."""
     backgrounds: bool = True
     """Draw pictures behind the game; false: black."""
+
+    @classmethod
+    def paper(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The paper's: 500 levels of the hard mode, 200 of the easy one, one attempt at each."""
+        mode = given.get("mode", "hard")
+        return {"mode": mode, "levels": 200 if mode == "easy" else 500, "attempts": 1}
 
 
 class ProcgenMultiSettings(ProcgenSettings):
@@ -127,6 +135,7 @@ class Procgen(TaskEnv):
             self.splits = "each game has one level in this mode, on both sides"
         self._package = import_procgen()
         self._scales = s.reward_scales if isinstance(s, ProcgenMultiSettings) else {}
+        self.score = _score(s, games, self._scales)
         self._named: tuple[str, int] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -194,6 +203,19 @@ class Procgen(TaskEnv):
         picture = self._picture.copy()
         picture[:MARK, :MARK] = 0
         return picture
+
+
+def _score(s: ProcgenSettings, games: tuple[str, ...], scales: Mapping[str, float]) -> Score | None:
+    """The paper's normalisation, of an attempt's mean return before scaling; None where a game has no bounds."""
+    modes = {game: mode_of(game, s.mode) for game in games}
+    if not set(modes.values()) <= PROCGEN.keys():
+        return None
+    bounds = {}
+    for game, mode in modes.items():
+        low, high = PROCGEN[mode][game]
+        unit = s.attempts * scales.get(game, 1.0)
+        bounds[game] = (low * unit, high * unit)
+    return Score(name="procgen_normalized", bounds=bounds)
 
 
 def import_procgen() -> ModuleType:

@@ -11,6 +11,7 @@ from ale_py import Action
 from ale_py.env import AtariEnv
 
 from pipelines.envs.make import make
+from pipelines.envs.suites.atari import AtariSettings
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 
@@ -173,3 +174,14 @@ def test_held_out_games_are_not_those_of_training():
 def test_an_unknown_game_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'ms_pacman'"):
         make("atari-mspacman", num_envs=1, seed=0)
+
+
+def test_human_normalised_scores_are_of_whole_games_and_unclipped_rewards():
+    assert make("atari-pong", num_envs=1, seed=0).spec.score.bounds["pong"] == (-20.7, 14.6)
+    for params in ({"clip_rewards": True}, {"life_ends_episode": True}):
+        assert make("atari-pong", num_envs=1, seed=0, params=params).spec.score is None
+
+
+def test_the_papers_protocol_begins_with_idle_frames_and_has_no_sticky_actions():
+    settings = AtariSettings(protocol="paper", stack=2)
+    assert (settings.color, settings.stack, settings.sticky, settings.noop_max) == (False, 2, 0.0, 30)

@@ -216,3 +216,17 @@ def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(UsageError) as caught:
         make("crafter", num_envs=1, seed=0, params={"goals": 2, "least_goals": 3})
     assert "least_goals 3 is more than goals 2" in caught.value.problems[0]
+
+
+def test_an_episode_tells_its_achievements_in_the_plain_game_alone():
+    env = make("crafter", num_envs=2, seed=0, params={"show_achievements": True})
+    assert len(env.spec.achievements) == 22
+    env.reset()
+    rng, seen = np.random.default_rng(0), 0
+    for _ in range(60):
+        result = env.step(rng.integers(17, size=2))
+        np.testing.assert_array_equal(env.achieved(np.arange(2)), result.observation["obs.achievements"])
+        seen += env.achieved(np.arange(2)).sum()
+    assert seen
+    env.close()
+    assert make("crafter", num_envs=1, seed=0, params={"goals": 2}).spec.achievements == ()

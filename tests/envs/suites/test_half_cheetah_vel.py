@@ -90,3 +90,10 @@ def test_defaults_are_those_of_the_rules():
         1.0,
         0.05,
     )
+
+
+def test_the_papers_protocol_draws_from_all_velocities_on_both_sides():
+    for split in ("train", "test"):
+        names = contract.first_tasks(NAME, 300, seed=0, split=split, params={"protocol": "paper"})
+        bands = {int(float(name.removeprefix("velocity=")) * 10) for name in names}
+        assert bands == set(range(30))

@@ -263,3 +263,15 @@ def test_wrong_names_are_refused_with_the_closest():
     with pytest.raises(InputMissing, match="0 to 49"):
         env.play_only(["reach-v3/50"])
     env.close()
+
+
+def test_the_papers_protocol_tests_multi_task_agents_on_the_goals_of_training():
+    def goals(split, **params):
+        env = make("metaworld-mt10", num_envs=1, seed=0, split=split, params=params)
+        env.play_only(["reach-v3/7"])
+        goal = env.reset()["obs.state"][0, 36:39].copy()
+        env.close()
+        return goal
+
+    np.testing.assert_array_equal(goals("test", protocol="paper"), goals("train"))
+    assert (goals("test") != goals("train")).any()

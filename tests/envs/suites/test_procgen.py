@@ -233,3 +233,24 @@ def test_an_unknown_game_is_refused_with_the_nearest():
 def test_procgen_is_imported_without_gym():
     procgen.import_procgen()
     assert "gym" not in sys.modules
+
+
+def test_returns_are_normalised_by_the_bounds_of_game_and_mode():
+    def score(name, **params):
+        return make(name, num_envs=1, seed=0, params=params).spec.score
+
+    assert score("procgen-starpilot").bounds == {"starpilot": (2.5, 64.0)}
+    assert score("procgen-starpilot", mode="hard").bounds == {"starpilot": (1.5, 35.0)}
+    assert score("procgen-maze", mode="memory") is None
+    scaled = score("procgen-multi", games=["maze", "miner"], reward_scales={"miner": 0.5})
+    assert scaled.bounds == {"maze": (10.0, 20.0), "miner": (1.5, 13.0)}  # of two attempts
+
+
+def test_the_papers_protocol_has_500_hard_levels_or_200_easy_ones():
+    for given, expected in (
+        ({}, ("hard", 500, 1)),
+        ({"mode": "easy"}, ("easy", 200, 1)),
+        ({"levels": 10, "attempts": 3}, ("hard", 10, 3)),
+    ):
+        settings = procgen.ProcgenMultiSettings(protocol="paper", **given)
+        assert (settings.mode, settings.levels, settings.attempts) == expected

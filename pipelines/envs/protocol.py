@@ -1,0 +1,34 @@
+"""`env.protocol = "paper"`: a suite's published evaluation protocol, as other defaults of some of its parameters.
+
+A parameter that is given keeps its value under any protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from pipelines.config.base import SettingsModel
+
+
+class ProtocolSettings(SettingsModel):
+    """Base of the parameters of a suite whose defaults differ from what papers evaluate on; `PAPER` says how."""
+
+    PAPER: ClassVar[Mapping[str, Any]] = {}
+
+    protocol: Literal["default", "paper"] = "default"
+    """paper: parameters that are not given are those of the published benchmark (docs/environments.md says which)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_protocol(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("protocol") == "paper":
+            return {**cls.paper(given), **given}
+        return given
+
+    @classmethod
+    def paper(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The published values of parameters, where `given` are set."""
+        return cls.PAPER
