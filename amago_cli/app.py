@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from amago_cli import streams
 from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, settings, train
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.help import Command, Group
@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `amago` with `arguments` (default: the process's own) and return its exit code."""
     from amago_cli import errors
 
+    streams.prepare()
     words = list(sys.argv[1:] if arguments is None else arguments)
     invocation = Invocation.from_arguments(words)
     try:
@@ -105,5 +106,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return errors.report(error, invocation)
     except BrokenPipeError:
         # The reader has gone, as in `amago lake sql ... | head`; the code is that of a death by SIGPIPE.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.drop_stdout()
         return errors.BROKEN_PIPE

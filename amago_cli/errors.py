@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from amago_cli import escaping, guard
+from amago_cli import escaping, guard, streams
 from amago_cli.invocation import Invocation
 from amago_cli.stopping import Stopped
 
@@ -67,8 +67,13 @@ def report(error: BaseException, invocation: Invocation) -> int:
         failure = replace(failure, problems=(*failure.problems, *getattr(error, "__notes__", ())))
     if invocation.verbose or not failure.expected:
         print(escaping.lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-    invocation.output().failure(failure)
-    sys.stdout.flush()
+    try:
+        invocation.output().failure(failure)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:  # nobody can read it there, and it is told on stderr
+        streams.drop_stdout()
     print(f"error: {_shown(failure.message)}{_shown(f'; {failure.hint}' if failure.hint else '')}", file=sys.stderr)
     for problem in failure.problems:
         print(f"  {_shown(problem)}", file=sys.stderr)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from amago_cli.invocation import Invocation
+from amago_cli.streams import result_alone
 
 if TYPE_CHECKING:
     from pipelines.events import Listener
@@ -182,7 +183,8 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
         invocation.json = options["output"] is Format.JSON
         invocation.verbose = options["verbose"]
         named = {key: _plain(values[name]) for name, key in keys.items()}
-        return function(Common(invocation=invocation, named=named, **options), **values)
+        with result_alone():
+            return function(Common(invocation=invocation, named=named, **options), **values)
 
     command.__doc__ = _paragraphs(function.__doc__ or "")
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from amago_cli import escaping
 from amago_cli.invocation import Invocation
+from amago_cli.streams import carries_unicode
 from amago_cli.table import cell, plain, raw, render
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _place(place: Any) -> str | None:
 def dumps(value: Any, *, indent: int | None = None) -> str:
     """Strict JSON, on one line without `indent`: NaN and infinities become null, numpy values plain, anything else its
     text."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return json.dumps(plain(value), ensure_ascii=not carries_unicode(), allow_nan=False, indent=indent)
 
 
 def figure(value: Any) -> str | None:

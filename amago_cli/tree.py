@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,12 +28,3 @@ def _below(children: Sequence[Node], marks: tuple[str, str, str]) -> Iterator[st
         end = place == len(children)
         yield (last if end else branch) + escaping.line(child.text)
         yield from (("   " if end else through) + line for line in _below(child.children, marks))
-
-
-def shows_unicode() -> bool:
-    """Whether stdout can carry what is not ASCII."""
-    try:
-        "├▁".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -67,7 +67,7 @@ class RunDirectory:
         if not self.record_path.is_file():
             return {}
         try:
-            record = json.loads(self.record_path.read_text())
+            record = json.loads(self.record_path.read_bytes())
             if isinstance(record, dict) and isinstance(record.get("stages", {}), dict):
                 return record
         except (OSError, ValueError):

@@ -40,7 +40,8 @@ def lineage(
     Example: amago lake lineage runs/quickstart@500
     """
     from amago_cli.output import Document
-    from amago_cli.tree import draw, shows_unicode
+    from amago_cli.streams import carries_unicode
+    from amago_cli.tree import draw
     from pipelines.lake import lineage as engine
 
     path, which = engine.split(run)
@@ -50,7 +51,7 @@ def lineage(
             uids = list(engine.trajectories(path, which, lakes=lake or (), listener=listener))
             return Document(text="\n".join(uids), fields={"trajectories": uids})
         found = engine.trace(path, which, lakes=lake or (), depth=depth, listener=listener)
-    return Document(text=draw(_origin(found), unicode=shows_unicode()), fields={"lineage": asdict(found)})
+    return Document(text=draw(_origin(found), unicode=carries_unicode()), fields={"lineage": asdict(found)})
 
 
 def _origin(origin: Origin) -> Node:

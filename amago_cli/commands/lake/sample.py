@@ -41,13 +41,13 @@ def sample(
     from amago_cli import judged
     from amago_cli.output import Document
     from amago_cli.sparkline import portrait
-    from amago_cli.tree import shows_unicode
+    from amago_cli.streams import carries_unicode
     from pipelines.lake import sampling
     from pipelines.lake.store import Lake
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
-    width, unicode = shutil.get_terminal_size().columns, shows_unicode()
+    width, unicode = shutil.get_terminal_size().columns, carries_unicode()
     texts: list[str] = []
     rows: list[Any] = []
     written: list[Path] = []

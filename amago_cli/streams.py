@@ -1,0 +1,85 @@
+"""Standard streams that may be closed, full or unable to carry every character, and that other code prints into."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_ASCII = {"─": "-", "│": "|", "├": "|", "└": "`", "…": "..."}
+_STDOUT, _STDERR = 1, 2
+
+
+def prepare() -> None:
+    """Make the standard streams of this process usable: one that is closed leads nowhere, and one whose encoding lacks
+    a character shows an escape in its place. Nothing stops because stderr cannot be written.
+    """
+    for descriptor in (0, _STDOUT, _STDERR):  # else the next file that is opened takes its place
+        with contextlib.suppress(OSError):
+            os.fstat(descriptor)
+            continue
+        os.open(os.devnull, os.O_RDWR)
+    codecs.register_error("amago", _substitute)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None or sys.stderr is sys.__stderr__:
+        encoding = getattr(sys.stderr, "encoding", "utf-8")
+        raw = io.BufferedWriter(_Lossy(_STDERR, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, encoding=encoding, errors="amago", line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="amago")
+
+
+@contextlib.contextmanager
+def result_alone() -> Iterator[None]:
+    """Send to stderr what anything prints to stdout until the end: an environment, a library in C, a child process."""
+    real = sys.stdout is sys.__stdout__
+    if real:
+        sys.stdout.flush()
+        kept = os.dup(_STDOUT)
+        os.dup2(_STDERR, _STDOUT)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if real:
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
+
+
+def drop_stdout() -> None:
+    """Let stdout lead nowhere, what it still holds included: it cannot be written."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def carries_unicode() -> bool:
+    """Return whether stdout can carry what is not ASCII."""
+    try:
+        "├▁".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+class _Lossy(io.FileIO):
+    """A file whose writes never fail."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+
+def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in text), error.end
