@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import platform
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amago_cli import guard
+from amago_cli.extras import extras
 from amago_cli.version import version
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Finding:
 
 def findings() -> list[Finding]:
     """Everything that is looked at, in the order of a reader's interest."""
-    return [_amago(), _shadow(), *_versions(), *_compute(), _extras(), _disk(), _directory()]
+    return [_amago(), _shadow(), *_versions(), *_compute(), *_extras(), _disk(), _directory()]
 
 
 def _amago() -> Finding:
@@ -98,32 +97,16 @@ def _attention(device: torch.device) -> Finding:
     return Finding("attention", FINE, f"{usable}; {chosen}" + (f" ({absent})" if absent else ""))
 
 
-def _extras() -> Finding:
-    """Optional dependencies, read from the package's own metadata, so that none is forgotten here."""
-    wanted: dict[str, list[str]] = {}
-    for requirement in _requirements():
-        name, _, marker = requirement.partition(";")
-        if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", marker)) and (package := re.match(r"[\w.-]+", name)):
-            wanted.setdefault(extra[1], []).append(package[0])
-    present = [extra for extra, packages in wanted.items() if all(map(_installed, packages))]
-    absent = [extra for extra in wanted if extra not in present]
-    text = f"{', '.join(present) or 'none'}; absent: {', '.join(absent) or 'none'}"
-    return Finding("extras", FINE, f'{text} (pip install "amago[NAME]")')
-
-
-def _requirements() -> list[str]:
-    try:
-        return metadata.requires("amago") or []
-    except metadata.PackageNotFoundError:
-        return []
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return find_spec(distribution.replace("-", "_")) is not None
-    return True
+def _extras() -> Iterator[Finding]:
+    found = extras()
+    usable = ", ".join(extra.name for extra in found if extra.problem is None)
+    absent = ", ".join(extra.name for extra in found if extra.problem is not None and not extra.is_found)
+    text = f"{usable or 'none'}; absent: {absent or 'none'}"
+    yield Finding("extras", FINE, f'{text} (pip install "amago[NAME]")')
+    for extra in found:
+        if extra.problem is not None and extra.is_found:
+            repair = f'pip install "amago[{extra.name}]"'
+            yield Finding(f"extra {extra.name}", NOTE, f"cannot be used: {extra.problem}; {repair}")
 
 
 def _disk() -> Finding:
