@@ -133,6 +133,7 @@ class Common:
     dry_run: bool = False
     quiet: bool = False
     verbose: bool = False
+    starts_stage: bool = False
 
     def concerns(self, *, run: Path | None = None, lake: Path | str | None = None) -> None:
         """Remember what the command is about, for its report should it fail."""
@@ -143,8 +144,13 @@ class Common:
         """A listener that shows progress as asked and turns SIGINT, SIGTERM or SIGHUP into a stop at a safe point."""
         from amago_cli.progress import reporter
         from amago_cli.signals import interruptible
+        from pipelines.errors import masked
+        from pipelines.events import Notice
 
         with reporter(quiet=self.quiet, verbose=self.verbose) as show, interruptible(show) as listener:
+            if self.starts_stage:  # what follows imports libraries for some seconds
+                place = self.invocation.run or self.invocation.lake
+                listener(Notice(stage=f"{self.invocation.command} {masked(str(place))}", text="starting"))
             yield listener
 
 
@@ -184,7 +190,8 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
         invocation.verbose = options["verbose"]
         named = {key: _plain(values[name]) for name, key in keys.items()}
         with result_alone():
-            return function(Common(invocation=invocation, named=named, **options), **values)
+            common = Common(invocation=invocation, named=named, starts_stage=shared is _STAGE, **options)
+            return function(common, **values)
 
     command.__doc__ = _paragraphs(function.__doc__ or "")
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

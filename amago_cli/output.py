@@ -149,7 +149,7 @@ def figure(value: Any) -> str | None:
 
 def seconds(value: float) -> str:
     """A duration."""
-    from amago_cli.progress import duration
+    from pipelines.events import duration
 
     return duration(value) if value >= 60 else f"{value:.1f} s"
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from amago_cli import escaping
-from pipelines.events import Event, Listener, Notice, Progress, silent
+from pipelines.events import Event, Listener, Notice, Progress, duration, silent
 
 LINE_SECONDS = 30.0
+_COLUMNS = 80  # of a terminal that does not know its size
+_LEAST_BAR = 10  # columns of the bar itself
 
 
 class Closing(Protocol):
@@ -37,12 +39,11 @@ def reporter(*, quiet: bool, verbose: bool = False, stream: TextIO | None = None
 
 
 class Bar:
-    """One tqdm bar at a time, with rate, time left and the newest figures."""
+    """One tqdm bar at a time: of the stage, in a chain of the whole run; beside it the stage's newest figures."""
 
-    def __init__(self, stream: TextIO, *, verbose: bool = False) -> None:
-        self.stream, self.verbose = stream, verbose
+    def __init__(self, stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream, self.verbose, self.pace = stream, verbose, Pace(clock)
         self._bar: Any = None
-        self._key: tuple[str, int | None, str] | None = None
 
     def __call__(self, event: Event) -> None:
         from tqdm import tqdm
@@ -51,29 +52,37 @@ class Bar:
             if text := worded(event, self.verbose):
                 tqdm.write(text, file=self.stream)
             return
-        key = (event.stage, event.total, event.unit)
-        if key != self._key or event.done < self._bar.n:
-            self.close()
-            self._key = key
-            self._bar = tqdm(
-                desc=event.stage,
-                total=event.total,
-                initial=event.done,
-                unit=f" {event.unit}",
-                file=self.stream,
-                **_shape(self.stream),
-                leave=False,
-                unit_scale=True,
-                smoothing=0.1,
-            )
-        if event.metrics:
-            self._bar.set_postfix_str(_figures(event.metrics), refresh=False)
-        self._bar.update(event.done - self._bar.n)
+        self.pace.see(event)
+        if self._bar is None:
+            size = {"dynamic_ncols": True} if _columns(self.stream) else {"ncols": _COLUMNS, "nrows": 24}
+            self._bar = tqdm(total=1.0, bar_format=" ", file=self.stream, leave=False, miniters=0, **size)
+        columns = _columns(self.stream) or _COLUMNS
+        self._bar.bar_format = self._format(event, columns)
+        self._bar.update((self._share(event) or 0.0) - self._bar.n)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        self._bar = self._key = None
+        self._bar = None
+
+    def _share(self, event: Progress) -> float | None:
+        stage = event.done / event.total if event.total else None
+        return event.run_share if event.run_share is not None else stage
+
+    def _format(self, event: Progress, columns: int) -> str:
+        """As much as fits beside a bar of `_LEAST_BAR` columns, the most important first."""
+        share = self._share(event)
+        parts = [f"{event.done:,}/{event.total:,} {event.unit}" if event.total else f"{event.done:,} {event.unit}"]
+        parts += [f"{left} left"] if (left := self.pace.left(event)) else []
+        parts += [rate] if (rate := self.pace.rate(event)) else []
+        parts += [f"{name} {value:.3g}" for name, value in event.metrics.items()]
+        bar = "" if share is None else f" {share:4.0%} |{{bar}}|"
+        room = columns - 1 - len(event.stage) - (0 if share is None else len(f" {share:4.0%} ||") + _LEAST_BAR)
+        text = ""
+        for part in parts:
+            more = f"{text}, {part}" if text else f" {part}"
+            text = more if len(more) <= room else text
+        return _literal(event.stage) + bar + _literal(text)
 
 
 class Lines:
@@ -87,9 +96,8 @@ class Lines:
         interval: float = LINE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.stream, self.verbose, self.interval, self.clock = stream, verbose, interval, clock
+        self.stream, self.verbose, self.interval, self.clock, self.pace = stream, verbose, interval, clock, Pace(clock)
         self._said = clock()
-        self._began: tuple[tuple[str, int | None, str], float, int] | None = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Notice):
@@ -97,59 +105,77 @@ class Lines:
                 print(text, file=self.stream, flush=True)
             return
         now = self.clock()
-        key = (event.stage, event.total, event.unit)
-        if self._began is None or self._began[0] != key or event.done < self._began[2]:
-            self._began = (key, now, event.done)
+        self.pace.see(event)
         if now - self._said >= self.interval:
             self._said = now
-            print(self._line(event, now), file=self.stream, flush=True)
+            print(self._line(event), file=self.stream, flush=True)
 
     def close(self) -> None:
         """Nothing to leave clean."""
 
-    def _line(self, event: Progress, now: float) -> str:
-        assert self._began is not None
-        _, since, first = self._began
-        rate = (event.done - first) / (now - since) if now > since else 0.0
+    def _line(self, event: Progress) -> str:
         parts = [f"{event.stage}: {event.done:,}"]
         if event.total:
-            parts[0] += f"/{event.total:,} {event.unit} ({event.done / event.total:.0%})"
+            parts[0] += f"/{event.total:,} {event.unit}"
+            parts[0] += "" if event.run_share is not None else f" ({event.done / event.total:.0%})"
         else:
             parts[0] += f" {event.unit}"
-        if rate > 0:
-            parts.append(f"{rate:,.1f}/s" if rate < 100 else f"{rate:,.0f}/s")
-            if event.total:
-                parts.append(f"{duration((event.total - event.done) / rate)} left")
-        if event.metrics:
-            parts.append(_figures(event.metrics))
+        parts += [rate] if (rate := self.pace.rate(event)) else []
+        parts += [f"whole run {event.run_share:.0%}"] if event.run_share is not None else []
+        parts += [f"{left} left"] if (left := self.pace.left(event)) else []
+        parts += [f"{name} {value:.3g}" for name, value in event.metrics.items()]
         return ", ".join(parts)
+
+
+class Pace:
+    """How fast a stage goes since it began to report."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: tuple[tuple[str, int | None, str], float, int] | None = None
+
+    def see(self, event: Progress) -> None:
+        """Begin anew where another stage, or the same one again, reports."""
+        key = (event.stage, event.total, event.unit)
+        if self._began is None or self._began[0] != key or event.done < self._began[2]:
+            self._began = (key, self._clock(), event.done)
+
+    def rate(self, event: Progress) -> str:
+        """Units a second; "" where it is not known yet."""
+        rate = self._rate(event)
+        return "" if rate <= 0 else f"{rate:,.1f}/s" if rate < 100 else f"{rate:,.0f}/s"
+
+    def left(self, event: Progress) -> str:
+        """Time left, in a chain of the whole run; "" where it is not known yet."""
+        if event.run_share is not None:
+            return "" if event.run_seconds_left is None else duration(event.run_seconds_left)
+        rate = self._rate(event)
+        return duration((event.total - event.done) / rate) if event.total and rate > 0 else ""
+
+    def _rate(self, event: Progress) -> float:
+        assert self._began is not None
+        _, since, first = self._began
+        now = self._clock()
+        return (event.done - first) / (now - since) if now > since else 0.0
 
 
 def worded(notice: Notice, verbose: bool) -> str | None:
     """How a notice reads; None when it is not for this user."""
     if notice.level == "debug":
         return escaping.lines(notice.text) if verbose else None  # tracebacks
-    text = escaping.line(notice.text)
+    text = escaping.line(f"{notice.stage}: {notice.text}" if notice.stage else notice.text)
     return text if notice.level == "info" else f"{notice.level}: {text}"
 
 
-def duration(seconds: float) -> str:
-    """`95` -> "1m35s"."""
-    whole = round(max(seconds, 0))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def _shape(stream: TextIO) -> dict[str, Any]:
-    """How wide a bar is: as the terminal, also after a resize; 80 columns where a terminal does not know its size."""
+def _columns(stream: TextIO) -> int:
+    """How wide the terminal is; 0 where it does not know."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return {"ncols": 80, "nrows": 24}
-    return {"dynamic_ncols": True} if min(size) > 0 else {"ncols": 80, "nrows": 24}
+        return 0
+    return size.columns if min(size) > 0 else 0
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in metrics.items())
+def _literal(text: str) -> str:
+    """`text` in a format string."""
+    return text.replace("{", "{{").replace("}", "}}")

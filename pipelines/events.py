@@ -8,21 +8,29 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """`done` of `total` (None: unknown) in `unit`; `metrics` are the newest figures worth showing."""
+    """`done` of `total` (None: unknown) in `unit`; `metrics` are the newest figures worth showing.
+
+    In a chain `run_share` is the share of the whole run that is done, and `run_seconds_left` the time it still needs,
+    once that can be estimated.
+    """
 
     stage: str
     done: int
     total: int | None
     unit: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    run_share: float | None = None
+    run_seconds_left: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A sentence for the user: `level` is "info" or "warning"."""
+    """A sentence for the user: `level` is "info", "warning", or "debug" (shown on request). `stage`: what it is about,
+    shown before it."""
 
     text: str
     level: str = "info"
+    stage: str = ""
 
 
 Event = Progress | Notice
@@ -31,3 +39,16 @@ Listener = Callable[[Event], None]
 
 def silent(event: Event) -> None:
     """The listener that hears nothing."""
+
+
+def duration(seconds: float) -> str:
+    """Whole seconds in the form that people read.
+
+    >>> duration(95)
+    '1m35s'
+    """
+    whole = round(max(seconds, 0))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config.atomic import write_atomically
@@ -20,9 +20,10 @@ from pipelines.config.json_files import read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
-from pipelines.events import Event, Listener, Progress, silent
+from pipelines.events import Listener, silent
 from pipelines.sources.make import open_source
 from pipelines.stages.environment import make_env, with_actors
+from pipelines.stages.forecast import Forecast, Work
 from pipelines.stages.lakes import require_mixtures, weighed
 from pipelines.stages.result import Result
 from pipelines.stages.workshop import Workshop
@@ -68,12 +69,14 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         if done_before >= len(steps):
             with Workshop(settings, directory) as shop:
                 return shop.summary(seconds=time.monotonic() - started, status="skipped")
+        forecast = Forecast([_work(step) for step in steps], epochs=settings.epochs, done=done_before)
+        tell = forecast.listening(listener)
         with Workshop(settings, directory) as shop:
             for number, step in enumerate(steps):
                 if number < done_before:
                     continue
-                tell = _with_epoch(listener, step.epoch, settings.epochs)
                 shop.perform(step.entry.stage, step.settings, target=step.target, listener=tell)
+                forecast.finish()
                 ledger.advance(number + 1)
             return shop.summary(seconds=time.monotonic() - started, status="done")
 
@@ -104,15 +107,11 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
     return (epoch - start) % entry.every == 0
 
 
-def _with_epoch(listener: Listener, epoch: int, epochs: int) -> Listener:
-    """`listener`, told in which epoch the stages are."""
-
-    def tell(event: Event) -> None:
-        if isinstance(event, Progress):
-            event = replace(event, stage=f"epoch {epoch + 1}/{epochs} {event.stage}")
-        listener(event)
-
-    return tell
+def _work(step: Step) -> Work:
+    """What `step` does, for the estimate of the time left."""
+    table = getattr(step.settings, step.entry.stage, None)
+    amount = getattr(table, "episodes" if step.entry.stage == "evaluate" else "steps", 1)
+    return Work(step.epoch, step.place, step.entry.stage, amount)
 
 
 class _Ledger:

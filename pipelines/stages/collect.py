@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from pipelines.config.cores import threads
 from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
@@ -142,6 +143,7 @@ class Collector:
         self._following: Following | None = None
         self._policies: set[str] = set()
         self._bounded = contextlib.ExitStack()
+        self._told_cores = False
         self._notices: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Collector:
@@ -297,6 +299,7 @@ class Collector:
         assert self.rollout is not None, "act_by comes first"
         assert self.writer is not None
         already = self.steps
+        self._tell_cores(listener)
 
         def tell(event: Event) -> None:
             if isinstance(event, Progress):
@@ -309,6 +312,14 @@ class Collector:
         self.rollout.run(steps=max(target - already, 0), listener=tell, between=between)
         self.writer.poll()
         return self.metrics()
+
+    def _tell_cores(self, listener: Listener) -> None:
+        """Once, tell who steps the environments, and how many threads the networks use."""
+        if not self._told_cores:
+            self._told_cores, count = True, threads(self._settings.train.threads)
+            where = f"{self.workers} worker process{'es' * (self.workers != 1)}" if self.workers else "this process"
+            text = f"{self.env.num_envs} actors in {where}; networks use {count} thread{'s' * (count != 1)}"
+            listener(Notice(stage="collect", text=text))
 
     def metrics(self) -> dict[str, Any]:
         """What the last call of `collect` did, or has done until it failed."""

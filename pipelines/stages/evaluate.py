@@ -22,7 +22,7 @@ from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
-from pipelines.events import Listener, Notice, silent
+from pipelines.events import Listener, silent
 from pipelines.lake.store import Lake
 from pipelines.sources.scores import Reference, reference, reference_of_environment
 from pipelines.stages.environment import make_env, workers
@@ -58,7 +58,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
         MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
     report = scored(report, known_returns)
     if wanted.mark_best:
-        _mark_best(directory, checkpoint.update, report["metrics"], wanted.best_by, listener)
+        _mark_best(directory, checkpoint.update, report["metrics"], wanted.best_by)
     result = Result(
         command="evaluate",
         status="skipped" if known else "done",
@@ -143,6 +143,21 @@ def baselines(env: Env) -> dict[str, dict[str, Any]]:
         "random": {"return": spec.random_return, "success": _listed(spec.random_success)},
         "optimal": {"return": spec.optimal_return, "success": _listed(spec.optimal_success)},
     }
+
+
+def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
+    """The scores in a line, with those of the best checkpoint so far: a record's `best`."""
+    low, high = figures["return_ci95"]
+    parts = [f"update {figures['update']:,}", f"return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
+    if "success_mean" in figures:
+        parts.append(f"success {figures['success_mean']:.3g}")
+    attempts = [entry["success_mean"] for entry in figures["per_attempt"] if "success_mean" in entry]
+    if 1 < len(attempts) <= _MOST_COLUMNS:
+        parts.append("by attempt " + " ".join(f"{value:.2f}" for value in attempts))
+    if best is not None:
+        score = f"best so far: {best['by']} {best['score']:.4g} at update {best['update']:,}"
+        parts.append("best so far" if best["update"] == figures["update"] else score)
+    return ", ".join(parts)
 
 
 def tables(report: Mapping[str, Any]) -> list[Table]:
@@ -239,12 +254,9 @@ def _identity(settings: Settings, tasks: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _mark_best(
-    directory: RunDirectory, update: int, figures: Mapping[str, Any], best_by: str, listener: Listener
-) -> None:
+def _mark_best(directory: RunDirectory, update: int, figures: Mapping[str, Any], best_by: str) -> None:
     score = gate.value(best_by, figures)
     best = directory.load_record().get("best")
     if best is None or best["by"] != best_by or score > best["score"]:
         checkpoints.mark_best(directory.checkpoints, update)
         directory.update_record(best={"update": update, "score": score, "by": best_by})
-        listener(Notice(text=f"checkpoint {update} is the best so far: {best_by} {score:.4g}", level="debug"))

@@ -26,6 +26,7 @@ from pipelines.lake.store import Lake
 from pipelines.stages.lakes import Source, changes, described, make_mixture, open_lakes, require_shares, wait_for
 from pipelines.stages.result import Result
 from pipelines.training import checkpoint as checkpoints
+from pipelines.training import speed
 from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
 
@@ -115,6 +116,7 @@ class Trainer:
         self._resumed: Mapping[str, Any] | None = None
         self._learnt: dict[str, torch.Tensor] = {}
         self._saved, self._looked, self._salvaged, self._env_steps = -1, 0.0, 0.0, 0
+        self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
         if resume:
             self._continue(listener)
         for text in self.learner.notices:
@@ -197,6 +199,8 @@ class Trainer:
         figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
         while learner.update < target:
             recent.append(learner.step(lambda _: batches.next(), learnt))
+            if text := self._cost.after(learner.update - first, target - first):
+                listener(Notice(stage="train", text=text))
             if learner.update % self.settings.train.log_every == 0 or learner.update == target:
                 figures = means(recent)
                 recent = []

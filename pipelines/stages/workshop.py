@@ -12,7 +12,7 @@ from pipelines.config.lakes import located
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.mixture import Share
-from pipelines.events import Listener, silent
+from pipelines.events import Listener, Notice, silent
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
@@ -152,9 +152,11 @@ class Workshop:
         self._training(listener).save()
         result = evaluate.run(settings, run=self.directory.path, listener=listener)
         self._figures["evaluate"] = result.metrics
-        label = settings.evaluate.label
+        label, record = settings.evaluate.label, self.directory.load_record()
+        text = evaluate.headline(result.metrics, record.get("best"))
+        listener(Notice(stage="evaluate", text=f"{label}: {text}" if label else text))
         if label:
-            labelled = self.directory.load_record().get("labelled", {})
+            labelled = record.get("labelled", {})
             self.directory.update_record(labelled={**labelled, label: Path(result.outputs[0]).name})
 
     def _export(self, settings: Settings, target: int, listener: Listener) -> None:

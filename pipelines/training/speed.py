@@ -1,7 +1,11 @@
-"""What makes updates faster, or smaller, without changing what they mean: compilation, TF32, computing again."""
+"""What makes updates faster, or smaller, without changing what they mean: compilation, TF32, computing again. And what
+they cost."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,8 +14,11 @@ from torch import nn
 
 from pipelines.config.encoders import TransformerSettings
 from pipelines.config.settings import TrainSettings
+from pipelines.events import duration
 from pipelines.nets.attention import Sight, choose
 from pipelines.nets.precision import DTYPES
+
+_TIMED_SECONDS = 0.5  # of updates that tell how long all will take
 
 
 def prepare(encoders: list[nn.Module], settings: TrainSettings, device: torch.device) -> list[str]:
@@ -54,3 +61,49 @@ def described(sequence: nn.Module, settings: TrainSettings, device: torch.device
         sight = replace(sight.within(length), dropout=model.dropout_attention)
         facts["attention"] = choose(model.attention, device, dtype, sight, length=length, packed=settings.packing)
     return facts
+
+
+class Cost:
+    """What the updates of a run cost, for a reader; told once.
+
+    Memory is what has been used so far: on CUDA by tensors at most, else by the whole process.
+    """
+
+    def __init__(self, parameters: int, device: torch.device, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._parameters, self._device, self._clock = parameters, device, clock
+        self._began, self._is_told = 0.0, False
+
+    def after(self, done: int, total: int) -> str | None:
+        """The text, after so many of the updates and half a second of them; the first one, which prepares much, is not
+        timed. None before that, and once it is told.
+        """
+        if self._is_told:
+            return None
+        now = self._clock()
+        if done <= 1:
+            self._began = now
+        if done < total and (done < 2 or now - self._began < _TIMED_SECONDS):
+            return None
+        self._is_told = True
+        seconds = (now - self._began) / (done - 1) if done > 1 else None
+        count = f"{total:,} update{'s' * (total != 1)}"
+        parts = [f"{self._parameters:,} parameters", self._where(), *self._memory()]
+        return f"{', '.join(parts)}; {count}" + (f": about {duration(total * seconds)}" if seconds is not None else "")
+
+    def _where(self) -> str:
+        threads = torch.get_num_threads()
+        return str(self._device) + (f", {threads} thread{'s' * (threads != 1)}" if self._device.type == "cpu" else "")
+
+    def _memory(self) -> list[str]:
+        is_cuda = self._device.type == "cuda"
+        used = torch.cuda.max_memory_allocated(self._device) if is_cuda else _resident_bytes()
+        return [f"{used / 2**20:,.0f} MiB"] if used else []
+
+
+def _resident_bytes() -> int:
+    """The most memory that this process has used; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

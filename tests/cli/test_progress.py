@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
-from amago_cli.progress import Bar, Lines, duration, reporter
-from pipelines.events import Notice, Progress
+from amago_cli.progress import Bar, Lines, reporter
+from pipelines.events import Notice, Progress, duration
 
 
 class Terminal(io.StringIO):
@@ -59,6 +60,48 @@ def test_a_terminal_gets_a_bar_and_no_lines() -> None:
     assert "updates" in text
     assert "resuming" in text
     assert isinstance(listener, Bar)
+
+
+def shown(events: list[Progress]) -> list[str]:
+    """What a terminal of 80 columns shows for each event, as if each came a second after the one before."""
+    stream, now = Terminal(), [0.0]
+    bar, frames = Bar(stream, clock=lambda: now[0]), []
+    for now[0], event in enumerate(events):
+        bar(event)
+        bar._bar.refresh()
+        frames.append(stream.getvalue().split("\r")[-1].rstrip())
+    bar.close()
+    return frames
+
+
+def test_a_bar_fits_in_eighty_columns_and_counts_whole_updates() -> None:
+    frames = shown([progress(done, 100, loss=0.123456, critic_loss=1234.5678) for done in (0, 5, 10)])
+    for frame in frames:
+        assert len(frame) <= 80
+        assert len(frame.split("|")[1]) >= 10
+    assert "5/100 updates, 19s left, 5.0/s, loss 0.123" in frames[1]
+
+
+def test_a_bar_of_a_chain_is_of_the_whole_run() -> None:
+    event = replace(progress(1400, 1500, loss=0.5), stage="epoch 15/40 train", run_share=0.37, run_seconds_left=250.0)
+    assert "epoch 15/40 train  37% |" in shown([event])[0]
+    assert "| 1,400/1,500 updates, 4m10s left" in shown([event])[0]
+    unknown = replace(event, run_seconds_left=None)
+    assert " left" not in shown([unknown, replace(unknown, done=1401)])[1]
+
+
+def test_a_bar_without_a_total_is_a_line_of_text() -> None:
+    assert shown([progress(3, None), progress(7, None)])[1] == "train 7 updates, 4.0/s"
+
+
+def test_a_line_of_a_chain_tells_of_the_whole_run() -> None:
+    stream, now = io.StringIO(), [0.0]
+    lines = Lines(stream, clock=lambda: now[0])
+    event = replace(progress(1400, 1500), stage="epoch 15/40 train", run_share=0.37, run_seconds_left=250.0)
+    lines(event)
+    now[0] = 30.0
+    lines(replace(event, done=1430))
+    assert stream.getvalue() == ("epoch 15/40 train: 1,430/1,500 updates, 1.0/s, whole run 37%, 4m10s left\n")
 
 
 def test_a_file_gets_lines_and_no_bar() -> None:

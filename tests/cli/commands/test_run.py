@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,17 @@ def test_mistakes_are_named_without_a_traceback(
     assert failed.code == code, failed.err
     assert words in failed.err
     assert "Traceback" not in failed.err
+
+
+def test_a_log_says_at_once_what_starts_what_it_costs_and_every_evaluation(amago: Amago, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("start_epoch = -1", 'mark_best = true\nlabel = "now"'))
+    said = amago("run", recipe).err.splitlines()
+    assert said[0] == "run runs/short: starting"
+    assert said[1] == "epoch 1/2 collect: 2 actors in this process; networks use 1 thread"
+    assert re.fullmatch(r"epoch 1/2 train: [\d,]+ parameters, cpu, 1 thread, [\d,]+ MiB; 2 updates: about .*", said[2])
+    score = r"return [-\d.]+ \[[-\d.]+, [-\d.]+\], success [\d.]+"
+    assert re.fullmatch(rf"epoch 1/2 evaluate: now: update 2, {score}, best so far", said[3])
+    best = r"best so far(: return_mean [-\d.]+ at update 2)?"
+    assert re.fullmatch(rf"epoch 2/2 evaluate: now: update 4, {score}, {best}", said[4])
+    assert len(said) == 5
+    assert amago("run", recipe, "--fresh", "-q").err == ""

@@ -1,0 +1,104 @@
+"""How much of a chain is done, and how long the rest will take, from the time that its stages have taken so far."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pipelines.events import Event, Listener, Progress
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stage of one epoch: `amount` environment steps, updates or episodes for the recipe's entry `place`."""
+
+    epoch: int
+    place: int
+    stage: str
+    amount: int
+
+
+class Forecast:
+    """Adds the epoch, and the share and the time left of the whole run, to what the stages of a chain report.
+
+    `done`: how many of `works` earlier processes have finished. Work costs what its entry has cost per unit on average,
+    else what another entry of the same stage has; there is no time left before all that remains has a cost.
+    """
+
+    def __init__(
+        self, works: Sequence[Work], *, epochs: int, done: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._works, self._epochs, self._clock = works, epochs, clock
+        self._stages = {work.place: work.stage for work in works}
+        self._before, self._after = _amounts(works[:done]), _amounts(works[done:])  # of each entry
+        self._spent: dict[int, tuple[float, float]] = {}  # of each entry: seconds, and the amount done in them
+        self._first, self._done = done, done - 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._done += 1
+        self._began, self._at_first = self._clock(), 1.0  # share of the present work that was done at its first report
+        if self._done < len(self._works):
+            self._after[self._works[self._done].place] -= self._works[self._done].amount
+
+    def finish(self) -> None:
+        """Note that the present work is done, and begin the next."""
+        work, (seconds, amount) = self._works[self._done], self._spent.get(self._works[self._done].place, (0.0, 0.0))
+        if self._at_first < 1:
+            seconds += self._clock() - self._began
+            self._spent[work.place] = (seconds, amount + work.amount * (1 - self._at_first))
+        self._before[work.place] += work.amount
+        self._begin()
+
+    def listening(self, listener: Listener) -> Listener:
+        """`listener`, which also learns how far the whole run is."""
+
+        def tell(event: Event) -> None:
+            prefix = f"epoch {self._works[min(self._done, len(self._works) - 1)].epoch + 1}/{self._epochs} "
+            if isinstance(event, Progress):
+                share, left = self._estimate(event)
+                event = replace(event, stage=prefix + event.stage, run_share=share, run_seconds_left=left)
+            elif event.stage:
+                event = replace(event, stage=prefix + event.stage)
+            listener(event)
+
+        return tell
+
+    def _estimate(self, event: Progress) -> tuple[float, float | None]:
+        """Share of the run that is done, and seconds left; the share by number of stages until all costs are known."""
+        work, share = self._works[self._done], self._share(event)
+        if self._at_first == 1:  # only what an earlier process has begun is not at its beginning
+            self._at_first = share if self._done == self._first else 0.0
+        progressed, elapsed = work.amount * (share - self._at_first), self._clock() - self._began
+        now = {work.place: elapsed / progressed} if progressed else {}  # seconds per unit
+        cost = {place: self._cost(place) or now.get(place) for place in {work.place, *(+self._after)}}
+        if None in cost.values():
+            return (self._done + share) / len(self._works), None
+        left = sum((cost[place] or 0) * amount for place, amount in (+self._after).items())
+        left += (cost[work.place] or 0) * work.amount * (1 - share)
+        past = sum((cost.get(place) or self._cost(place) or 0) * amount for place, amount in self._before.items())
+        past += (cost[work.place] or 0) * work.amount * share
+        return past / (past + left) if past + left else 1.0, left
+
+    def _share(self, event: Progress) -> float:
+        """How much of the present work is done; a collect and a train count earlier epochs as well."""
+        if not event.total:
+            return 0.0
+        work = self._works[self._done]
+        amount = max(work.amount, 1) if work.stage in ("collect", "train") else event.total
+        return min(max(1 - (event.total - event.done) / amount, 0.0), 1.0)
+
+    def _cost(self, place: int) -> float | None:
+        """Seconds per unit of an entry, as far as known."""
+        alike = [each for each in self._spent if self._stages[each] == self._stages[place]]
+        seconds, amount = self._spent.get(place) or (self._spent[alike[-1]] if alike else (0.0, 0.0))
+        return seconds / amount if amount else None
+
+
+def _amounts(works: Iterable[Work]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for work in works:
+        found[work.place] += work.amount
+    return found
