@@ -55,7 +55,9 @@ class XLandSettings(SettingsModel):
     ruleset_seed: int = Field(0, ge=0)
     """Of the rulesets; apart from the run's seed, so that all runs play the same ones."""
     rulesets_file: Path | None = None
-    """An npz file of rulesets to play instead; where there is none yet, the ones made are written to it."""
+    """An npz file of rulesets to play instead, such as converted published ones; where there is none yet, the ones made
+    are written to it.
+    """
     holdout: float = Field(0.2, gt=0, lt=1)
     """Share of rulesets kept for `split = "test"`."""
     attempts: int = Field(10, ge=1)

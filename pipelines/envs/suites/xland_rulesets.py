@@ -1,4 +1,4 @@
-"""Rulesets of XLand-MiniGrid, made here: those published are pickles on a server, neither at hand nor safe to read.
+"""Rulesets of XLand-MiniGrid, made here: the published ones are pickles on a server (see `xland_published`).
 
 A ruleset is a goal, rules by which tiles turn into others, and the tiles that lie about at the beginning. A goal asks
 for one or two tiles. A tree of rules of some depth makes these from others, no tile is needed twice, and the tree's
@@ -26,6 +26,8 @@ Tile = tuple[int, int]
 _T = TypeVar("_T")
 
 GOAL_WIDTH, RULE_WIDTH = 5, 7
+_CONVERT = "convert a published benchmark once: pipelines.envs.suites.xland_published.convert('{}', 'NAME.npz')"
+
 # Tiles that can be picked up (ball, square, pyramid, key, hex, star), in every colour but that of the floor.
 _SHAPES, _COLORS = (3, 4, 5, 7, 11, 12), (1, 2, 3, 4, 5, 6, 8, 9, 10, 11)
 TILES: tuple[Tile, ...] = tuple((shape, color) for shape in _SHAPES for color in _COLORS)
@@ -166,8 +168,14 @@ def load(path: Path) -> Rulesets:
     except FileNotFoundError as error:
         raise InputMissing(f"there is no file of rulesets '{path}'") from error
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise IntegrityError(f"'{path}' is no file of rulesets: {error}") from error
-    goals, rules, tiles = arrays
+        hint = _CONVERT.format(path) if _is_bz2(path) else None
+        raise IntegrityError(f"'{path}' is no file of rulesets: {error}", hint=hint) from error
+    return checked(Rulesets(*arrays), path)
+
+
+def checked(rulesets: Rulesets, path: Path) -> Rulesets:
+    """`rulesets` as they are. IntegrityError, which names `path`, where they have other types or shapes."""
+    goals, rules, tiles = arrays = (rulesets.goals, rulesets.rules, rulesets.tiles)
     shapes = [array.shape[1:] for array in arrays]
     fits = (
         all(array.dtype == np.uint8 and len(array) == len(goals) > 0 for array in arrays)
@@ -179,4 +187,13 @@ def load(path: Path) -> Rulesets:
         raise IntegrityError(
             f"'{path}' is no file of rulesets: it needs uint8 goals (N, 5), rules (N, R, 7) and tiles (N, T, 2)"
         )
-    return Rulesets(goals, rules, tiles)
+    return rulesets
+
+
+def _is_bz2(path: Path) -> bool:
+    """Whether `path` may be a published benchmark."""
+    try:
+        with path.open("rb") as file:
+            return file.read(3) == b"BZh"
+    except OSError:
+        return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import pickle
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from xminigrid.core.goals import AgentNearGoal, TileNearLeftGoal, TileNearUpGoal
 from xminigrid.core.rules import AgentHoldRule, TileNearRule
 
 from pipelines.envs.make import make
+from pipelines.envs.suites.xland_published import convert
 from pipelines.envs.suites.xland_rulesets import DIFFICULTIES, GOALS, RULES, TILES, Rulesets, generate, load, save
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from tests.envs import contract
@@ -206,3 +210,16 @@ def test_what_does_not_fit_is_refused():
     for wrong in ("trivial/40", "small/1", "3"):
         with pytest.raises(InputMissing, match="is no task of"):
             env.play_only([wrong])
+
+
+def test_published_rulesets_are_played_once_converted(tmp_path):
+    made = generate("small", 30, seed=5)
+    content = {"goals": made.goals, "rules": made.rules, "init_tiles": made.tiles, "num_rules": np.zeros(30, np.uint8)}
+    with bz2.open(tmp_path / "small_1m_v3", "wb") as file:
+        pickle.dump({name: jnp.asarray(value) for name, value in content.items()}, file)
+    assert convert(tmp_path / "small_1m_v3", tmp_path / "small.npz") == 30
+    env = make("xland", num_envs=2, seed=0, params={"rulesets_file": str(tmp_path / "small.npz"), "attempts": 1})
+    np.testing.assert_array_equal(env.rulesets.rules, made.rules)
+    env.reset()
+    assert all(task.startswith("small/") for task in env.tasks(np.arange(2)))
+    env.step(np.zeros(2, dtype=np.int32))
