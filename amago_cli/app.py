@@ -8,8 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion as completing
 from amago_cli import streams
-from amago_cli.commands import collect, doctor, envs, evaluate, examples, export, relabel, run, settings, train
+from amago_cli.commands import (
+    collect,
+    completion,
+    doctor,
+    envs,
+    evaluate,
+    examples,
+    export,
+    relabel,
+    run,
+    settings,
+    train,
+)
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.help import Command, Group
 from amago_cli.invocation import Invocation
@@ -56,7 +69,7 @@ def amago(
 
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Look", (envs.envs, examples.examples, settings.settings, doctor.doctor)),
+    ("Look", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )
 for _panel, _functions in _COMMANDS:
     for _function in _functions:
@@ -91,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             errors.refuse_shadowed_engine()
             from pipelines import trust
 
+            completing.register()
             with stoppable(), trust.only(words):
                 outcome = typer.main.get_command(app).main(
                     words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.invocation import Invocation
 from amago_cli.streams import result_alone
 
@@ -42,26 +43,51 @@ _COMMON = "Common options"
 
 Environment = Annotated[
     str | None,
-    typer.Option("--env", metavar="ENV", help="Environment, as `amago envs` lists it, or gym:ID."),
+    typer.Option(
+        "--env",
+        metavar="ENV",
+        help="Environment, as `amago envs` lists it, or gym:ID.",
+        autocompletion=completion.environments,
+    ),
     Sets("env.name"),
 ]
 FromLake = Annotated[
     list[str] | None,
-    typer.Option("--from-lake", metavar="LAKE", help="Lake to read: a directory, a run, or s3://bucket/prefix."),
+    typer.Option(
+        "--from-lake",
+        metavar="LAKE",
+        help="Lake to read: a directory, a run, or s3://bucket/prefix.",
+        autocompletion=completion.lakes,
+    ),
 ]
-LakeArgument = Annotated[str, typer.Argument(metavar="LAKE", help="A directory, a run, or s3://bucket/prefix.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.")]
-RunOption = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.")]
+LakeArgument = Annotated[
+    str,
+    typer.Argument(metavar="LAKE", help="A directory, a run, or s3://bucket/prefix.", autocompletion=completion.lakes),
+]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.", autocompletion=completion.runs),
+]
+RunOption = Annotated[
+    Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.", autocompletion=completion.runs)
+]
 Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage."), Sets("seed")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")]
 Profile = Annotated[
     str | None,
-    typer.Option("--profile", metavar="NAME", help="Profile of the recipe to lay over it, e.g. smoke."),
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Profile of the recipe to lay over it, e.g. smoke.",
+        autocompletion=completion.profiles,
+    ),
     Sets("profile"),
 ]
-CHECKPOINT = typer.Option("--checkpoint", metavar="NAME", help="latest, best, or an update number.")
+CHECKPOINT = typer.Option(
+    "--checkpoint", metavar="NAME", help="latest, best, or an update number.", autocompletion=completion.checkpoints
+)
 
 _TOUCH_NOTHING = "Show what would be done (a stage: its resolved settings); touch nothing."
 DryRun = Annotated[bool, typer.Option("--dry-run", help=_TOUCH_NOTHING)]
@@ -76,6 +102,7 @@ _CONFIG = Annotated[
         "-c",
         metavar="FILE[:NAME]",
         help="Settings from a TOML file, or from one of its tables.",
+        autocompletion=completion.recipes,
         rich_help_panel=_COMMON,
     ),
 ]
@@ -86,6 +113,7 @@ _ASSIGNMENTS = Annotated[
         "-s",
         metavar="KEY=VALUE",
         help="One setting, e.g. train.window=45; repeats.",
+        autocompletion=completion.assignments,
         rich_help_panel=_COMMON,
     ),
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, Environment, Fresh, RunOption, Seed, Sets, stage
 
 
@@ -28,6 +29,7 @@ def collect(
             "--lake",
             metavar="LAKE",
             help="Write into this lake instead of the run's own: a directory, or s3://bucket/prefix.",
+            autocompletion=completion.lakes,
         ),
     ] = None,
     steps: Annotated[
@@ -52,12 +54,22 @@ def collect(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="POLICY", help="random, RUN[@CHECKPOINT], or module:attr."),
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="random, RUN[@CHECKPOINT], or module:attr.",
+            autocompletion=completion.policies,
+        ),
         Sets("collect.policy"),
     ] = None,
     follow: Annotated[
         Path | None,
-        typer.Option("--follow", metavar="RUN", help="Act with RUN's newest checkpoint, and newer ones as they come."),
+        typer.Option(
+            "--follow",
+            metavar="RUN",
+            help="Act with RUN's newest checkpoint, and newer ones as they come.",
+            autocompletion=completion.runs,
+        ),
         Sets("collect.follow"),
     ] = None,
     epsilon: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, reader
 
 
@@ -13,7 +14,12 @@ from amago_cli.options import Common, reader
 def envs(
     common: Common,
     name: Annotated[
-        str | None, typer.Argument(metavar="ENV", help="An environment to describe, with its parameters.")
+        str | None,
+        typer.Argument(
+            metavar="ENV",
+            help="An environment to describe, with its parameters.",
+            autocompletion=completion.environments,
+        ),
     ] = None,
 ) -> Any:
     """List the environments, or describe one: spaces, horizon, how an episode ends, held-out tasks, parameters.

@@ -6,13 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, Profile, reader
 
 
 @reader
 def examples(
     common: Common,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A recipe to print as TOML.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A recipe to print as TOML.", autocompletion=completion.shipped)
+    ] = None,
     profile: Profile = None,
 ) -> Any:
     """List the recipes that come with amago, or print one: with its profiles, or with one of them laid over it.

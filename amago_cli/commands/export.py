@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import CHECKPOINT, Common, Sets, stage
 
 
@@ -14,7 +15,12 @@ from amago_cli.options import CHECKPOINT, Common, Sets, stage
 def export(
     common: Common,
     source: Annotated[
-        str, typer.Argument(metavar="RUN|LAKE", help="A run for its policy; a lake or a run for its lake.")
+        str,
+        typer.Argument(
+            metavar="RUN|LAKE",
+            help="A run for its policy; a lake or a run for its lake.",
+            autocompletion=completion.lakes,
+        ),
     ],
     to: Annotated[
         Path | None,

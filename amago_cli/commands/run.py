@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, Fresh, Profile, RunOption, Seed, stage
 
 
@@ -15,7 +16,11 @@ def run(
     common: Common,
     recipe: Annotated[
         str,
-        typer.Argument(metavar="RECIPE", help="A name `amago examples` lists, FILE.toml, or FILE.toml:NAME."),
+        typer.Argument(
+            metavar="RECIPE",
+            help="A name `amago examples` lists, FILE.toml, or FILE.toml:NAME.",
+            autocompletion=completion.recipes,
+        ),
     ],
     run: RunOption = None,
     profile: Profile = None,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, reader
 
 _PAGE = """\
@@ -35,7 +36,12 @@ amago settings --schema > amago.schema.json
 def settings(
     common: Common,
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="A setting, a table such as train, or the last part of a key.")
+        str | None,
+        typer.Argument(
+            metavar="KEY",
+            help="A setting, a table such as train, or the last part of a key.",
+            autocompletion=completion.settings,
+        ),
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a settings file.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page of all settings.")] = False,

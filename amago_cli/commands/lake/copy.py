@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, reader
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ Where = Annotated[str, typer.Option("--where", metavar="SQL", help="Only traject
 @reader
 def copy(
     common: Common,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A lake, a run, or s3://bucket/prefix.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="A lake, a run, or s3://bucket/prefix.", autocompletion=completion.lakes),
+    ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A lake to add to; made if there is none.")],
     where: Where = "",
 ) -> Any:
@@ -38,7 +42,9 @@ def copy(
 @reader
 def merge(
     common: Common,
-    sources: Annotated[list[str], typer.Argument(metavar="SRC", help="Lakes or runs.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SRC", help="Lakes or runs.", autocompletion=completion.lakes)
+    ],
     into: Annotated[str, typer.Option("--into", metavar="DST", help="A lake to add to; made if there is none.")],
     where: Where = "",
 ) -> Any:

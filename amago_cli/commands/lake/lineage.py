@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, reader
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 def lineage(
     common: Common,
     run: Annotated[
-        str, typer.Argument(metavar="RUN[@CHECKPOINT]", help="A run, and latest, best or an update (default: latest).")
+        str,
+        typer.Argument(
+            metavar="RUN[@CHECKPOINT]",
+            help="A run, and latest, best or an update (default: latest).",
+            autocompletion=completion.runs_at_checkpoints,
+        ),
     ],
     trajectories: Annotated[
         bool, typer.Option("--trajectories", help="List the uids that the checkpoint could draw, one a line.")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, LakeArgument, reader
 
 
@@ -15,7 +16,12 @@ def protect(
     lake: LakeArgument,
     snapshot: Annotated[
         str | None,
-        typer.Option("--snapshot", metavar="RUN[@CHECKPOINT]", help="Keep what this checkpoint could draw (latest)."),
+        typer.Option(
+            "--snapshot",
+            metavar="RUN[@CHECKPOINT]",
+            help="Keep what this checkpoint could draw (latest).",
+            autocompletion=completion.runs_at_checkpoints,
+        ),
     ] = None,
     whole: Annotated[bool, typer.Option("--all", help="Keep everything, also what is added later.")] = False,
     off: Annotated[

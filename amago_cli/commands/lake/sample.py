@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, LakeArgument, reader
 
 
@@ -23,7 +24,12 @@ def sample(
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another seed draws others.")] = 0,
     values: Annotated[
         str | None,
-        typer.Option("--values", metavar="RUN[@CHECKPOINT]", help="Add what the agent of this run thinks of it."),
+        typer.Option(
+            "--values",
+            metavar="RUN[@CHECKPOINT]",
+            help="Add what the agent of this run thinks of it.",
+            autocompletion=completion.runs_at_checkpoints,
+        ),
     ] = None,
     images: Annotated[
         Path | None, typer.Option("--images", metavar="DIR", help="Write image observations there, a PNG each.")

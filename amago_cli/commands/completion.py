@@ -1,0 +1,33 @@
+"""`amago completion`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, reader
+
+
+@reader
+def completion(
+    common: Common,
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", autocompletion=lambda: ["bash", "zsh", "fish"])
+    ],
+) -> Any:
+    """Print a script with which a shell completes commands, recipes, environments, runs, checkpoints and settings.
+
+    For bash, put `eval "$(amago completion bash)"` into ~/.bashrc; for zsh, the same with zsh into ~/.zshrc, after
+    compinit; for fish, save the script as ~/.config/fish/completions/amago.fish.
+
+    Example: amago completion bash
+    """
+    from amago_cli.completion import SHELLS, script
+    from amago_cli.output import Document
+    from pipelines.errors import UsageError
+
+    if shell not in SHELLS:
+        raise UsageError(f"no completion for '{shell}'", hint=f"there is one for {', '.join(SHELLS)}")
+    made = script(shell)
+    return Document(text=made, fields={"script": made})

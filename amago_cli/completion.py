@@ -1,0 +1,180 @@
+"""Words for shells to complete: recipes, environments, runs, lakes, checkpoints, settings; and the shells' scripts.
+
+Each function gets what has been typed of a word and gives whole words; a failure, as of a damaged run, gives none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+VARIABLE = "_AMAGO_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+# Bash splits words at : and = as well, so the line is split again, and what stands before them is taken off.
+_BASH = """\
+_amago_completion() {
+    local line="${COMP_LINE:0:$COMP_POINT}" words current stem
+    read -ra words <<< "$line"
+    [[ "$line" == *" " ]] && words+=("")
+    current="${words[${#words[@]}-1]}"
+    local IFS=$'\\n'
+    COMPREPLY=($(env COMP_WORDS="$line" COMP_CWORD=$((${#words[@]}-1)) _AMAGO_COMPLETE=complete_bash amago 2>/dev/null))
+    stem="${current%"${current##*[:=]}"}"
+    [[ -n "$stem" ]] && COMPREPLY=("${COMPREPLY[@]#"$stem"}")
+    [[ "${COMPREPLY[0]}" == *[=/:@-] ]] && compopt -o nospace
+}
+complete -o default -F _amago_completion amago
+"""
+# A name with other characters would have to be quoted, in each shell in its own way.
+_SAFE = re.compile(r"[\w./@:+=,%-]+")
+_Words = Callable[[Any, str], Iterable[str]]
+
+
+def script(shell: str) -> str:
+    """What `shell` has to read so that it completes `amago`."""
+    if shell == "bash":
+        return _BASH
+    from typer.completion import get_completion_script
+
+    return get_completion_script(prog_name="amago", complete_var=VARIABLE, shell=shell) + "\n"
+
+
+def register() -> None:
+    """Let the option parser answer, where a shell has asked for completions."""
+    if VARIABLE in os.environ:
+        from typer.completion import completion_init
+
+        completion_init()
+
+
+def _completes(words: _Words) -> Callable[[Any, str], list[str]]:
+    """What the option parser calls: those of `words` that begin as typed and need no quotes."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        with contextlib.suppress(Exception):
+            return [word for word in words(ctx, incomplete) if word.startswith(incomplete) and _SAFE.fullmatch(word)]
+        return []
+
+    return complete
+
+
+@_completes
+def recipes(ctx: Any, incomplete: str) -> Iterable[str]:
+    from pipelines.config.recipes import shipped_recipes
+
+    return [*shipped_recipes(), *_paths(incomplete, lambda path: path.suffix == ".toml")]
+
+
+@_completes
+def shipped(ctx: Any, incomplete: str) -> Iterable[str]:
+    from pipelines.config.recipes import shipped_recipes
+
+    return shipped_recipes()
+
+
+@_completes
+def profiles(ctx: Any, incomplete: str) -> Iterable[str]:
+    from pipelines.config.recipes import find
+
+    return find(_argument(ctx, "recipe", "name"))[1].get("profiles", {})
+
+
+@_completes
+def environments(ctx: Any, incomplete: str) -> Iterable[str]:
+    from importlib import metadata
+
+    from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES
+
+    names = [suite.pattern.removesuffix("*") for suite in SUITES if suite is not OWN_CLASS]
+    names += [point.name for point in metadata.entry_points(group="amago.environment")]
+    if incomplete.startswith("gym:"):
+        import gymnasium
+
+        names += [f"gym:{name}" for name in sorted(gymnasium.registry) if ":" not in name]
+    return names
+
+
+@_completes
+def runs(ctx: Any, incomplete: str) -> Iterable[str]:
+    return _runs(incomplete)
+
+
+@_completes
+def lakes(ctx: Any, incomplete: str) -> Iterable[str]:
+    return _paths(incomplete, lambda path: _is_run(path) or (path / "lake.json").is_file())
+
+
+@_completes
+def runs_at_checkpoints(ctx: Any, incomplete: str) -> Iterable[str]:
+    return _runs_at_checkpoints(incomplete)
+
+
+@_completes
+def policies(ctx: Any, incomplete: str) -> Iterable[str]:
+    return ["random", "expert", *_runs_at_checkpoints(incomplete)]
+
+
+@_completes
+def checkpoints(ctx: Any, incomplete: str) -> Iterable[str]:
+    return _checkpoints(Path(_argument(ctx, "run", "source")))
+
+
+@_completes
+def settings(ctx: Any, incomplete: str) -> Iterable[str]:
+    from pipelines.config.reference import settings, tables
+
+    return [*(setting.key for setting in settings()), *tables()]
+
+
+@_completes
+def assignments(ctx: Any, incomplete: str) -> Iterable[str]:
+    """Keys with the sign, then the values of a choice."""
+    from pipelines.config.reference import settings
+
+    key, sign, _ = incomplete.partition("=")
+    if not sign:
+        return [f"{setting.key}=" for setting in settings() if "N" not in setting.key.split(".")]
+    accepted = ", ".join(setting.accepts for setting in settings() if setting.key == key)
+    values = re.findall(r'"([^"]+)"', accepted.replace("true or false", '"true" "false"'))
+    return [f"{key}={value}" for value in values]
+
+
+def _argument(ctx: Any, *names: str) -> str:
+    """The command's first argument, which the parser has not named while the option after it lacks its value."""
+    return str(next((ctx.params[name] for name in names if ctx.params.get(name)), None) or ctx.args[0])
+
+
+def _runs_at_checkpoints(incomplete: str) -> Iterator[str]:
+    run, sign, _ = incomplete.rpartition("@")
+    if not sign:
+        yield from _runs(incomplete)
+        return
+    yield from (f"{run}@{name}" for name in _checkpoints(Path(run)))
+
+
+def _checkpoints(run: Path) -> list[str]:
+    found = [path.name for path in sorted((run / "checkpoints").iterdir()) if not path.name.startswith(".")]
+    return [str(int(name)) if name.isdecimal() else name for name in found]
+
+
+def _runs(incomplete: str) -> Iterator[str]:
+    return _paths(incomplete, _is_run)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file()
+
+
+def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
+    """Paths that are `wanted`: in the directory that has been typed, and before one is, also in runs/."""
+    typed = incomplete[: incomplete.rfind("/") + 1]
+    for folder in (typed,) if typed else ("runs/", ""):
+        if Path(folder or ".").is_dir():
+            names = sorted(entry.name for entry in Path(folder or ".").iterdir() if not entry.name.startswith("."))
+            yield from (f"{folder}{name}" for name in names if wanted(Path(folder) / name))
