@@ -132,8 +132,10 @@ class Intake:
             place.refuse(
                 _every(~beyond),
                 f"an action is {float(values[beyond].flat[0]):g}, outside its bounds",
-                hint="say them by source.action_low and source.action_high, name the environment by --env, or "
-                "set source.clip_actions",
+                hint="give them by source.action_low and source.action_high, name the environment by --env, or "
+                "set source.clip_actions"
+                if self.native
+                else "these files hold actions in [-1, 1]; set source.clip_actions",
             )
         return np.clip(scaled, -1, 1).astype(space.dtype, copy=False)
 

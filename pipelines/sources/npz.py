@@ -2,11 +2,12 @@
 
 Ours (`amago export --format npz`): the step columns of T + 1 rows by name, and `trajectory`, JSON with what is known of
 it and its spaces. AMAGO's own: `_OBS_KEY_*` of T + 1 rows, `actions`, `rews`, `dones` of T rows, `rl2s`, `goals`; there
-a discrete action is one-hot, which --env or source.num_actions says.
+an action is in [-1, 1] whatever the bounds of the environment, and a discrete one is one-hot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zipfile
 import zlib
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Notice
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -51,7 +53,7 @@ class Npz:
         folder = Path(request.place)
         if not folder.is_dir():
             raise InputMissing(f"no folder '{folder}'", hint="npz: takes the folder of the files")
-        self._settings = request.settings
+        self._settings, self._listener = request.settings, request.listener
         self._what = f"'{folder}'"
         self._files = sorted(folder.rglob("*.npz"))
         if not self._files:
@@ -62,11 +64,10 @@ class Npz:
         self.env = str((first.record or {}).get("env", "")) or self.label
         self.steps: int | None = None
         self.dropped = 0
+        self._exported = first.record is not None
         self.spaces = self._spaces(first, request.spaces)
-        self._intake = Intake(
-            self.spaces, what=self._what, clip=self._settings.clip_actions, native=first.record is None
-        )
-        self._one_hot = isinstance(self.spaces.action, Discrete) and first.record is None
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, native=False)
+        self._one_hot = isinstance(self.spaces.action, Discrete) and not self._exported
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -82,8 +83,8 @@ class Npz:
             name: inferred(values.shape[1:], values.dtype) for name, values in first.observation.items()
         }
         action: Space
-        if self._settings.num_actions:
-            action = Discrete(n=self._settings.num_actions)
+        if count := self._settings.num_actions or self._choices():
+            action = Discrete(n=count)
         elif first.action.dtype.kind in "iu":
             raise InputMissing(
                 f"{self._what} has discrete actions", hint="say how many: --set source.num_actions=N, or give --env"
@@ -91,6 +92,19 @@ class Npz:
         else:
             action = action_box(first.action.shape[1:], self._settings, what=self._what)
         return Spaces(observation=observation, action=action)
+
+    def _choices(self) -> int:
+        """The number of choices where every action of every file is one-hot; 0 where one is not."""
+        width = 0
+        for path in self._files:
+            with _reading(path), np.load(path, allow_pickle=False) as archive:
+                actions = archive["actions"] if "actions" in archive.files else np.zeros(0)
+            if actions.ndim != 2 or actions.shape[1] < 2 or not _is_one_hot(actions).all():
+                return 0
+            width = actions.shape[1]
+        text = f"{self._what}: every action is one-hot, so it is read as one of {width} choices"
+        self._listener(Notice(text=f"{text} (if it is {width} numbers, name the environment with --env)"))
+        return width
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """See `Source`."""
@@ -116,9 +130,17 @@ class Npz:
         if missing or more:
             told = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has also {', '.join(more)}"] * bool(more)
             raise InputMissing(f"'{path}' has other observations than the files before it: {'; '.join(told)}")
-        if (file.record is None) != self._intake.native:
+        if (file.record is not None) != self._exported:
             raise InputMissing(f"'{path}' is of another kind than the files before it")
         self._intake.require_shapes(number, file.observation, file.action)
+        if self._one_hot and file.action.ndim == 2 and file.action.shape[1] > 1:
+            fine = _is_one_hot(file.action)
+            if not fine.all():
+                raise InputMissing(
+                    f"'{path}': the action of step {int(np.argmin(fine))} is not one-hot, and the environment's are "
+                    f"{file.action.shape[1]} choices",
+                    hint="name the environment it comes from with --env",
+                )
 
     def _batch(self, held: list[tuple[int, _File]]) -> Trajectories:
         files = [file for _, file in held]
@@ -145,13 +167,25 @@ class Npz:
         return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source="npz", tags=tags)
 
     def _read(self, path: Path) -> _File:
-        try:
+        with _reading(path):
             with np.load(path, allow_pickle=False) as archive:
                 values = {name: archive[name] for name in archive.files}
             return _ours(values, path) if RECORD in values or ACTION in values else _theirs(values, path)
-        except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
-            reason = str(error).split("\n")[0][:160]
-            raise IntegrityError(f"'{path}' is damaged: {reason}", hint="fetch or make it again") from error
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what numpy raises over a damaged file into IntegrityError."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
+        reason = str(error).split("\n")[0][:160]
+        raise IntegrityError(f"'{path}' is damaged: {reason}", hint="fetch or make it again") from error
+
+
+def _is_one_hot(actions: np.ndarray) -> np.ndarray:
+    """Return (n,): whether a row of (n, k) actions is one 1 and otherwise zeros."""
+    return np.asarray(((actions == 0) | (actions == 1)).all(axis=1) & (actions.sum(axis=1) == 1))
 
 
 def _ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
