@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, model_validator
 
-from pipelines.config.base import SettingsModel
+from pipelines.config.base import SettingsModel, count_or_auto
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.model import AgentSettings
 from pipelines.config.relabelling import RelabelSettings, ReplaySettings
@@ -81,26 +80,15 @@ class EnvSettings(SettingsModel):
         return dict(self.model_extra or {})
 
 
-def _count_or_auto(low: int, high: int) -> BeforeValidator:
-    """A whole number within limits, or "auto": one complaint about what is neither."""
-
-    def checked(value: Any) -> Any:
-        if value == "auto" or (type(value) is int and low <= value <= high):
-            return value
-        raise PydanticCustomError("count", f"Input should be a whole number from {low} to {high}, or 'auto'")
-
-    return BeforeValidator(checked)
-
-
 class CollectSettings(SettingsModel):
     """`[collect]`: rolling out a policy into a lake."""
 
     steps: int = Field(10_000, ge=1)
     """Environment steps in all (over all actors); in a chain, per epoch."""
-    actors: Annotated[int | Literal["auto"], _count_or_auto(1, 65_536)] = "auto"
+    actors: Annotated[int | Literal["auto"], count_or_auto(1, 65_536)] = "auto"
     """Environments stepped at once. `auto`: 16, more where they are quick, as a batch (up to 128) or in workers (256);
     fixed as a run begins."""
-    workers: Annotated[int | Literal["auto"], _count_or_auto(0, 1_024)] = "auto"
+    workers: Annotated[int | Literal["auto"], count_or_auto(0, 1_024)] = "auto"
     """Processes that step environments, also in `evaluate` (0: this one). `auto`: as many as a trial finds useful."""
     on_env_error: Literal["stop", "restart"] = "stop"
     """When an environment breaks: stop, or begin a new episode in a fresh one. What its actor had begun is dropped."""

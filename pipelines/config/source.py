@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.config.base import SettingsModel
+from pipelines.config.base import SettingsModel, count_or_auto
 
 
 class SourceSettings(SettingsModel):
@@ -32,8 +32,9 @@ class SourceSettings(SettingsModel):
     """Choices of a discrete action, where nothing says so (0: one more than the greatest found)."""
     clip_actions: bool = False
     """Move actions out of bounds to the nearest bound, instead of refusing them."""
-    horizon: int = Field(0, ge=0)
-    """Steps after which the source's environment began anew, where it does not mark that itself (0: it does)."""
+    horizon: Annotated[int | Literal["auto"], count_or_auto(0, 1_000_000_000)] = "auto"
+    """Steps after which the source's environment was reset, where a file marks no timeouts (0: every end is marked);
+    auto: the time limit of `--env` or of D4RL's environment."""
     longest: int = Field(10_000, ge=1)
     """A longer trajectory is stored in pieces; each but the last is truncated, and the next begins where it ends."""
     missing_final: Literal["repeat", "drop"] = "repeat"

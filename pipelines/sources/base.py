@@ -22,13 +22,14 @@ _EDGE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of a source: what follows `KIND:` in its name, its settings, and the spaces of the environment
-    that its steps are to fit (None: as the source has them).
+    """What is asked of a source: what follows `KIND:` in its name, its settings, and of the environment that its steps
+    are to fit the spaces and the time limit (None: as the source has them).
     """
 
     place: str
     settings: SourceSettings
     spaces: Spaces | None = None
+    horizon: int | None = None
     listener: Listener = silent
 
 

@@ -7,8 +7,8 @@
     trajectories        optional (ours): what is known of each trajectory, as JSON
     infos/*, metadata/* infos may become observations (source.columns); metadata of one line goes into tags
 
-An episode ends where terminals or timeouts say so, and at the last step of the file. Its last observation is
-next_observations there; without these it is in no file. Then a truncated episode loses its last step, the observation
+Where episodes end: see `d4rl_episodes`. The last observation of one is next_observations there; without these it is in
+no file. Then a truncated episode loses its last step, the observation
 of which is what it ends with. A terminated one keeps it, for with it would go the reward that ended the episode: the
 observation before it is repeated, which no target is computed from (`source.missing_final = "drop"` drops it too).
 """
@@ -16,10 +16,7 @@ observation before it is repeated, which no target is computed from (`source.mis
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,7 +24,8 @@ from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
-from pipelines.sources.d4rl_files import environment, locate
+from pipelines.sources.d4rl_episodes import Arrays, find_pieces
+from pipelines.sources.d4rl_files import environment, locate, time_limit
 from pipelines.sources.hdf5 import CHUNK_CACHE, array, chunk_bytes, leaves, open_file, reading, scalar
 from pipelines.sources.intake import Intake, action_box, agreed, inferred
 from pipelines.sources.minari import own_paths
@@ -35,7 +33,7 @@ from pipelines.sources.records import info_of, spaces_of
 from pipelines.sources.transitions import Steps, lay
 
 _KEYS = ("observations", "actions", "rewards", "terminals")
-_SCAN = 1 << 20  # steps of flags read at a time
+_SCAN = 1 << 20  # actions read at a time
 _LONGEST_TAG = 200
 _LARGEST_CACHE = 64 << 20  # of each array
 SPACES = "amago_spaces"  # attribute of a file that we wrote
@@ -61,8 +59,15 @@ class D4rl:
                     self._file.close()
                     self._file = open_file(self._path, cache_bytes=min(largest, _LARGEST_CACHE))
                     self._arrays = self._open_arrays()
-                self._pieces = _pieces(self._arrays, self._settings.horizon, self._settings.longest, self._path)
                 self.spaces = self._spaces(request.spaces)
+                self._pieces = find_pieces(
+                    self._arrays,
+                    request,
+                    limit=time_limit(self.label) or request.horizon,
+                    block_rows=self._block_rows(),
+                    path=self._path,
+                    exported=SPACES in self._file.attrs,
+                )
                 self._tags = self._metadata()
         except BaseException:
             self._file.close()
@@ -73,7 +78,7 @@ class D4rl:
     def close(self) -> None:
         self._file.close()
 
-    def _open_arrays(self) -> _Arrays:
+    def _open_arrays(self) -> Arrays:
         file, path = self._file, self._path
         missing = [name for name in _KEYS if name not in file]
         if missing:
@@ -86,10 +91,16 @@ class D4rl:
             observation[column] = array(file, f"observations{name}", path=path)
             if f"next_observations{name}" in file:
                 following[column] = array(file, f"next_observations{name}", path=path)
+            if column in following and following[column].shape != observation[column].shape:
+                raise IntegrityError(
+                    f"{self._what}: next_observations{name} has the shape {following[column].shape}, "
+                    f"observations{name} {observation[column].shape}",
+                    hint="make or fetch it again",
+                )
         for column, name in self._settings.columns.items():
             observation[column] = array(file, name, path=path)
         action, reward, terminal = (array(file, name, path=path) for name in _KEYS[1:])
-        found = _Arrays(
+        found = Arrays(
             observation=observation,
             following=following,
             action=action,
@@ -175,9 +186,13 @@ class D4rl:
         origin, stop = int(pieces.begin[first]), int(pieces.end[last - 1])
         continued = pieces.continued[first:last]
         after = {}
-        if continued.any() and not arrays.following:
-            following = np.minimum(pieces.end[first:last], arrays.steps - 1)
-            after = {name: np.stack([values[int(r)] for r in following]) for name, values in arrays.observation.items()}
+        unfollowed = {name: values for name, values in arrays.observation.items() if name not in arrays.following}
+        if continued.any() and unfollowed:
+            next_rows = np.minimum(pieces.end[first:last], arrays.steps - 1)
+            after = {name: np.stack([values[int(r)] for r in next_rows]) for name, values in unfollowed.items()}
+        unsure = pieces.unsure[first:last]
+        if unfollowed and self._settings.missing_final == "drop":
+            unsure = unsure | ~continued
         steps = Steps(
             begin=pieces.begin[first:last] - origin,
             end=pieces.end[first:last] - origin,
@@ -187,6 +202,7 @@ class D4rl:
             following={name: values[origin:stop] for name, values in arrays.following.items()},
             after=after,
             known=continued if after else None,
+            unsure=unsure,
             action=arrays.action[origin:stop],
             reward=arrays.reward[origin:stop],
             reset=None if arrays.reset is None else arrays.reset[origin:stop].reshape(-1).astype(np.uint8),
@@ -206,81 +222,6 @@ class D4rl:
         if self._arrays.records is not None:
             return info_of(json.loads(scalar(self._arrays.records[number])), source="d4rl", tags=tags)
         return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source="d4rl", tags=tags)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Arrays:
-    """Datasets of a file; `following` has those of `observation` whose next value is there."""
-
-    observation: Mapping[str, Any]
-    following: Mapping[str, Any]
-    action: Any
-    reward: Any
-    terminal: Any
-    timeout: Any
-    reset: Any
-    records: Any
-
-    @property
-    def steps(self) -> int:
-        return len(self.reward)
-
-    def all(self) -> Iterator[Any]:
-        """Those with a value for each step."""
-        yield from self.observation.values()
-        yield from self.following.values()
-        yield from (self.action, self.reward, self.terminal)
-        yield from (values for values in (self.timeout, self.reset) if values is not None)
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """Trajectories as steps [begin, end) of the file, (n,) each. `continued`: the next row goes on where it ends."""
-
-    begin: np.ndarray
-    end: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    continued: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.begin)
-
-
-def _pieces(arrays: _Arrays, horizon: int, longest: int, path: Path) -> _Pieces:
-    """Where trajectories begin and end, read from the flags alone."""
-    over = _flags(arrays.terminal, path)
-    cut = _flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
-    marks = over | cut
-    marks[-1] = True
-    ends = np.flatnonzero(marks) + 1
-    if horizon:
-        ends = _divided(ends, horizon)
-    episodes = set(ends.tolist())
-    ends = _divided(ends, longest)
-    begin = np.concatenate([[0], ends[:-1]])
-    continued = np.array([end not in episodes for end in ends.tolist()], dtype=bool)
-    terminated = over[ends - 1]
-    truncated = cut[ends - 1] | ~terminated
-    return _Pieces(begin, ends, terminated, truncated, continued)
-
-
-def _divided(ends: np.ndarray, most: int) -> np.ndarray:
-    """Ends of pieces of at most `most` steps of what ends at `ends`."""
-    begin = np.concatenate([[0], ends[:-1]])
-    if (ends - begin).max() <= most:
-        return ends
-    parts = [np.append(np.arange(a + most, b, most), b) for a, b in zip(begin.tolist(), ends.tolist(), strict=True)]
-    return np.concatenate(parts)
-
-
-def _flags(values: Any, path: Path) -> np.ndarray:
-    """(N,) bool from flags of any dtype and of shape (N,) or (N, 1)."""
-    if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
-        raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
-    return np.concatenate(
-        [np.asarray(values[at : at + _SCAN]).reshape(-1) > 0.5 for at in range(0, len(values), _SCAN)]
-    )
 
 
 def _shapes(spaces: Spaces) -> dict[str, tuple[int, ...]]:

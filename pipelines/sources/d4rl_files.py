@@ -100,6 +100,24 @@ _KINDS = "full-replay|medium-replay|medium-expert|medium|random|expert|human|clo
 _FAMILY = re.compile(rf"(?P<env>[a-z][a-z0-9]*)[-_](?:{_KINDS.replace('-', '[-_]')})(?:[-_]v\d+)?")
 
 
+# Time limits of D4RL's environments, in steps; first the names that begin longer.
+_LIMITS = {
+    **dict.fromkeys(("halfcheetah", "hopper", "walker2d", "ant"), 1_000),
+    **{f"antmaze-{size}": steps for size, steps in (("umaze", 700), ("medium", 1_000), ("large", 1_000))},
+    **{f"maze2d-{size}": steps for size, steps in (("open", 150), ("umaze", 300), ("medium", 600), ("large", 800))},
+    **{"kitchen": 280, "pen-human": 200, "pen": 100, "hammer-human": 600, "hammer": 200},
+    **{"door-human": 300, "door": 200, "relocate-human": 500, "relocate": 200},
+}
+
+
+def time_limit(label: str) -> int | None:
+    """The time limit of the environment that a dataset of D4RL comes from; None where `label` is not such a name."""
+    name = label.replace("_", "-").lower()
+    if name not in DATASETS and _FAMILY.fullmatch(label) is None and not name.startswith(("antmaze-", "maze2d-")):
+        return None
+    return next((steps for start, steps in _LIMITS.items() if name == start or name.startswith(f"{start}-")), None)
+
+
 def locate(place: str, listener: Listener = silent) -> Path:
     """The file that `place` names: a path, a folder with one HDF5 file, or a dataset's name, which is fetched.
 

@@ -31,8 +31,10 @@ def requirement(name: str) -> tuple[str | None, bool]:
     return None, True
 
 
-def open_source(settings: SourceSettings, *, spaces: Spaces | None = None, listener: Listener = silent) -> Source:
-    """The source that `settings.name` names; `spaces`: those of the environment that its steps are to fit.
+def open_source(
+    settings: SourceSettings, *, spaces: Spaces | None = None, horizon: int | None = None, listener: Listener = silent
+) -> Source:
+    """The source that `settings.name` names; `spaces`, `horizon`: of the environment that its steps are to fit.
 
     UsageError for a name that is none, InputMissing where there is nothing or it does not fit, IntegrityError where
     it is damaged.
@@ -43,7 +45,7 @@ def open_source(settings: SourceSettings, *, spaces: Spaces | None = None, liste
             f"'{settings.name}' is no source",
             hint=f"give KIND:PLACE with one of {', '.join(SOURCES.names())}, or module:attr",
         )
-    request = Request(place=place, settings=settings, spaces=spaces, listener=listener)
+    request = Request(place=place, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
     if kind in SOURCES.names():
         found: Source = SOURCES.get(kind)(request)
         return found

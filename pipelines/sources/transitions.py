@@ -15,7 +15,8 @@ class Steps:
     """S steps laid one after another, and k trajectories [begin, end) that cover them.
 
     `observation`, `following` (what a step led to; of some columns, or of none): (S, ...). `after`: column -> (k, ...),
-    the observation after the last step where `known` (k,) says that it is in the data all the same.
+    the observation after the last step where `known` (k,) says that it is in the data all the same. `unsure` (k,): where
+    `following` is not to be believed.
     """
 
     begin: np.ndarray
@@ -28,6 +29,7 @@ class Steps:
     following: Mapping[str, np.ndarray] = field(default_factory=dict)
     after: Mapping[str, np.ndarray] = field(default_factory=dict)
     known: np.ndarray | None = None
+    unsure: np.ndarray | None = None
     reset: np.ndarray | None = None
 
 
@@ -54,6 +56,8 @@ def lay(steps: Steps, *, keep_terminated: bool) -> Laid:
     known = np.full(len(begin), bool(steps.following))
     if steps.known is not None:
         known |= steps.known
+    if steps.unsure is not None:
+        known &= ~steps.unsure
     dropped = ~(known | (terminated & keep_terminated))
     counts = end - begin - dropped
     usable = counts > 0
@@ -70,7 +74,10 @@ def lay(steps: Steps, *, keep_terminated: bool) -> Laid:
     for name, values in steps.observation.items():
         laid = np.empty((len(before), *values.shape[1:]), dtype=values.dtype)
         laid[before] = values[kept]
-        laid[ends] = steps.following[name][last] if name in steps.following else values[last]
+        laid[ends] = values[last]
+        if name in steps.following:
+            told = ~dropped[usable]
+            laid[ends[told]] = steps.following[name][last[told]]
         if steps.known is not None and name not in steps.following:
             seen = steps.known[usable]
             laid[ends[seen]] = steps.after[name][usable][seen]

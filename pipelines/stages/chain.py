@@ -48,7 +48,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         raise UsageError("a chain acts with its own agent", hint="leave out collect.follow, or use amago collect")
     directory = RunDirectory(run)
     require_mixtures(settings, run)
-    started, spaces = time.monotonic(), None
+    started, spaces, horizon = time.monotonic(), None, None
     with directory.lock("run", "collect", "train"):
         if settings.env.name:
             collects = [step.settings.collect.steps for step in plan(settings) if step.entry.stage == "collect"]
@@ -57,9 +57,9 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         if settings.env.name:
             with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
                 env.reset()  # it can be made, and begin: before anything is written or removed
-                spaces = env.spec.spaces
+                spaces, horizon = env.spec.spaces, env.spec.horizon
         if any(entry.stage == "ingest" for entry in settings.stages):
-            open_source(settings.source, spaces=spaces, listener=listener).close()  # likewise
+            open_source(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # likewise
         if fresh:
             _erase(directory)
         directory.record("run", settings, fresh=fresh)

@@ -22,6 +22,7 @@ from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
@@ -47,9 +48,10 @@ def run(
     started = time.monotonic()
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
-    spaces = _environment_spaces(settings)
+    spaces, horizon = _of_environment(settings)
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(contextlib.closing(open_source(settings.source, spaces=spaces, listener=listener)))
+        opened = open_source(settings.source, spaces=spaces, horizon=horizon, listener=listener)
+        source = stack.enter_context(contextlib.closing(opened))
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
             directory.refuse_changes("collect", settings, fresh=fresh)
@@ -232,11 +234,11 @@ def _head(batch: Trajectories, steps: int) -> Trajectories:
     )
 
 
-def _environment_spaces(settings: Settings) -> Any:
-    """The spaces of the environment that is named; None without one."""
+def _of_environment(settings: Settings) -> tuple[Spaces | None, int | None]:
+    """The spaces and the time limit of the environment that is named; None where there is none."""
     if not settings.env.name:
-        return None
+        return None, None
     from pipelines.stages.environment import make_env
 
     with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
-        return env.spec.spaces
+        return env.spec.spaces, env.spec.horizon

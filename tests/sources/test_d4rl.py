@@ -7,6 +7,7 @@ import pytest
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Notice
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory
 from pipelines.sources import d4rl as module
@@ -113,13 +114,90 @@ def test_a_horizon_ends_episodes_that_nothing_else_ends(tmp_path: Path) -> None:
 
 def test_a_stream_without_ends_is_cut_and_loses_nothing(tmp_path: Path) -> None:
     data = without(flat([10], terminal={0: False}), "next_observations", "timeouts")
-    found = read(write(tmp_path / "x.hdf5", data), longest=4)
+    found = read(write(tmp_path / "x.hdf5", data), longest=4, horizon=0)
     assert [trajectory.length for trajectory in found] == [4, 4, 1]
     for start, trajectory in zip((0, 4, 8), found, strict=True):
         stop = start + trajectory.length
         np.testing.assert_array_equal(trajectory.columns["obs"], data["observations"][start : stop + 1])
         np.testing.assert_array_equal(trajectory.columns["action"][1:], data["actions"][start:stop])
         assert trajectory.columns["truncated"][-1] == 1
+
+
+def told(path: Path, horizon: int | None = None, **settings: object) -> tuple[list[int], list[str]]:
+    """The lengths of the trajectories, and what was said."""
+    events: list[Notice] = []
+    source = open_source(SourceSettings(name=f"d4rl:{path}", **settings), horizon=horizon, listener=events.append)
+    found = [trajectory.length for batch in source.batches() for trajectory in batch]
+    source.close()
+    return found, [event.text for event in events]
+
+
+@pytest.mark.parametrize("timeouts", ["absent", "all zero"])
+@pytest.mark.parametrize(
+    ("label", "limit", "horizon"), [("halfcheetah_medium-v2", 1000, None), ("maze2d-umaze-v1", 300, None), ("x", 7, 7)]
+)
+def test_episodes_without_timeouts_end_at_the_time_limit(
+    tmp_path: Path, timeouts: str, label: str, limit: int, horizon: int | None
+) -> None:
+    data = without(flat([limit] * 3, terminal=dict.fromkeys(range(3), False)), "next_observations", "timeouts")
+    if timeouts == "all zero":
+        data["timeouts"] = np.zeros(3 * limit, bool)
+    path = write(tmp_path / f"{label}.hdf5", data)
+    lengths, texts = told(path, horizon)
+    assert lengths == [limit - 1] * 3  # what the last step led to is in no row
+    assert any(f"cut after {limit:,} steps" in text for text in texts)
+
+
+def test_without_timeouts_or_a_known_limit_the_horizon_is_asked_for(tmp_path: Path) -> None:
+    data = without(flat([5, 5], terminal={0: False, 1: False}), "next_observations", "timeouts")
+    path = write(tmp_path / "x.hdf5", data)
+    with pytest.raises(InputMissing, match=r"no timeouts.*would be joined.*source\.horizon=STEPS"):
+        read(path)
+    assert told(path, horizon=0)[0] == [9]
+    assert told(path, horizon=5)[0] == [4, 4]
+
+
+def test_where_observations_do_not_follow_each_other_a_trajectory_is_cut(tmp_path: Path) -> None:
+    whole = flat([6, 8], terminal={0: False, 1: False})
+    left_out = np.ones(14, bool)
+    left_out[[2, 9, 10]] = False
+    data = without({name: values[left_out] for name, values in whole.items()}, "timeouts")
+    path = write(tmp_path / "x.hdf5", data)
+    lengths, texts = told(path)
+    assert lengths == [2, 3, 3, 3]
+    assert any("contradicts the next row in 3 places" in text for text in texts)
+    second = read(path)[1]
+    np.testing.assert_array_equal(second.columns["obs"][:-1], whole["observations"][3:6])
+    np.testing.assert_array_equal(second.columns["obs"][-1], whole["next_observations"][5])
+    assert (second.columns["terminated"][-1], second.columns["truncated"][-1]) == (0, 1)
+
+
+def test_a_shuffled_buffer_is_taken_as_transitions_of_one_step(tmp_path: Path) -> None:
+    whole = flat([40, 60])
+    order = np.random.default_rng(0).permutation(100)
+    path = write(tmp_path / "x.hdf5", without({name: values[order] for name, values in whole.items()}, "timeouts"))
+    lengths, texts = told(path)
+    assert lengths == [1] * 100
+    assert any("a buffer of transitions" in text for text in texts)
+    found = read(path)
+    for trajectory, row in zip(found, order, strict=True):
+        wanted = [whole["observations"][row], whole["next_observations"][row]]
+        np.testing.assert_array_equal(trajectory.columns["obs"], wanted)
+        assert bool(trajectory.columns["terminated"][-1]) == whole["terminals"][row]
+
+
+def test_rounding_between_an_observation_and_its_copy_is_no_cut(tmp_path: Path) -> None:
+    data = flat([30], terminal={0: False})
+    data["next_observations"] = data["next_observations"] * np.float32(1 + 1e-5)
+    assert told(write(tmp_path / "x.hdf5", data)) == ([30], [])
+
+
+def test_next_observations_that_are_but_the_next_rows_do_not_cross_a_time_limit(tmp_path: Path) -> None:
+    data = without(flat([10, 10], terminal={0: False, 1: False}), "timeouts")
+    data["next_observations"] = np.roll(data["observations"], -1, axis=0)
+    found = read(write(tmp_path / "x.hdf5", data), horizon=10)
+    assert [trajectory.length for trajectory in found] == [9, 10]
+    np.testing.assert_array_equal(found[0].columns["obs"], data["observations"][:10])
 
 
 def test_metadata_and_names_are_told(tmp_path: Path) -> None:

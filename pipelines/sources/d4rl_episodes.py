@@ -1,0 +1,171 @@
+"""Where the trajectories of a flat file begin and end.
+
+An episode ends where `terminals` or `timeouts` say so, and at the last step. It also ends where `next_observations` is
+not what the next row observes: rows were left out there, or shuffled. If that holds for most rows, the file is a buffer
+of unrelated transitions, and each row is a trajectory of one step.
+
+Without `timeouts`, an episode that is longer than the time limit of its environment is cut there: D4RL's own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing
+from pipelines.events import Notice
+from pipelines.sources.base import Request
+
+_SCAN = 1 << 20  # steps of flags read at a time
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # rounding between an observation and its copy
+_MOST = 0.5  # share of unrelated rows from which on none are taken to be related
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """Datasets of a file; `following` has those of `observation` whose next value is there."""
+
+    observation: Mapping[str, Any]
+    following: Mapping[str, Any]
+    action: Any
+    reward: Any
+    terminal: Any
+    timeout: Any
+    reset: Any
+    records: Any
+
+    @property
+    def steps(self) -> int:
+        return len(self.reward)
+
+    def all(self) -> Iterator[Any]:
+        """Those with a value for each step."""
+        yield from self.observation.values()
+        yield from self.following.values()
+        yield from (self.action, self.reward, self.terminal)
+        yield from (values for values in (self.timeout, self.reset) if values is not None)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Trajectories as steps [begin, end) of the file, (n,) each.
+
+    `continued`: the next row observes what the last step led to. `unsure`: cut at a time limit where the file has the
+    next episode's first observation, if anything, in place of what the last step led to.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    continued: np.ndarray
+    unsure: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+def find_pieces(
+    arrays: Arrays, request: Request, *, limit: int | None, block_rows: int, path: Path, exported: bool
+) -> Pieces:
+    """Find the trajectories of a file; `limit` is the time limit of its environment, as far as that is known.
+
+    InputMissing where it cannot be known where episodes end: there are neither timeouts nor next observations, no limit
+    is known, and `source.horizon` says nothing. `exported`: our own export, which marks every end.
+    """
+    settings, listener = request.settings, request.listener
+    over = _flags(arrays.terminal, path)
+    cut = _flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
+    marks = over | cut
+    marks[-1] = True
+    if arrays.following and not exported:
+        breaks = _breaks(arrays, block_rows) & ~marks
+        inside = int((~marks).sum())
+        if breaks.sum() > _MOST * inside:
+            marks[:] = True
+            text = (
+                f"'{path}': {breaks.sum() / inside:.0%} of the rows are not followed by their next observation: it is "
+                "a buffer of transitions, and each becomes a trajectory of one step"
+            )
+            listener(Notice(text=text, level="warning"))
+        elif breaks.any():
+            marks |= breaks
+            text = f"'{path}': next_observations contradicts the next row in {breaks.sum():,} places: cut there"
+            listener(Notice(text=text, level="warning"))
+    ends = np.flatnonzero(marks) + 1
+    horizon = settings.horizon if isinstance(settings.horizon, int) else 0
+    if settings.horizon == "auto" and not cut.any() and not exported:
+        horizon = _known_limit(arrays, ends, limit, request, path)
+    within = _divided(ends, horizon) if horizon else ends
+    pieces = _divided(within, settings.longest)
+    last = pieces - 1
+    return Pieces(
+        begin=np.concatenate([[0], pieces[:-1]]),
+        end=pieces,
+        terminated=over[last],
+        truncated=cut[last] | ~over[last],
+        continued=~np.isin(pieces, within),
+        unsure=np.isin(pieces, within) & ~marks[last],
+    )
+
+
+def _known_limit(arrays: Arrays, ends: np.ndarray, limit: int | None, request: Request, path: Path) -> int:
+    """Steps at which episodes without timeouts are cut; 0: nowhere."""
+    if limit is None:
+        if arrays.timeout is None and not arrays.following:
+            raise InputMissing(
+                f"'{path}' has no timeouts, and the time limit of its environment is not known: episodes that ran into "
+                "it would be joined",
+                hint="give the limit by --set source.horizon=STEPS (0: terminals mark every end), or name --env",
+            )
+        return 0
+    longest = int(np.diff(ends, prepend=0).max())
+    if longest <= limit:
+        return 0
+    text = f"'{path}' marks no timeouts: episodes are cut after {limit:,} steps, the time limit (source.horizon)"
+    request.listener(Notice(text=text))
+    return limit
+
+
+def _breaks(arrays: Arrays, block_rows: int) -> np.ndarray:
+    """(N,) whether a row's next observation is another one than the next row has."""
+    found = np.zeros(arrays.steps, dtype=bool)
+    for at in range(0, arrays.steps - 1, block_rows):
+        stop = min(at + block_rows, arrays.steps - 1)
+        for name, following in arrays.following.items():
+            found[at:stop] |= differ(following[at:stop], arrays.observation[name][at + 1 : stop + 1])
+    return found
+
+
+def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(n,) whether rows differ by more than rounding; what is not finite differs from nothing."""
+    if values.dtype.kind not in "fiub" or np.array_equal(values, others):  # texts are refused where they are taken
+        return np.zeros(len(values), dtype=bool)
+    if values.dtype.kind != "f":
+        unlike = values != others
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            unlike = np.abs(values - others) > _ABSOLUTE + _RELATIVE * np.abs(others)
+    return np.asarray(unlike.reshape(len(values), -1).any(axis=1))
+
+
+def _divided(ends: np.ndarray, most: int) -> np.ndarray:
+    """Ends of pieces of at most `most` steps of what ends at `ends`."""
+    begin = np.concatenate([[0], ends[:-1]])
+    if (ends - begin).max() <= most:
+        return ends
+    parts = [np.append(np.arange(a + most, b, most), b) for a, b in zip(begin.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate(parts)
+
+
+def _flags(values: Any, path: Path) -> np.ndarray:
+    """(N,) bool from flags of any dtype and of shape (N,) or (N, 1)."""
+    if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
+        raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
+    return np.concatenate(
+        [np.asarray(values[at : at + _SCAN]).reshape(-1) > 0.5 for at in range(0, len(values), _SCAN)]
+    )
