@@ -19,10 +19,9 @@ import numpy as np
 from pipelines.errors import InputMissing
 from pipelines.events import Notice
 from pipelines.sources.base import Request
+from pipelines.sources.transitions import MOST_UNRELATED, breaks_notice, differ, unrelated_notice
 
 _SCAN = 1 << 20  # steps of flags read at a time
-_RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # rounding between an observation and its copy
-_MOST = 0.5  # share of unrelated rows from which on none are taken to be related
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +84,13 @@ def find_pieces(
     if arrays.following and not exported:
         breaks = _breaks(arrays, block_rows) & ~marks
         inside = int((~marks).sum())
-        if breaks.sum() > _MOST * inside:
+        count = int(breaks.sum())
+        if count > MOST_UNRELATED * inside:
             marks[:] = True
-            text = (
-                f"'{path}': {breaks.sum() / inside:.0%} of the rows are not followed by their next observation: it is "
-                "a buffer of transitions, and each becomes a trajectory of one step"
-            )
-            listener(Notice(text=text, level="warning"))
-        elif breaks.any():
+            listener(unrelated_notice(f"'{path}'", count, inside))
+        elif count:
             marks |= breaks
-            text = f"'{path}': next_observations contradicts the next row in {breaks.sum():,} places: cut there"
-            listener(Notice(text=text, level="warning"))
+            listener(breaks_notice(f"'{path}'", count, inside))
     ends = np.flatnonzero(marks) + 1
     horizon = settings.horizon if isinstance(settings.horizon, int) else 0
     if settings.horizon == "auto" and not cut.any() and not exported:
@@ -139,18 +134,6 @@ def _breaks(arrays: Arrays, block_rows: int) -> np.ndarray:
         for name, following in arrays.following.items():
             found[at:stop] |= differ(following[at:stop], arrays.observation[name][at + 1 : stop + 1])
     return found
-
-
-def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """(n,) whether rows differ by more than rounding; what is not finite differs from nothing."""
-    if values.dtype.kind not in "fiub" or np.array_equal(values, others):  # texts are refused where they are taken
-        return np.zeros(len(values), dtype=bool)
-    if values.dtype.kind != "f":
-        unlike = values != others
-    else:
-        with np.errstate(invalid="ignore", over="ignore"):
-            unlike = np.abs(values - others) > _ABSOLUTE + _RELATIVE * np.abs(others)
-    return np.asarray(unlike.reshape(len(values), -1).any(axis=1))
 
 
 def _divided(ends: np.ndarray, most: int) -> np.ndarray:

@@ -99,9 +99,9 @@ class Npz:
         for path in self._files:
             with _reading(path), np.load(path, allow_pickle=False) as archive:
                 actions = archive["actions"] if "actions" in archive.files else np.zeros(0)
-            if actions.ndim != 2 or actions.shape[1] < 2 or not _is_one_hot(actions).all():
+            if actions.ndim != 2 or actions.shape[-1] < 2 or not _is_one_hot(actions).all():
                 return 0
-            width = actions.shape[1]
+            width = int(actions.shape[-1])
         text = f"{self._what}: every action is one-hot, so it is read as one of {width} choices"
         self._listener(Notice(text=f"{text} (if it is {width} numbers, name the environment with --env)"))
         return width

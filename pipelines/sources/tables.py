@@ -7,15 +7,16 @@
     action, reward           as they are called by default
     terminated, truncated    flags of a step (truncated may be missing)
     reset                    steps that led to a soft reset (optional)
-    episode                  what is the same in all rows of a trajectory; by default uid, episode or episode_id, and
-                             without one the flags end a trajectory
+    episode                  what is the same in all rows of a trajectory; by default uid, episode or episode_id ("":
+                             none), and without one the flags end a trajectory
 
-Rows of a trajectory lie together, in order. `amago export --format parquet` needs none of this: it is recognised.
+The rows of an episode are together, in order; an id that comes back within a file before its episode ended is refused.
+Where next_obs is not what the next row has, a trajectory is cut; if that holds for most rows, each is a trajectory of
+one step. `amago export --format parquet` needs none of this: it is recognised.
 """
 
 from __future__ import annotations
 
-import glob
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -31,17 +32,22 @@ from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
-from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint
+from pipelines.sources.base import EPISODE, Request, fingerprint
 from pipelines.sources.intake import Intake, Raw, action_box, agreed, inferred
 from pipelines.sources.minari_arrow import flat_values
 from pipelines.sources.records import info_of, spaces_of
-from pipelines.sources.transitions import Steps, lay
+from pipelines.sources.table_files import ArrowFiles, ParquetFiles, find_files, unreadable
+from pipelines.sources.transitions import MOST_UNRELATED, Steps, breaks_notice, differ, lay, unrelated_notice
 
 SPACES = b"amago_spaces"  # metadata of a file that we wrote
 _FOLLOWING = f"next_{OBSERVATION}"
 _IDS = ("uid", "episode", "episode_id")
 _FLAGS = (TERMINATED, TRUNCATED, RESET)
-_FEWEST_ROWS = 64
+
+_SORT = (
+    "sort the rows by episode and step, e.g. duckdb -c \"COPY (FROM 'in.parquet' ORDER BY episode, step) TO "
+    "'out.parquet'\"; for unrelated transitions leave the ids out with --set 'source.columns.episode=\"\"'"
+)
 
 Block = dict[str, np.ndarray]
 
@@ -50,15 +56,16 @@ class Tables:
     """See the module; `form` is parquet or arrow."""
 
     form = "parquet"
+    reader: ParquetFiles | ArrowFiles = ParquetFiles()
 
     def __init__(self, request: Request) -> None:
-        self._settings = request.settings
-        self._files = _files(request.place, self.form)
+        self._settings, self._listener = request.settings, request.listener
+        self._files = find_files(request.place, self.form)
         self._what = f"'{request.place}'"
         self.label = self._files[0].parent.name if len(self._files) > 1 else self._files[0].stem
         self.fingerprint = fingerprint([], [(path.name, path.stat().st_size) for path in self._files])
         self.dropped = 0
-        schema = self._schema(self._files[0])
+        schema = self.reader.schema(self._files[0])
         own = (schema.metadata or {}).get(SPACES)
         self._own = own is not None
         self._arrival = self._own or self._settings.layout == "arrival"
@@ -72,16 +79,58 @@ class Tables:
         }
         self._records = self._own_records() if self._own else {}
         self.env = next((str(row.get("env") or "") for row in self._records.values()), "") or self.label
-        self.steps: int | None = sum(self._rows(path) for path in self._files)
+        self.steps: int | None = sum(self.reader.rows(path) for path in self._files)
         self.spaces = self._spaces(spaces_of(own, what=self._what) if own is not None else None, request.spaces)
         self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, native=not self._own)
+        self._followed = [n for n in self.spaces.observation if _next(n) in self._columns and not self._arrival]
+        self._unrelated = False  # whether rows have nothing to do with each other
+        if not self._own:
+            self._survey()
+
+    def _survey(self) -> None:
+        """Find out from the ids, flags and next observations whether the rows of an episode are together."""
+        if EPISODE in self._columns:
+            self._require_together()
+        if not self._followed:
+            return
+        inside = breaks = 0
+        last: Block = {}
+        wanted = [EPISODE, TERMINATED, TRUNCATED, *self._followed, *map(_next, self._followed)]
+        for block in self._blocks(wanted):
+            rows = {name: np.concatenate([last[name], block[name]]) if last else block[name] for name in block}
+            marks = self._marked(rows)[:-1]
+            inside, breaks = inside + int((~marks).sum()), breaks + int((self._broken(rows)[:-1] & ~marks).sum())
+            last = {name: values[-1:] for name, values in rows.items()}
+        self._unrelated = breaks > MOST_UNRELATED * inside
+        if self._unrelated or breaks:
+            notice = unrelated_notice if self._unrelated else breaks_notice
+            self._listener(notice(self._what, breaks, inside))
+
+    def _require_together(self) -> None:
+        """InputMissing where an id comes back within a file, and its episode had not ended."""
+        for path in self._files:
+            ended: dict[Any, bool] = {}
+            current, over, row = None, False, 0
+            for block in self._blocks([EPISODE, TERMINATED, TRUNCATED], files=[path]):
+                ids, flags = block[EPISODE], self._flagged(block)
+                changes = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+                for start in ([] if len(ids) and ids[0] == current else [0]) + changes.tolist():
+                    if start or current is not None:
+                        ended[current] = bool(flags[start - 1]) if start else over
+                    current = ids[start]
+                    if not ended.get(current, True):
+                        raise InputMissing(
+                            f"'{path}': the rows of episode {current} are not together: it goes on at {row + start}",
+                            hint=_SORT,
+                        )
+                over, row = bool(flags[-1]), row + len(ids)
 
     def close(self) -> None:
         """Nothing stays open."""
 
     def _require_alike(self, first: pa.Schema, path: Path) -> None:
         """InputMissing where what is read of a file is of other types than in the first."""
-        other = self._schema(path)
+        other = self.reader.schema(path)
         wanted = dict.fromkeys(part for parts in self._columns.values() for part in parts)
         unlike = [n for n in wanted if n not in other.names or not other.field(n).type.equals(first.field(n).type)]
         if unlike:
@@ -94,13 +143,14 @@ class Tables:
     def _mapping(self, schema: pa.Schema) -> dict[str, list[str]]:
         """Our name -> their columns."""
         names = schema.names
-        given = {name: [part.strip() for part in text.split(",")] for name, text in self._settings.columns.items()}
+        named = self._settings.columns
+        given = {name: [part.strip() for part in text.split(",")] for name, text in named.items() if text}
         observed = {name: [name] for name in names if name == OBSERVATION or name.startswith(f"{OBSERVATION}.")}
         after = {name: [name] for name in names if name == _FOLLOWING or name.startswith(f"{_FOLLOWING}.")}
         if any(name == OBSERVATION or name.startswith(f"{OBSERVATION}.") for name in given):
             observed = after = {}
         found = {**observed, **after, **{n: [n] for n in (ACTION, REWARD, *_FLAGS) if n in names}, **given}
-        if EPISODE not in found:
+        if EPISODE not in named:
             found |= next(({EPISODE: [name]} for name in _IDS if name in names), {})
         problems = [f"'{part}'" for parts in found.values() for part in parts if part not in names]
         problems += [f"'{name}'" for name in (ACTION, REWARD) if name not in found]
@@ -167,12 +217,8 @@ class Tables:
         """Where trajectories end that are whole; the last one is once nothing follows."""
         rows = len(held[REWARD])
         marks = np.zeros(rows, dtype=bool)
-        if EPISODE in held:
-            marks[:-1] = held[EPISODE][1:] != held[EPISODE][:-1]
-        else:
-            for name in (TERMINATED, TRUNCATED):
-                if name in held:
-                    marks |= held[name].reshape(-1) > 0.5
+        if rows:
+            marks = self._marked(held) | self._broken(held) | self._unrelated
         if last and rows:
             marks[-1] = True
         ends = np.flatnonzero(marks) + 1
@@ -183,6 +229,30 @@ class Tables:
         tail = list(range(cut[-1] + longest, rows, longest))
         pieces = [at for a, b in itertools.pairwise(cut) for at in (*range(a + longest, b, longest), b)]
         return np.array(pieces + tail, dtype=np.int64)
+
+    def _marked(self, rows: Block) -> np.ndarray:
+        """(n,): whether an episode ends here by its flags, or because the next row has another id."""
+        marks = self._flagged(rows)
+        if EPISODE in rows:
+            if self._arrival:
+                marks[:] = False
+            marks[:-1] |= rows[EPISODE][1:] != rows[EPISODE][:-1]
+        return marks
+
+    def _flagged(self, rows: Block) -> np.ndarray:
+        count = len(next(iter(rows.values())))
+        flags = np.zeros(count, dtype=bool)
+        for name in (TERMINATED, TRUNCATED):
+            if name in rows:
+                flags |= rows[name].reshape(-1) > 0.5
+        return flags
+
+    def _broken(self, rows: Block) -> np.ndarray:
+        """(n,): whether a row's next observation is another one than the next row has."""
+        found = np.zeros(len(next(iter(rows.values()))), dtype=bool)
+        for name in self._followed:
+            found[:-1] |= differ(rows[_next(name)][:-1], rows[name][1:])
+        return found
 
     def _batch(self, held: Block, begin: np.ndarray, end: np.ndarray, *, first: int) -> Trajectories | None:
         names = [name for name in self.spaces.observation]
@@ -226,8 +296,8 @@ class Tables:
         origin, stop = int(begin[0]), int(end[-1])
         over, cut = (self._flag(held, name)[end - 1] for name in (TERMINATED, TRUNCATED))
         after = np.minimum(end, len(held[REWARD]) - 1)
-        same = held[EPISODE][after] == held[EPISODE][end - 1] if EPISODE in held else ~(over | cut)
-        continued = same & (end < len(held[REWARD]))
+        ended = self._marked(held) | self._broken(held) | self._unrelated
+        continued = ~ended[end - 1] & (end < len(held[REWARD]))
         steps = Steps(
             begin=begin - origin,
             end=end - origin,
@@ -256,13 +326,13 @@ class Tables:
             tags["final_observation"] = "last step dropped"
         return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source=self.form, tags=tags)
 
-    def _blocks(self, only: list[str] | None = None) -> Iterator[Block]:
-        """Rows of all files in order, by our names."""
+    def _blocks(self, only: list[str] | None = None, files: list[Path] | None = None) -> Iterator[Block]:
+        """Rows of all files (or of `files`) in order, by our names."""
         chosen = {name: parts for name, parts in self._columns.items() if only is None or name in only}
         wanted = list(dict.fromkeys(part for parts in chosen.values() for part in parts))
-        for path in self._files:
+        for path in files or self._files:
             try:
-                for batch in self._batches_of(path, wanted):
+                for batch in self.reader.batches(path, wanted):
                     if batch.num_rows:
                         yield {name: self._values(batch, name, parts) for name, parts in chosen.items()}
             except UNREADABLE as error:
@@ -277,25 +347,6 @@ class Tables:
             return np.stack(arrays, axis=-1)
         return arrays[0].reshape(len(arrays[0]), *self._shapes[name]) if self._shapes.get(name) else arrays[0]
 
-    def _batches_of(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(path) as file:
-            widest = max(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
-            rows = max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
-            count = max(BATCH_BYTES * rows // max(widest, 1), _FEWEST_ROWS)
-            yield from file.iter_batches(batch_size=count, columns=columns)
-
-    def _schema(self, path: Path) -> pa.Schema:
-        try:
-            return pq.read_schema(path)
-        except UNREADABLE as error:
-            raise _unreadable(path, error) from error
-
-    def _rows(self, path: Path) -> int:
-        try:
-            return int(pq.read_metadata(path).num_rows)
-        except UNREADABLE as error:
-            raise _unreadable(path, error) from error
-
     def _own_records(self) -> Mapping[str, Mapping[str, Any]]:
         """What `trajectories.parquet` beside files of ours says, by uid."""
         path = self._files[0].parent / "trajectories.parquet"
@@ -304,50 +355,14 @@ class Tables:
         try:
             return {row["uid"]: {**row, "tags": dict(row["tags"] or ())} for row in pq.read_table(path).to_pylist()}
         except UNREADABLE as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
 
 
 class ArrowTables(Tables):
     """Arrow IPC files."""
 
     form = "arrow"
-
-    def _batches_of(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        with pa.OSFile(str(path)) as source:
-            reader = pa.ipc.open_file(source)
-            for place in range(reader.num_record_batches):
-                batch = reader.get_batch(place).select(columns)
-                count = max(BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1), _FEWEST_ROWS)
-                yield from (batch.slice(at, count) for at in range(0, batch.num_rows, count))
-
-    def _schema(self, path: Path) -> pa.Schema:
-        try:
-            with pa.memory_map(str(path)) as source:
-                return pa.ipc.open_file(source).schema
-        except UNREADABLE as error:
-            raise _unreadable(path, error) from error
-
-    def _rows(self, path: Path) -> int:
-        with pa.memory_map(str(path)) as source:
-            reader = pa.ipc.open_file(source)
-            return sum(reader.get_batch(place).num_rows for place in range(reader.num_record_batches))
-
-
-def _unreadable(path: Path, error: BaseException) -> IntegrityError:
-    reason = str(error).split("\n")[0][:160]
-    return IntegrityError(f"'{path}' is damaged, or of another format: {reason}", hint="make or fetch it again")
-
-
-def _files(place: str, form: str) -> list[Path]:
-    path = Path(place)
-    if path.is_dir():
-        found = sorted(path.glob("steps-*.parquet")) if form == "parquet" else []
-        found = found or sorted(path.glob(f"*.{form}"))
-    else:
-        found = sorted(Path(name) for name in glob.glob(place, recursive=True) if Path(name).is_file())
-    if not found:
-        raise InputMissing(f"no {form} file matches '{place}'", hint="quote the pattern, or check the path")
-    return found
+    reader = ArrowFiles()
 
 
 def _observes(name: str) -> bool:

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipelines.events import Notice
 from pipelines.sources.intake import Raw
+
+MOST_UNRELATED = 0.5  # share of unrelated rows from which on none are taken to be related
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # rounding between an observation and its copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +19,8 @@ class Steps:
     """S steps laid one after another, and k trajectories [begin, end) that cover them.
 
     `observation`, `following` (what a step led to; of some columns, or of none): (S, ...). `after`: column -> (k, ...),
-    the observation after the last step where `known` (k,) says that it is in the data all the same. `unsure` (k,): where
-    `following` is not to be believed.
+    the observation after the last step where `known` (k,) says that it is in the data all the same. `unsure` (k,):
+    where `following` is not to be believed.
     """
 
     begin: np.ndarray
@@ -102,3 +106,30 @@ def lay(steps: Steps, *, keep_terminated: bool) -> Laid:
         usable=usable,
         dropped=dropped,
     )
+
+
+def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(n,) whether rows differ by more than rounding; what is not finite differs from nothing."""
+    if values.dtype.kind not in "fiub" or np.array_equal(values, others):  # texts are refused where they are taken
+        return np.zeros(len(values), dtype=bool)
+    if values.dtype.kind != "f":
+        unlike = values != others
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            unlike = np.abs(values - others) > _ABSOLUTE + _RELATIVE * np.abs(others)
+    return np.asarray(unlike.reshape(len(values), -1).any(axis=1))
+
+
+def breaks_notice(what: str, breaks: int, rows: int) -> Notice:
+    """Say that a source is cut in `breaks` places."""
+    text = f"{what}: in {breaks:,} of {rows:,} rows the next observation is not that of the next row: cut there"
+    return Notice(text=text, level="warning")
+
+
+def unrelated_notice(what: str, breaks: int, rows: int) -> Notice:
+    """Say that the rows of a source are unrelated."""
+    text = (
+        f"{what}: {breaks / rows:.0%} of the rows are not followed by their next observation: it is a buffer of "
+        "transitions, and each becomes a trajectory of one step"
+    )
+    return Notice(text=text, level="warning")

@@ -165,7 +165,7 @@ def test_where_observations_do_not_follow_each_other_a_trajectory_is_cut(tmp_pat
     path = write(tmp_path / "x.hdf5", data)
     lengths, texts = told(path)
     assert lengths == [2, 3, 3, 3]
-    assert any("contradicts the next row in 3 places" in text for text in texts)
+    assert any("in 3 of 10 rows the next observation is not that of the next row" in text for text in texts)
     second = read(path)[1]
     np.testing.assert_array_equal(second.columns["obs"][:-1], whole["observations"][3:6])
     np.testing.assert_array_equal(second.columns["obs"][-1], whole["next_observations"][5])

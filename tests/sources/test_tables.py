@@ -1,9 +1,8 @@
-"""Tables, NPZ folders and a user's own code as sources."""
+"""Tables as sources."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config.source import SourceSettings
-from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed, UsageError
-from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.lake.trajectory import Trajectory
-from pipelines.sources import tables as module
+from pipelines.sources import table_files as module
 from pipelines.sources.make import open_source
 
 LENGTHS = [3, 1, 5, 2]
@@ -93,13 +91,80 @@ def test_columns_are_mapped_and_episodes_found_across_files(
 
 def test_next_observations_lose_nothing(tmp_path: Path) -> None:
     data = steps(LENGTHS)
-    after = data["vector"] + 1
+    after = np.roll(data["vector"], -1, axis=0)
+    after[np.cumsum(LENGTHS) - 1] += 1
     whole = table({**data, "after": after})
     mapping = {k: v for k, v in MAPPING.items() if k != "obs.where"} | {"next_obs.seen": "after"}
     found = read(write_parts(tmp_path, "parquet", whole), columns=mapping)
     assert [trajectory.length for trajectory in found] == LENGTHS
     for trajectory, end in zip(found, np.cumsum(LENGTHS) - 1, strict=True):
         np.testing.assert_array_equal(trajectory.columns["obs.seen"][-1], after[end])
+
+
+FOLLOWED = {name: theirs for name, theirs in MAPPING.items() if name not in ("obs.where", "episode")} | {
+    "next_obs.seen": "after"
+}
+
+
+def followed(lengths: list[int]) -> dict[str, Any]:
+    """Steps with what each led to; no two observations are alike."""
+    data = steps(lengths)
+    after = np.roll(data["vector"], -1, axis=0)
+    after[np.cumsum(lengths) - 1] += 1
+    return {**data, "after": after}
+
+
+@pytest.mark.parametrize("block_rows", [3, 1000])
+def test_a_table_with_gaps_is_cut_where_observations_do_not_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_rows: int
+) -> None:
+    monkeypatch.setattr(module, "_FEWEST_ROWS", block_rows)
+    monkeypatch.setattr(module, "BATCH_BYTES", 1)
+    left = np.ones(20, bool)
+    left[[4, 12]] = False
+    data = {name: values[left] for name, values in followed([11, 9]).items()}
+    pq.write_table(table(data), tmp_path / "x.parquet")
+    events: list[Any] = []
+    source = open_source(
+        SourceSettings(name=f"parquet:{tmp_path / 'x.parquet'}", columns=FOLLOWED), listener=events.append
+    )
+    found = [trajectory for batch in source.batches() for trajectory in batch]
+    assert [trajectory.length for trajectory in found] == [4, 6, 1, 7]
+    np.testing.assert_array_equal(found[0].columns["obs.seen"][-1], data["after"][3])
+    assert (found[0].columns["terminated"][-1], found[0].columns["truncated"][-1]) == (0, 1)
+    assert [event.text for event in events if "in 2 of 16 rows the next observation is not" in event.text]
+
+
+def test_a_shuffled_table_is_taken_as_transitions_of_one_step(tmp_path: Path) -> None:
+    order = np.random.default_rng(0).permutation(20)
+    data = {name: values[order] for name, values in followed([11, 9]).items()}
+    pq.write_table(table(data), tmp_path / "x.parquet")
+    found = read(f"parquet:{tmp_path / 'x.parquet'}", columns=FOLLOWED)
+    assert [trajectory.length for trajectory in found] == [1] * 20
+    for trajectory, seen, after in zip(found, data["vector"], data["after"], strict=True):
+        np.testing.assert_array_equal(trajectory.columns["obs.seen"], [seen, after])
+
+
+@pytest.mark.parametrize("block_rows", [3, 1000])
+def test_interleaved_episodes_are_refused_unless_they_had_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_rows: int
+) -> None:
+    monkeypatch.setattr(module, "_FEWEST_ROWS", block_rows)
+    monkeypatch.setattr(module, "BATCH_BYTES", 1)
+    data = steps([4, 4])
+    order = np.arange(8).reshape(2, 4).T.reshape(-1)  # of two environments in turn
+    path = tmp_path / "x.parquet"
+    pq.write_table(table({name: values[order] for name, values in data.items()}), path)
+    with pytest.raises(InputMissing, match=r"rows of episode r0 are not together: it goes on at 2; sort the rows by"):
+        read(f"parquet:{path}", columns=MAPPING)
+    without_ids = read(f"parquet:{path}", columns={**MAPPING, "episode": ""})  # at the user's will
+    assert [trajectory.length for trajectory in without_ids] == [7]
+    data["run"][4:] = "r0"  # the same id for another episode, of which a flag tells
+    pq.write_table(table(data), path)
+    assert [trajectory.length for trajectory in read(f"parquet:{path}", columns=MAPPING)] == [4, 3]
+    again = {name: np.concatenate([values[:4], values[4:], values[:4]]) for name, values in steps([4, 4]).items()}
+    pq.write_table(table(again), path)
+    assert [trajectory.length for trajectory in read(f"parquet:{path}", columns=MAPPING)] == [4, 3, 4]
 
 
 def test_rows_of_arrival_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -175,175 +240,3 @@ def test_files_of_different_spaces_are_refused(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{number}.npz", **file, dones=[False, False])
     with pytest.raises(InputMissing, match="'obs' has 3 float64 values a step in trajectory 1, 2 expected"):
         read(f"npz:{tmp_path}")
-
-
-def test_npz_of_amago(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for number in range(2):
-        count = 4 + number
-        actions = np.eye(3, dtype=np.float32)[rng.integers(0, 3, count)]
-        resets = np.zeros((count + 1, 1), np.float32)
-        resets[[0, 2]] = 1
-        np.savez(
-            tmp_path / f"t{number}.npz",
-            _OBS_KEY_observation=np.arange((count + 1) * 2, dtype=np.float32).reshape(-1, 2),
-            actions=actions,
-            rews=np.arange(count, dtype=np.float32)[:, None],
-            dones=(np.arange(count) == (count - 1 if number else -1))[:, None],
-            time_idxs=np.arange(count + 1),
-            goals=np.zeros((count + 1, 0)),
-            rl2s=np.concatenate([resets, np.zeros((count + 1, 5), np.float32)], axis=1),
-        )
-    first, second = read(f"npz:{tmp_path}", num_actions=3)
-    with np.load(tmp_path / "t0.npz") as file:
-        assert first.columns["action"][1:].tolist() == file["actions"].argmax(1).tolist()
-        np.testing.assert_array_equal(first.columns["obs"], file["_OBS_KEY_observation"])
-    assert first.columns["reward"].tolist() == [0, 0, 1, 2, 3]
-    assert first.columns["reset"].tolist() == [0, 0, 1, 0, 0]
-    assert (first.columns["terminated"][-1], first.columns["truncated"][-1]) == (0, 1)
-    assert (second.columns["terminated"][-1], second.columns["truncated"][-1]) == (1, 0)
-    (tmp_path / "t1.npz").write_bytes((tmp_path / "t1.npz").read_bytes()[:300])
-    with pytest.raises(IntegrityError, match=r"t1\.npz' is damaged"):
-        read(f"npz:{tmp_path}", num_actions=3)
-    np.savez(tmp_path / "t1.npz", _OBS_KEY_other=np.zeros((3, 2)), actions=np.zeros((2, 3)), rews=[0, 0], dones=[0, 0])
-    with pytest.raises(
-        InputMissing, match=r"other observations than the files before it: lacks obs; has also obs\.other"
-    ):
-        read(f"npz:{tmp_path}", num_actions=3)
-
-
-def write_amago(path: Path, actions: np.ndarray) -> None:
-    """One trajectory as AMAGO writes it."""
-    count = len(actions)
-    np.savez(
-        path,
-        _OBS_KEY_observation=np.arange((count + 1) * 3, dtype=np.float32).reshape(-1, 3),
-        actions=actions.astype(np.float32),
-        rews=np.ones((count, 1), np.float32),
-        dones=np.zeros((count, 1), bool),
-        time_idxs=np.arange(count + 1)[:, None],
-        rl2s=np.zeros((count + 1, 1 + actions.shape[1]), np.float32),
-    )
-
-
-PENDULUM = Spaces(observation={"obs": Box(shape=(3,))}, action=Box(shape=(1,), low=(-2.0,), high=(2.0,)))
-
-
-@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (0.0, 7.5)])
-def test_amagos_actions_are_within_one_whatever_the_bounds_of_the_environment(
-    tmp_path: Path, bounds: tuple[float, float]
-) -> None:
-    actions = np.array([[-1.0], [0.25], [1.0]])
-    write_amago(tmp_path / "t.npz", actions)
-    low, high = ((bound,) for bound in bounds)
-    spaces = Spaces(observation=PENDULUM.observation, action=Box(shape=(1,), low=low, high=high))
-    (batch,) = open_source(SourceSettings(name=f"npz:{tmp_path}"), spaces=spaces).batches()
-    assert batch.columns["action"][1:].tolist() == actions.tolist()
-    write_amago(tmp_path / "t.npz", actions * 2)
-    with pytest.raises(InputMissing, match=r"an action is -2, outside its bounds.*these files hold actions in \[-1, 1\]"):
-        list(open_source(SourceSettings(name=f"npz:{tmp_path}"), spaces=spaces).batches())
-
-
-def test_amagos_one_hot_actions_are_recognised_and_said(tmp_path: Path) -> None:
-    told: list[Any] = []
-    for number, choices in enumerate(([1], [0, 2, 1])):
-        write_amago(tmp_path / f"t{number}.npz", np.eye(3)[choices])
-    source = open_source(SourceSettings(name=f"npz:{tmp_path}"), listener=told.append)
-    assert source.spaces.action == Discrete(n=3)
-    assert [event.text for event in told if "every action is one-hot, so it is read as one of 3" in event.text]
-    (batch,) = source.batches()
-    assert batch.columns["action"].tolist() == [0, 1, 0, 0, 2, 1]
-    write_amago(tmp_path / "t2.npz", np.array([[0.5, 0, 0]]))  # then they are three numbers
-    assert open_source(SourceSettings(name=f"npz:{tmp_path}")).spaces.action.shape == (3,)
-    with pytest.raises(InputMissing, match=r"t2\.npz': the action of step 0 is not one-hot"):
-        read(f"npz:{tmp_path}", num_actions=3)
-
-
-def few() -> Iterator[dict[str, Any]]:
-    for number in range(3):
-        yield {
-            "observations": {"a": np.full((number + 2, 2), number), "b": {"c": np.arange(number + 2.0)}},
-            "actions": np.zeros((number + 1, 1)),
-            "rewards": [1.0] * (number + 1),
-            "terminated": number == 1,
-            "task": f"t{number}",
-            "seed": number,
-            "success": number == 2,
-            "tags": {"by": "hand"},
-        }
-
-
-ONCE = few()
-
-
-def endless() -> Iterator[dict[str, Any]]:
-    return itertools.cycle(few())
-
-
-def failing() -> Iterator[dict[str, Any]]:
-    yield from few()
-    raise ValueError("out of ideas")
-
-
-def uneven() -> Iterator[dict[str, Any]]:
-    yield from few()
-    yield {**next(few()), "rewards": [1.0, 2.0]}
-
-
-def mixed() -> Iterator[dict[str, Any]]:
-    yield from few()
-    yield {**next(few()), "observations": {"a": np.zeros((2, 5)), "b": {"c": np.zeros(2)}}}
-
-
-def words() -> Iterator[dict[str, Any]]:
-    yield from few()
-    yield {**next(few()), "actions": [["left"]]}
-
-
-def ragged() -> Iterator[dict[str, Any]]:
-    yield from few()
-    yield {**next(few()), "observations": {"a": [[1], [2, 3]], "b": {"c": [0, 1]}}}
-
-
-def nothing() -> list[Any]:
-    return []
-
-
-HERE = "tests.sources.test_files"
-
-
-@pytest.mark.parametrize("name", ["few", "ONCE"])
-def test_own_code(name: str) -> None:
-    found = read(f"{HERE}:{name}")
-    assert [trajectory.length for trajectory in found] == [1, 2, 3]
-    assert found[1].columns["obs.a"].tolist() == [[1, 1]] * 3
-    assert found[2].columns["obs.b.c"].tolist() == [0, 1, 2, 3]
-    info = found[2].info
-    assert (info.task, info.seed, info.success, info.tags) == ("t2", 2, True, {"by": "hand", "episode": "2"})
-    assert [int(trajectory.columns["terminated"][-1]) for trajectory in found] == [0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "words"),
-    [
-        (f"{HERE}:failing", StageFailed, "raised ValueError: out of ideas"),
-        (f"{HERE}:uneven", InputMissing, "trajectory 3 has 2 rewards, 1 actions and 2 observations"),
-        (f"{HERE}:mixed", InputMissing, "'obs.a' has 5 float64 values a step in trajectory 3, 2 expected"),
-        (f"{HERE}:words", InputMissing, "'action' has 1 <U4 values a step"),
-        (f"{HERE}:ragged", InputMissing, "trajectory 3 holds no arrays"),
-        (f"{HERE}:nothing", InputMissing, "gives no trajectories"),
-        (f"{HERE}:HERE", InputMissing, "trajectory 0 lacks observations"),
-        (f"{HERE}:missing", InputMissing, "has no 'missing'"),
-        ("hopper", UsageError, "is no source.*d4rl"),
-    ],
-)
-def test_own_code_that_is_wrong(name: str, error: type[AmagoError], words: str) -> None:
-    with pytest.raises(error, match=words):
-        read(name)
-
-
-def test_own_code_fits_an_environment() -> None:
-    wanted = Spaces(observation={"obs.a": Box(shape=(2,)), "obs.b.c": Box(shape=())}, action=Discrete(n=2))
-    source = open_source(SourceSettings(name=f"{HERE}:few"), spaces=wanted)
-    (batch,) = source.batches()
-    assert batch.columns["action"].dtype == np.int32
