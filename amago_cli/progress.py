@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from amago_cli import escaping
-from pipelines.events import Event, Listener, Notice, Progress, duration, silent
+from pipelines.events import Event, Listener, Notice, Progress, Waiting, duration, silent
 
 LINE_SECONDS = 30.0
 _COLUMNS = 80  # of a terminal that does not know its size
@@ -51,6 +51,8 @@ class Bar:
         if isinstance(event, Notice):
             if text := worded(event, self.verbose):
                 tqdm.write(text, file=self.stream)
+            return
+        if isinstance(event, Waiting):
             return
         self.pace.see(event)
         if self._bar is None:
@@ -103,6 +105,8 @@ class Lines:
         if isinstance(event, Notice):
             if text := worded(event, self.verbose):
                 print(text, file=self.stream, flush=True)
+            return
+        if isinstance(event, Waiting):
             return
         now = self.clock()
         self.pace.see(event)

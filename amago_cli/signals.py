@@ -10,39 +10,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from amago_cli import escaping
 from amago_cli.stopping import handled
 from pipelines.errors import Interrupted
-from pipelines.events import Event, Listener, Progress
+from pipelines.events import Event, Listener, Notice, Progress, Waiting
 
-_NOTE = b"\nstopping at the next safe point; once more stops at once\n"
+_NOTE = "\nstopping at the next safe point{after}; once more stops at once\n"
 
 
 @contextmanager
 def interruptible(listener: Listener) -> Iterator[Listener]:
-    """`listener`, raising Interrupted at the first Progress after a signal; ends with the old handlers."""
+    """`listener`, raising Interrupted at the first Progress or stoppable Waiting after a signal; ends with the old
+    handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield listener
         return
     received: list[int] = []
+    awaited = ""
 
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)
         for each in before:
             signal.signal(each, signal.SIG_DFL)
-        try:
-            os.write(2, _NOTE)  # unbuffered: the interrupted code may be inside a write to sys.stderr
-        except OSError:
-            _leave_terminal()
+        _write(_NOTE.format(after=f", after {awaited}" if awaited else ""))
 
     def listen(event: Event) -> None:
+        nonlocal awaited
         listener(event)
-        if received and isinstance(event, Progress):
-            name = signal.Signals(received[0]).name
-            raise Interrupted(
-                f"{event.stage} interrupted by {name} at {event.done} {event.unit}",
-                hint="repeat the command to go on from what is saved",
-                signal_number=received[0],
-            )
+        if isinstance(event, Notice):
+            return
+        what, awaited = awaited, escaping.line(event.what) if isinstance(event, Waiting) else ""
+        if not received:
+            return
+        if isinstance(event, Progress):
+            raise _interrupted(f"{event.stage} interrupted", received[0], f"at {event.done} {event.unit}")
+        if event.stoppable:
+            raise _interrupted("interrupted", received[0], f"while waiting for {event.what}")
+        if awaited != what:
+            _write(f"waiting for {awaited}\n")
 
     before = {number: signal.signal(number, remember) for number in handled()}
     try:
@@ -50,6 +56,21 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _interrupted(what: str, number: int, where: str) -> Interrupted:
+    return Interrupted(
+        f"{what} by {signal.Signals(number).name} {where}",
+        hint="repeat the command to go on from what is saved",
+        signal_number=number,
+    )
+
+
+def _write(text: str) -> None:
+    try:
+        os.write(2, text.encode())  # unbuffered: the interrupted code may be inside a write to sys.stderr
+    except OSError:
+        _leave_terminal()
 
 
 def _leave_terminal() -> None:

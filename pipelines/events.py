@@ -33,7 +33,15 @@ class Notice:
     stage: str = ""
 
 
-Event = Progress | Notice
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """The engine waits for `what`; repeated while it does. The listener may raise to stop it, if it is `stoppable`."""
+
+    what: str
+    stoppable: bool = True
+
+
+Event = Progress | Notice | Waiting
 Listener = Callable[[Event], None]
 
 

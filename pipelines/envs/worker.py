@@ -11,8 +11,6 @@ import contextlib
 import os
 import pickle
 import signal
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.config.parent import end_with_parent
 from pipelines.envs.board import Board, boards
 from pipelines.envs.env import ActorsFailed, Env, EpisodeCounter, Failure
 from pipelines.envs.make import Split, make
@@ -52,7 +51,7 @@ def main(requests: int, answers: int, memory: int) -> None:
     """Serve whoever holds the other ends of the pipes `requests` and `answers` (descriptors, all)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what environments print must not get into a result
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     asked, told = Connection(requests, writable=False), Connection(answers, readable=False)
     envs: list[Env] = []
     try:
@@ -64,13 +63,6 @@ def main(requests: int, answers: int, memory: int) -> None:
     for env in envs:
         env.close()
     os._exit(0)  # at once: whoever hung up waits
-
-
-def _leave_with(parent: int) -> None:
-    """End this process, in the middle of a step too, soon after its parent did."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(0)
 
 
 def _serve(asked: Connection, told: Connection, memory: int, envs: list[Env]) -> None:

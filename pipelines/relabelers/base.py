@@ -16,6 +16,7 @@ import numpy as np
 
 from pipelines.config.relabelling import GoalSettings
 from pipelines.errors import InputMissing, UsageError
+from pipelines.events import Listener, silent
 from pipelines.lake.derived import Derived
 from pipelines.lake.schema import RESET, Schema
 from pipelines.registry import Registry
@@ -24,11 +25,14 @@ from pipelines.relabelers.paths import Paths, keys_of
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Whose trajectories are relabelled: of this schema, from this environment."""
+    """Whose trajectories are relabelled: of this schema, from this environment. `listener`: who hears what is waited
+    for.
+    """
 
     schema: Schema
     env: str
     goal: GoalSettings = field(default_factory=GoalSettings)
+    listener: Listener = silent
 
     def require(self, *columns: str, needed_by: str) -> None:
         """InputMissing unless the steps have these columns."""

@@ -37,7 +37,7 @@ def step_values(
     if _IMPORTED.fullmatch(text):
         function = Numbers(text, context)
         return function.reads, function
-    expression = StepExpression(text, context.schema.columns, predicate=predicate)
+    expression = StepExpression(text, context.schema.columns, predicate=predicate, listener=context.listener)
 
     def evaluate(paths: Paths) -> np.ndarray:
         columns = {name: paths.columns[name] for name in expression.reads}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pipelines.events import Event, Listener, Progress
+from pipelines.events import Event, Listener, Notice, Progress
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Forecast:
             if isinstance(event, Progress):
                 share, left = self._estimate(event)
                 event = replace(event, stage=prefix + event.stage, run_share=share, run_seconds_left=left)
-            elif event.stage:
+            elif isinstance(event, Notice) and event.stage:
                 event = replace(event, stage=prefix + event.stage)
             listener(event)
 

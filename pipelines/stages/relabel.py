@@ -103,7 +103,7 @@ class _Job:
     def _chain(self, env: str) -> Chain:
         if env not in self._chains:
             wanted = self.settings.relabel
-            context = Context(schema=self.schema, env=env, goal=wanted.goal)
+            context = Context(schema=self.schema, env=env, goal=wanted.goal, listener=self.listener)
             self._chains[env] = Chain(wanted.relabelers, context, seed=self.settings.seed)
         return self._chains[env]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from pipelines.config.settings import Settings
 from pipelines.data.mixture import Mixture, Share
 from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing, Interrupted, StageFailed, StorageError, UsageError
-from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
@@ -140,7 +142,8 @@ class Trainer:
         train = self.settings.train
         if self._mixture is None:
             schema = Schema(self.learner.spaces)
-            self._mixture = make_mixture(lakes, schema, train, seed=self.settings.seed, listener=listener)
+            heard = partial(self._hear, listener)
+            self._mixture = make_mixture(lakes, schema, train, seed=self.settings.seed, listener=heard)
             if self._resumed is not None:
                 self._resume(self._mixture, self._resumed)
         self._mixture.share_out([share for _, share in lakes])
@@ -149,6 +152,12 @@ class Trainer:
         elif not self._refresh(listener):
             self._mixture.shares(self.learner.update)  # says what is empty
         self.learner.agent.sequence.require_time(self._mixture.longest)
+
+    def _hear(self, listener: Listener, event: Event) -> None:
+        """Pass on what is heard while data is drawn; an update is not stopped in the middle of it."""
+        if isinstance(event, Waiting) and self._batches is not None:
+            event = replace(event, stoppable=False)
+        listener(event)
 
     def _resume(self, mixture: Mixture, data: Mapping[str, Any]) -> None:
         mixture.restore(data["lakes"])

@@ -44,7 +44,7 @@ class _Once:
                     "relabels those of one",
                     hint="store the versions instead: amago relabel",
                 )
-            context = Context(schema=self._schema, env=found[0], goal=self._relabel.goal)
+            context = Context(schema=self._schema, env=found[0], goal=self._relabel.goal, listener=self._listener)
             self._chain = Chain(self._relabel.relabeler, context, seed=self._seed)
         return self._chain
 

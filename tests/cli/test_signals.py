@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import pytest
 from amago_cli.app import main
 from amago_cli.signals import interruptible
 from pipelines.errors import Interrupted
-from pipelines.events import Event, Notice, Progress
+from pipelines.events import Event, Notice, Progress, Waiting
+from pipelines.lake.store import Lake
 from tests.cli.conftest import Amago
+from tests.lake.factories import fill
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +47,49 @@ def test_the_first_signal_stops_at_the_next_progress(number: int, code: int) -> 
             listener(STEP)
     assert caught.value.exit_code == code
     assert len(heard) == 3
+
+
+def test_the_first_signal_stops_what_is_waited_for() -> None:
+    with interruptible(lambda event: None) as listener:
+        listener(Waiting(what="an answer"))
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted, match="interrupted by SIGINT while waiting for an answer"):
+            listener(Waiting(what="an answer"))
+
+
+def test_the_first_signal_says_what_is_waited_for(capfd) -> None:
+    with interruptible(lambda event: None) as listener:
+        listener(Waiting(what="a \x1b[31mstep", stoppable=False))
+        os.kill(os.getpid(), signal.SIGINT)
+        for what in ("a \x1b[31mstep", "actor 3", "actor 3"):
+            listener(Waiting(what=what, stoppable=False))
+        with pytest.raises(Interrupted, match="at 7 steps"):
+            listener(STEP)
+    said = capfd.readouterr().err
+    assert said.strip().splitlines() == [
+        "stopping at the next safe point, after a \\u001b[31mstep; once more stops at once",
+        "waiting for actor 3",
+    ]
+
+
+def test_a_signal_stops_an_expression_of_a_relabelling(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    fill(lake, [3])
+    endless = (
+        "reward:levenshtein(repeat('a', 300000 + t), repeat('b', 300000))"  # for minutes, which nothing interrupts
+    )
+    command = [sys.executable, "-m", "amago_cli", "relabel", "--from-lake", str(lake.path), "--with", endless]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        while not (helpers := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+        assert "stopping at the next safe point" in process.stderr.read()
+    assert not any(Path(f"/proc/{helper}").exists() for helper in helpers)
 
 
 def test_the_second_signal_has_its_default_action() -> None:

@@ -32,7 +32,7 @@ def sql(
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
-    limits = Limits(seconds=timeout, megabytes=memory)
+    limits = Limits(seconds=timeout, megabytes=memory, adjustable=True)
     with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C ends it at once
         columns, rows = catalog.query(opened, query, limits=limits, listener=show)
     return Rows(columns=columns, rows=rows)

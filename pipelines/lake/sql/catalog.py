@@ -73,7 +73,10 @@ def query(
 
     def ask() -> tuple[list[str], sql.Rows]:
         if limits is not None:
-            return sandbox.ask(lake, "answer", {"text": text}, limits, listener=listener)
+            found: tuple[list[str], sql.Rows] = sandbox.ask(
+                "answer", {"text": text}, limits, lake=lake, listener=listener
+            )
+            return found
         with reading(lake, listener) as connection:
             return sql.answer(connection, lake, text, listener=listener)
 
@@ -182,9 +185,15 @@ def reading(
 
 def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listener: Listener) -> Any:
     try:
-        _bring_up_to_date(lake)
-        stack.enter_context(locked(_lock(lake), shared=True))
-        return stack.enter_context(contextlib.closing(connect(_index(lake), lake, megabytes)))
+        with contextlib.ExitStack() as opened:
+            connection = _up_to_date(lake, opened, megabytes)
+            if connection is None:
+                opened.close()
+                _bring_up_to_date(lake)
+                opened.enter_context(locked(_lock(lake), shared=True))
+                connection = opened.enter_context(contextlib.closing(connect(_index(lake), lake, megabytes)))
+            stack.enter_context(opened.pop_all())
+            return connection
     except (
         OSError,
         duckdb.Error,
@@ -194,6 +203,19 @@ def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listen
         if isinstance(error, NewerIndex):
             listener(Notice(text=str(error), level="warning"))
         return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
+
+
+def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None) -> Any:
+    """A connection to the index under its shared lock, both left in `opened`; None if it does not know all there is."""
+    opened.enter_context(locked(_lock(lake), shared=True))
+    if not os.path.lexists(_index(lake)):
+        return None
+    try:
+        connection = opened.enter_context(contextlib.closing(connect(_index(lake), lake, megabytes)))
+        known = _folders(connection)
+    except (duckdb.Error, NotOurs):
+        return None
+    return None if listing.matter(listing.changes(lake.storage, known), known) else connection
 
 
 def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
@@ -207,10 +229,6 @@ def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
 
 def _bring_up_to_date(lake: Lake) -> None:
     index = _index(lake)
-    with locked(_lock(lake), shared=True):
-        known = _known(index, lake) if os.path.lexists(index) else None
-        if known is not None and not listing.matter(listing.changes(lake.storage, known), known):
-            return
     with locked(_lock(lake)):
         for attempt in range(2):
             try:
@@ -221,14 +239,6 @@ def _bring_up_to_date(lake: Lake) -> None:
                 if attempt or not sql.may_be_replaced(error):
                     raise
                 _remove(lake)
-
-
-def _known(index: Path, lake: Lake) -> dict[str, Listed] | None:
-    try:
-        with contextlib.closing(connect(index, lake)) as connection:
-            return _folders(connection)
-    except (duckdb.Error, NotOurs):
-        return None
 
 
 def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, Listed]:

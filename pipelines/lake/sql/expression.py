@@ -2,15 +2,15 @@
 
 It sees one row a step: the step columns as in the table `steps` (a column of more than one value is an array, a name
 with a dot in it is quoted), `t`, the time in the trajectory, and `trajectory`, a number: windows over a trajectory are
-written `over (partition by trajectory order by t)`. It cannot name tables, reach a file or change a setting; it is not
-limited in time, as it runs beside the data.
+written `over (partition by trajectory order by t)`. It cannot name tables, reach a file or change a setting. As all SQL
+of a user it is evaluated by the helper process (`pipelines.lake.sql.sandbox`), within limits of time and memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import UsageError
+from pipelines.events import Listener, silent
 from pipelines.lake.arrow import storage_dtype
 from pipelines.lake.schema import Column
 from pipelines.lake.sql import query as sql
+from pipelines.lake.sql import sandbox
+from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.sql.steps import shaped, sql_type
 
 _TIME, _TRAJECTORY, _ROW = "t", "trajectory", "row_number_of_all"
@@ -29,20 +32,64 @@ _NUMBERS = (
     *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "TINYINT", "SMALLINT", "INTEGER", "BIGINT"),
     *("HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN"),
 )
-_MEGABYTES = 2048
+_LIMITS = Limits(seconds=300.0, megabytes=2048)
+_KEPT = 8  # expressions
 
 
 class StepExpression:
     """One SQL expression that is a number, or for a `predicate` true or false, in every step of these columns.
 
-    `reads`: the columns it names. UsageError, with the place in the text, for anything else. Not for several threads at
-    once.
+    `reads`: the columns it names. UsageError, with the place in the text, for anything else. The listener hears Waiting
+    while it is evaluated.
     """
 
-    def __init__(self, text: str, columns: Sequence[Column], *, predicate: bool = False) -> None:
-        self.text, self._lock = text, threading.Lock()
+    def __init__(
+        self,
+        text: str,
+        columns: Sequence[Column],
+        *,
+        predicate: bool = False,
+        limits: Limits = _LIMITS,
+        listener: Listener = silent,
+    ) -> None:
+        self._what = {"text": text, "columns": tuple(columns), "predicate": predicate}
+        self._limits, self._listener = limits, listener
+        self.reads: tuple[str, ...] = self._ask("check")
+
+    def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
+        """(R,) float64 for the columns `reads` (R, ...); NaN where it is NULL."""
+        values: np.ndarray = self._ask("evaluate", values=columns, time=time, trajectory=trajectory)
+        return values
+
+    def _ask(self, task: str, **arguments: Any) -> Any:
+        return sandbox.ask(task, self._what | arguments, self._limits, listener=self._listener)
+
+
+def check(text: str, columns: tuple[Column, ...], predicate: bool, limits: Limits) -> tuple[str, ...]:
+    """The columns that an expression names, in the process that may run a user's text."""
+    return _compiled(text, columns, predicate, limits).reads
+
+
+def evaluate(
+    text: str,
+    columns: tuple[Column, ...],
+    predicate: bool,
+    limits: Limits,
+    values: Mapping[str, np.ndarray],
+    time: np.ndarray,
+    trajectory: np.ndarray,
+) -> np.ndarray:
+    """`StepExpression.evaluate` in the process that may run a user's text."""
+    return _compiled(text, columns, predicate, limits).evaluate(values, time, trajectory)
+
+
+class _Compiled:
+    """An expression and a connection that evaluates it, within these limits."""
+
+    def __init__(self, text: str, columns: tuple[Column, ...], predicate: bool, limits: Limits) -> None:
+        self._text, self._limits = text, limits
         self._connection = duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 1})
-        sql.lock_down(self._connection, _MEGABYTES)
+        sql.lock_down(self._connection, limits.megabytes // 2)
         self._columns = {column.name: column for column in columns}
         sql.check_expression(self._connection, text)
         self._query = f"select (\n{text}\n)::double as value, {_ROW} from steps"
@@ -54,7 +101,7 @@ class StepExpression:
 
     def _named(self) -> tuple[str, ...]:
         """Columns in the text; all of them where it has a star."""
-        (tree,) = self._connection.execute("select json_serialize_sql(?)", [f"select (\n{self.text}\n)"]).fetchall()[0]
+        (tree,) = self._connection.execute("select json_serialize_sql(?)", [f"select (\n{self._text}\n)"]).fetchall()[0]
         names: set[str] = set()
         waiting = [json.loads(tree)]
         while waiting:
@@ -70,18 +117,17 @@ class StepExpression:
 
     def _require_kind(self, predicate: bool) -> None:
         with self._given({name: np.zeros((0, *c.shape), storage_dtype(c)) for name, c in self._columns.items()}):
-            result = self._connection.execute(f"select (\n{self.text}\n), {_ROW} from steps limit 0")
+            result = self._connection.execute(f"select (\n{self._text}\n), {_ROW} from steps limit 0")
             assert result.description is not None
             kind = str(result.description[0][1])
         wanted = ("BOOLEAN",) if predicate else _NUMBERS
         if not kind.startswith(wanted) or kind.endswith("]"):
             what = "predicate" if predicate else "number"
-            raise UsageError(f"SQL: '{self.text.strip()}' is no {what}: its type is {kind}")
+            raise UsageError(f"SQL: '{self._text.strip()}' is no {what}: its type is {kind}")
 
     def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
-        """(R,) float64 for the columns `reads` (R, ...); NaN where it is NULL."""
         values = np.full(len(time), np.nan)
-        with self._lock, self._given(columns, time, trajectory):
+        with self._given(columns, time, trajectory):
             table = self._connection.execute(self._query).to_arrow_table()
             found = table["value"].combine_chunks()
             values[table[_ROW].to_numpy()] = found.fill_null(np.nan).to_numpy(zero_copy_only=False)
@@ -104,11 +150,10 @@ class StepExpression:
             table[name] = shaped(column, stored, sql_type([column]))
         self._connection.register("steps", pa.table(table))
         try:
-            with sql.in_users_words({2: self.text}):
+            with sql.within(self._connection, self._limits), sql.in_users_words({2: self._text}):
                 yield
-        except (duckdb.OutOfMemoryException, duckdb.InterruptException) as error:
-            raise UsageError(
-                f"SQL: '{self.text.strip()}' takes more than {_MEGABYTES} MB", hint="make it smaller"
-            ) from error
         finally:
             self._connection.unregister("steps")
+
+
+_compiled = functools.lru_cache(maxsize=_KEPT)(_Compiled)

@@ -1,45 +1,48 @@
-"""A process of its own for SQL that a user wrote.
+"""A process of its own for all SQL that a user wrote.
 
 DuckDB's own limits are not enough: a list or a text may outgrow its memory limit many times over, some functions
-cannot be interrupted, some end the process. So the question goes to a child process, which may neither write a file
-nor outgrow its memory, and which is killed when its time is over.
+cannot be interrupted, some end the process. So questions go to a helper process, which may neither write a file nor
+outgrow its memory while it answers, and which is killed when its time is over. It is started at the first question and
+answers all later ones; after a question that met a limit, or that was interrupted, the next one starts another. It ends
+with the process that started it, however that ends. What runs in it is `pipelines.lake.sql.helper`.
 
-The child reads one pickled request, and answers with pickled messages: ("notice", Notice), ("started", None) when the
-user's text begins to run, and last ("answer", anything) or ("error", exception).
+Both directions carry pickled messages. A request is (directory, lake, task, arguments, limits); replies to it are
+("notice", Notice), ("started", None) when the user's text begins to run, and last ("answer", anything) or
+("error", exception).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
-import resource
 import select
 import struct
 import subprocess
 import sys
+import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import AmagoError, StageFailed, StorageError, UsageError
-from pipelines.events import Listener, silent
+from pipelines.errors import StageFailed, UsageError
+from pipelines.events import Listener, Waiting, silent
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _LENGTH = struct.Struct("<Q")
 _GRACE_SECONDS = 2.0  # between asking a query to stop and killing its process
-_SLACK_MB = 256  # for stacks of threads, Arrow's buffers and the answer as Python objects
+_LISTEN_SECONDS = 0.2  # between two looks at whether somebody wants to stop
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve a gigabyte at once, which would count
-    "MALLOC_MMAP_THRESHOLD_": "262144",  # what is let go of goes back
+    "MALLOC_MMAP_THRESHOLD_": "262144",  # freed memory goes back to the system
 }
-_CHILD = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sql.sandbox import main; main()"
+_CODE = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sql.helper import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,148 +53,193 @@ class Limits:
 
     seconds: float = 60.0
     megabytes: int = 1024
+    adjustable: bool = False
+    """Whether the user can give it more, by --timeout and --memory."""
 
     def __post_init__(self) -> None:
         if not (0 < self.seconds < float("inf") and self.megabytes >= 64):
             raise UsageError("SQL: its limits are a time above 0 s and a memory of 64 MB or more")
 
-    def out_of_time(self) -> UsageError:
-        return UsageError(
-            f"SQL: stopped at the time limit of {self.seconds:g} s", hint="ask for less, or raise the time limit"
-        )
+    def out_of_time(self) -> LimitReached:
+        more = ", or raise it with --timeout" if self.adjustable else ""
+        return LimitReached(f"SQL: stopped at the time limit of {self.seconds:g} s", hint=f"ask for less{more}")
 
-    def out_of_memory(self) -> UsageError:
-        return UsageError(
+    def out_of_memory(self) -> LimitReached:
+        more = ", or raise it with --memory" if self.adjustable else ""
+        return LimitReached(
             f"SQL: stopped at the memory limit of {self.megabytes} MB",
-            hint="ask for less (an aggregate, a limit, fewer columns), or raise the memory limit",
+            hint=f"ask for less (an aggregate, a limit, fewer columns){more}",
         )
 
 
-def ask(lake: Lake, task: str, arguments: Mapping[str, Any], limits: Limits, *, listener: Listener = silent) -> Any:
-    """Run a task ("answer", "select") in a child process on an index that is up to date, and return its answer.
+class LimitReached(UsageError):
+    """A user's SQL met one of its limits."""
 
-    UsageError for a wrong text and for one that met a limit; StageFailed if the child cannot live.
+
+def ask(
+    task: str,
+    arguments: Mapping[str, Any],
+    limits: Limits,
+    *,
+    lake: Lake | None = None,
+    listener: Listener = silent,
+) -> Any:
+    """The answer to a task of `helper.ON_STEPS`, or of `helper.ON_A_LAKE` on the index of `lake`, brought up to date.
+
+    The listener hears Waiting meanwhile, and may raise. UsageError for a wrong text, LimitReached for one that met a
+    limit; StageFailed if the helper cannot live.
     """
-    command = [sys.executable, "-c", _CHILD.format(path=[os.path.abspath(entry) for entry in sys.path])]
-    environment = {**os.environ, **_ENVIRONMENT}
-    try:
-        child = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-    except OSError as error:
-        raise StageFailed(f"cannot start a process for SQL: {error.strerror}") from error
-    assert child.stdin is not None
-    assert child.stdout is not None
-    with child, contextlib.ExitStack() as stack:
-        stack.callback(child.kill)
-        with contextlib.suppress(BrokenPipeError):
-            pickle.dump((lake.name, task, dict(arguments), limits), child.stdin)
-            child.stdin.close()
+    directory = None
+    with contextlib.suppress(FileNotFoundError):  # it was removed; then the helper stays where it is
+        directory = os.getcwd()
+    request = (directory, None if lake is None else lake.name, task, dict(arguments), limits)
+    with _lock:
+        for is_last in (False, True):
+            helper = _running()
+            try:
+                return helper.ask(request, limits, listener)
+            except _Gone:  # while it was idle, e.g. killed for the host's memory
+                _end()
+                if is_last:
+                    text = "the process for SQL died before it began"
+                    raise StageFailed(text, hint="is there enough memory?") from None
+            except LimitReached:
+                _end()
+                raise
+            except BaseException:
+                if helper.is_busy:
+                    _end()
+                raise
+
+
+class _Gone(Exception):
+    """The helper ended before it began on a question."""
+
+
+class _Helper:
+    """The helper process. `is_busy` until a question's last reply is read."""
+
+    def __init__(self) -> None:
+        path = [os.path.abspath(entry) for entry in sys.path]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CODE.format(path=path)],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # what interrupts this process is for this process to handle
+            )
+        except OSError as error:
+            raise StageFailed(f"cannot start a process for SQL: {error.strerror}") from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self.is_busy = False
+
+    def ask(self, request: Any, limits: Limits, listener: Listener) -> Any:
+        """The answer to a request. _Gone if the process ended before it began on it."""
+        self.is_busy = True
+        try:
+            send(self._requests, request)
+        except BrokenPipeError:
+            raise _Gone from None
         deadline = None
+
+        def wait() -> None:
+            while not select.select([self._replies], [], [], _LISTEN_SECONDS)[0]:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise limits.out_of_time()
+                listener(Waiting(what="the answer to a question in SQL"))
+
         while True:
-            kind, value = _receive(child.stdout, deadline, limits)
+            try:
+                kind, value = receive(self._replies, wait)
+            except EOFError:  # what cannot be allocated ends it
+                raise (_Gone() if deadline is None else limits.out_of_memory()) from None
             if kind == "notice":
                 listener(value)
             elif kind == "started":
                 deadline = time.monotonic() + limits.seconds + _GRACE_SECONDS
-            elif kind == "answer":
-                return value
-            elif kind == "error":
-                raise value
-            elif deadline is not None:  # it died: what cannot be allocated ends it
-                raise limits.out_of_memory()
             else:
-                raise StageFailed("the process for SQL died before it began", hint="is there enough memory?")
+                self.is_busy = False
+                if kind == "error":
+                    raise value
+                return value
+
+    def end(self) -> None:
+        """Kill the process."""
+        with self._process:
+            self._process.kill()
+
+    def forget(self) -> None:
+        """Let go of what belongs to the process that this one was forked from."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.returncode = 0  # so that nothing waits for it here
 
 
-def _receive(pipe: IO[bytes], deadline: float | None, limits: Limits) -> tuple[str, Any]:
-    """The next message; ("end", None) when the child has gone."""
-    head = _read(pipe, _LENGTH.size, deadline, limits)
-    lengths = _read(pipe, _LENGTH.size * _LENGTH.unpack(head)[0], deadline, limits) if head else b""
-    parts = [_read(pipe, length, deadline, limits) for (length,) in _LENGTH.iter_unpack(lengths)]
-    if not parts or not parts[0]:
-        return "end", None
-    message: tuple[str, Any] = pickle.loads(parts[0], buffers=parts[1:])
-    return message
+_lock = threading.Lock()
+_helper: _Helper | None = None
 
 
-def _send(pipe: IO[bytes], kind: str, value: Any) -> None:
-    """A message: the number of its parts, their lengths, and the parts: a pickle, and the arrays in it as they are."""
+def _running() -> _Helper:
+    """The helper of this process."""
+    global _helper
+    if _helper is None:
+        _helper = _Helper()
+    return _helper
+
+
+def _end() -> None:
+    global _helper
+    helper, _helper = _helper, None
+    if helper is not None:
+        helper.end()
+
+
+def _forget() -> None:
+    global _helper, _lock
+    helper, _helper, _lock = _helper, None, threading.Lock()
+    if helper is not None:
+        helper.forget()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_forget)
+
+
+def send(pipe: int, message: Any) -> None:
+    """Write a message: the number of its parts, their lengths, and the parts: a pickle, and the arrays in it as they
+    are.
+    """
     arrays: list[pickle.PickleBuffer] = []
-    parts: list[Any] = [pickle.dumps((kind, value), protocol=5, buffer_callback=arrays.append)]
+    parts: list[Any] = [pickle.dumps(message, protocol=5, buffer_callback=arrays.append)]
     parts += [array.raw() for array in arrays]
     lengths = [len(part) for part in parts]
-    pipe.write(b"".join(map(_LENGTH.pack, [len(parts), *lengths])))
-    for part in parts:
-        pipe.write(part)
-    pipe.flush()
+    for part in (b"".join(map(_LENGTH.pack, [len(parts), *lengths])), *parts):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(pipe, view) :]
 
 
-def _read(pipe: IO[bytes], count: int, deadline: float | None, limits: Limits) -> bytearray:
-    """`count` bytes, or none when the pipe ended."""
+def receive(pipe: int, wait: Callable[[], None] = lambda: None) -> Any:
+    """The next message; EOFError when the other end was closed. `wait` is called before each read."""
+    (count,) = _LENGTH.unpack(_read(pipe, _LENGTH.size, wait))
+    lengths = _read(pipe, _LENGTH.size * count, wait)
+    pickled, *arrays = [_read(pipe, length, wait) for (length,) in _LENGTH.iter_unpack(lengths)]
+    return pickle.loads(pickled, buffers=arrays)
+
+
+def _read(pipe: int, count: int, wait: Callable[[], None]) -> bytearray:
     data, filled = bytearray(count), 0
     view = memoryview(data)
     while filled < count:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not select.select([pipe], [], [], left)[0]:
-            raise limits.out_of_time()
-        got = os.readv(pipe.fileno(), [view[filled:]])
+        wait()
+        got = os.readv(pipe, [view[filled:]])
         if not got:
-            return bytearray()
+            raise EOFError
         filled += got
     return data
-
-
-def main() -> None:
-    """The child."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else gets between the messages
-
-    def tell(kind: str, value: Any) -> None:
-        _send(out, kind, value)
-
-    try:
-        name, task, arguments, limits = pickle.load(sys.stdin.buffer)
-        tell("answer", _run(name, task, arguments, limits, tell))
-    except (AmagoError, StorageError) as error:
-        tell("error", error)
-    except BaseException:
-        tell("error", RuntimeError(traceback.format_exc()))
-    os._exit(0)  # without waiting for threads that a stopped query may have left
-
-
-def _run(name: str, task: str, arguments: Mapping[str, Any], limits: Limits, tell: Callable[[str, Any], None]) -> Any:
-    from pipelines.lake.sql import catalog, selection
-    from pipelines.lake.sql import query as sql
-    from pipelines.lake.storage import LocalStorage
-    from pipelines.lake.store import Lake
-
-    tasks: Mapping[str, Callable[..., Any]] = {"answer": sql.answer, "select": selection.choose}
-    lake = Lake.open(name)
-    with catalog.reading(lake, lambda event: tell("notice", event), megabytes=limits.megabytes // 2) as connection:
-        _confine(limits, writes=not isinstance(lake.storage, LocalStorage))
-        tell("started", None)
-        with sql.within(connection, limits):
-            return tasks[task](connection, lake, **arguments)
-
-
-def _confine(limits: Limits, *, writes: bool) -> None:
-    """From now on no file grows, and private memory by so much only (mapped files do not count).
-
-    `writes`: files may grow, for what is fetched from an object store.
-    """
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[5])  # data and stack
-    most = pages * resource.getpagesize() + (limits.megabytes + _SLACK_MB << 20)
-    limited = [(resource.RLIMIT_DATA, most), (resource.RLIMIT_CORE, 0)]
-    if not writes:
-        limited.append((resource.RLIMIT_FSIZE, 0))
-    for what, value in limited:
-        _, ceiling = resource.getrlimit(what)
-        value = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
-        resource.setrlimit(what, (value, value))

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import uid_array
+from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.index import healed
 from pipelines.lake.sql.sandbox import Limits
@@ -57,7 +58,7 @@ def select(
     """
     arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
     within = limits or Limits()
-    return Selected(*healed(lambda: sandbox.ask(lake, "select", arguments, within, listener=listener)))
+    return Selected(*healed(lambda: sandbox.ask("select", arguments, within, lake=lake, listener=listener)))
 
 
 def choose(
@@ -110,8 +111,6 @@ class _Users(str):
 @contextlib.contextmanager
 def _running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
     """Run the query that the parts give; errors are about the user's."""
-    from pipelines.lake.sql import query as sql
-
     query, begins, line = "".join(parts), {}, 1
     for part in parts:
         if isinstance(part, _Users):
@@ -132,8 +131,6 @@ def _running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
 
 def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]) -> None:
     """UsageError unless the text is one expression that has the right type in `rows`."""
-    from pipelines.lake.sql import query as sql
-
     sql.check_expression(connection, text)
     with _running(connection, lake, ["select (\n", _Users(text), "\n) from ", *rows, " limit 0"]) as found:
         given = str(found.description[0][1])
@@ -143,8 +140,6 @@ def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]
 
 def _fetched(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
     """Uids, weights (NULL: 0) and how many were NULL."""
-    from pipelines.lake.sql import query as sql
-
     uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
     for batch in sql.batches(reader):
         values = batch.column(1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines.errors import UsageError
+from pipelines.events import Notice
 from pipelines.lake.sql import catalog, steps
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.store import Lake
@@ -115,7 +116,7 @@ def test_its_notices_arrive(lake: Lake) -> None:
     path.write_bytes(path.read_bytes()[:100])
     told: list = []
     assert catalog.query(lake, COUNT, limits=Limits(), listener=told.append)[1] == [(1,)]
-    assert [notice.level for notice in told] == ["warning"]
+    assert [event.level for event in told if isinstance(event, Notice)] == ["warning"]
 
 
 @pytest.mark.parametrize(

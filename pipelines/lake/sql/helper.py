@@ -1,0 +1,108 @@
+"""The process that answers questions in a user's SQL, from within: see `pipelines.lake.sql.sandbox`.
+
+While it answers, no file grows, and its memory grows by the question's limit only. After a question that met a limit,
+and after one that left too much memory behind, it ends, and the next question goes to a new process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pipelines.config.parent import end_with_parent
+from pipelines.errors import AmagoError, StorageError
+from pipelines.lake.sql import catalog, expression, selection
+from pipelines.lake.sql import query as sql
+from pipelines.lake.sql.sandbox import LimitReached, Limits, receive, send
+from pipelines.lake.storage import LocalStorage
+from pipelines.lake.store import Lake
+
+_SLACK_BYTES = 64 << 20  # for stacks of threads and Arrow's buffers
+_KEPT_BYTES = 256 << 20  # that questions may leave behind
+
+Tell = Callable[[str, Any], None]
+
+ON_A_LAKE: Mapping[str, Callable[..., Any]] = {"answer": sql.answer, "select": selection.choose}
+ON_STEPS: Mapping[str, Callable[..., Any]] = {"check": expression.check, "evaluate": expression.evaluate}
+
+
+def main() -> None:
+    """Answer requests on stdin by replies on stdout until there are no more."""
+    requests, replies = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(nowhere, standard)  # nothing else gets between the messages
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end_with_parent()
+    most = _private_bytes() + _KEPT_BYTES
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while _serve(receive(requests), lambda kind, value: send(replies, (kind, value))):
+            if _private_bytes() > most:
+                break
+    os._exit(0)  # without waiting for threads that a stopped query may have left
+
+
+def _serve(request: tuple[Any, ...], tell: Tell) -> bool:
+    """Reply to a request. False if it may have left something behind."""
+    directory, lake, task, arguments, limits = request
+    try:
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
+        if lake is None:
+            with _confined(limits, writes=False):
+                tell("started", None)
+                tell("answer", ON_STEPS[task](**arguments, limits=limits))
+        else:
+            _answer(Lake.open(lake), task, arguments, limits, tell)
+    except LimitReached as error:
+        tell("error", error)
+        return False
+    except (AmagoError, StorageError) as error:
+        tell("error", error)
+    except Exception:
+        tell("error", RuntimeError(traceback.format_exc()))
+        return False
+    return True
+
+
+def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: Limits, tell: Tell) -> None:
+    with (
+        catalog.reading(lake, lambda event: tell("notice", event), megabytes=limits.megabytes // 2) as connection,
+        _confined(limits, writes=not isinstance(lake.storage, LocalStorage)),
+    ):
+        tell("started", None)
+        with sql.within(connection, limits):
+            found = ON_A_LAKE[task](connection, lake, **arguments)
+        tell("answer", found)
+
+
+@contextlib.contextmanager
+def _confined(limits: Limits, *, writes: bool) -> Iterator[None]:
+    """Inside, no file grows, and private memory by so much only (mapped files do not count).
+
+    `writes`: files may grow, for what is fetched from an object store.
+    """
+    wanted = {resource.RLIMIT_DATA: _private_bytes() + (limits.megabytes << 20) + _SLACK_BYTES}
+    if not writes:
+        wanted[resource.RLIMIT_FSIZE] = 0
+    before = {what: resource.getrlimit(what) for what in wanted}
+    try:
+        for what, value in wanted.items():
+            soft, hard = before[what]
+            allowed = [value, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+            resource.setrlimit(what, (min(allowed), hard))
+        yield
+    finally:
+        for what, limit in before.items():
+            resource.setrlimit(what, limit)
+
+
+def _private_bytes() -> int:
+    """Data and stacks of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()
