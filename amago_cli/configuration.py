@@ -17,7 +17,9 @@ from pipelines.config.load import PROFILES, TAGS, assign, lay_profile, merge, pa
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
+from pipelines.config.sizes import SIZES, names_network, preset, sequence_kind
 from pipelines.errors import UsageError, masked
+from pipelines.events import Listener, Notice
 from pipelines.lake.storage import is_remote
 from pipelines.trust import typed
 
@@ -40,15 +42,45 @@ class Request:
             self.source = common.config
         typed(self.file)
         self.assignments = _assignments(common.assignments, named)
+        self.is_tiny = False
+
+    def fit(self, run: Path, base: Mapping[str, Any] | None = None) -> None:
+        """Choose the network's size where nobody has: `tiny` without a GPU. A run that has begun keeps its own."""
+        directory = RunDirectory(run)
+        if {"train", "run"} & directory.load_record().get("stages", {}).keys():
+            if base is None:  # all of its settings would come from there
+                self.file = {"size": directory.load_document().get("size", ""), **self.file}
+            return
+        given = self._whole({})
+        chosen = given.get("size") or (base or {}).get("size")
+        if not (chosen or names_network(given) or names_network(base or {}, changed=True)):
+            train = merge(base or {}, given).get("train")
+            self.is_tiny = not _has_gpu(train.get("device", "auto") if isinstance(train, Mapping) else "auto")
+
+    def _whole(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """What this call says on top of `base`, with the chosen profile and all options."""
+        document = lay_profile(merge(base, self.file), self.assignments, source=self.source)
+        for path, value in self.assignments:
+            assign(document, path, value)
+        return document
 
     def settings(self, base: Mapping[str, Any] | None = None) -> Settings:
         """The validated settings. UsageError lists every fault."""
         from pipelines.stages.environment import env_model
 
-        document = merge(base or {}, self.file)
+        size = "tiny" if self.is_tiny else self.file.get("size")
+        if base and size in SIZES:  # what is stored in full has every width
+            base = merge(base, preset(size, sequence_kind(self._whole(base))))
+        document = merge(base or {}, self.file) | ({"size": "tiny"} if self.is_tiny else {})
         if PROFILES in self.file and "profile" not in self.file:  # what the base was made with is not asked of the file
             document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
+
+    def tell_size(self, listener: Listener) -> None:
+        """Tell that `fit` has chosen."""
+        if self.is_tiny:
+            text = "a tiny network, as there is no GPU; --size small, base or large chooses another"
+            listener(Notice(stage="train", text=text))
 
     def profile(self) -> str:
         """The profile that this call asks for and the file does not record; "" when there is none."""
@@ -57,12 +89,18 @@ class Request:
 
     def environment(self) -> str:
         """The environment's name as far as this call says it; "" when it does not."""
-        document = lay_profile(self.file, self.assignments, source=self.source)
-        for path, value in self.assignments:
-            assign(document, path, value)
-        env = document.get("env")
+        env = self._whole({}).get("env")
         name = env.get("name") if isinstance(env, Mapping) else None
         return name if isinstance(name, str) else ""
+
+
+def _has_gpu(device: Any) -> bool:
+    """Whether networks will learn on a GPU, by `train.device`."""
+    if device != "auto":
+        return str(device).startswith("cuda")
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def stored(directory: Path | None) -> dict[str, Any]:

@@ -88,6 +88,15 @@ Profile = Annotated[
 CHECKPOINT = typer.Option(
     "--checkpoint", metavar="NAME", help="latest, best, or an update number.", autocompletion=completion.checkpoints
 )
+Size = Annotated[
+    str | None,
+    typer.Option(
+        "--size",
+        metavar="SIZE",
+        help="Size of the network: tiny, small, base or large. Without a GPU tiny, if nothing is said of the network.",
+    ),
+    Sets("size"),
+]
 
 _TOUCH_NOTHING = "Show what would be done (a stage: its resolved settings); touch nothing."
 DryRun = Annotated[bool, typer.Option("--dry-run", help=_TOUCH_NOTHING)]

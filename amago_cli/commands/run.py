@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, Fresh, Profile, RunOption, Seed, stage
+from amago_cli.options import Common, Fresh, Profile, RunOption, Seed, Size, stage
 
 
 @stage
@@ -24,6 +24,7 @@ def run(
     ],
     run: RunOption = None,
     profile: Profile = None,
+    size: Size = None,
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
@@ -44,10 +45,12 @@ def run(
     chosen = request.profile()
     run = run or Path("runs") / file_safe(f"{name}-{chosen}" if chosen else name)
     common.concerns(run=run, lake=run / "lake")
+    request.fit(run)
     settings = request.settings()
     if common.dry_run:
         return preview(common, settings, writes={"run": run})
     with common.listening() as listener:
+        request.tell_size(listener)
         from pipelines.stages import chain as engine
 
         return engine.run(settings, run=run, listener=listener, fresh=fresh)

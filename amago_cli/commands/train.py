@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, Sets, stage
+from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, Sets, Size, stage
 
 
 @stage
@@ -34,6 +34,7 @@ def train(
         ),
         Sets("agent.sequence.kind"),
     ] = None,
+    size: Size = None,
     where: Annotated[
         str | None,
         typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
@@ -72,7 +73,9 @@ def train(
     source = directory(parse_share(from_lake[0])[0]) if from_lake else None
     if run is None:
         run = source if source is not None and len(from_lake or ()) == 1 and is_run(source) else Path("runs") / "train"
-    settings = Request(common, common.named).settings(stored(run) or stored(source))
+    request, base = Request(common, common.named), stored(run) or stored(source)
+    request.fit(run, base)
+    settings = request.settings(base)
     lakes = shares(from_lake or settings.train.lakes, run)
     common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
     if common.dry_run:
@@ -81,6 +84,7 @@ def train(
                 locate(place)
         return preview(common, settings, writes={"run": run, "checkpoints": run / "checkpoints"})
     with common.listening() as listener:
+        request.tell_size(listener)
         from pipelines.stages import train as engine
 
         return engine.run(settings, run=run, lakes=lakes, listener=listener, fresh=fresh)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipelines.config import sizes
 from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import STAGE_OVERRIDES, TABLES, Settings
 from pipelines.errors import InputMissing, UsageError
@@ -107,8 +108,8 @@ def resolve(
     Raises UsageError whose `problems` list every fault.
     """
     wanted = lay_profile(document, assignments, source=source)
-    for path, value in assignments:
-        assign(wanted, path, value)
+    _assign_all(wanted, assignments)
+    wanted = lay_size(wanted, assignments)
     settings, problems = _judged(wanted, env_model)
     problems += _profile_problems(document, wanted.get("profile"), env_model)
     refuse(problems, source)
@@ -137,7 +138,29 @@ def lay_profile(
             f"no profile '{name}' in the configuration ({source})",
             hint=f"did you mean '{close[0]}'?" if close else hint,
         )
-    return merge(wanted, profiles[name]) | {"profile": name}
+    laid, size = merge(wanted, profiles[name]), profiles[name].get("size")
+    if isinstance(size, str) and size in sizes.SIZES:
+        laid = merge(merge(wanted, sizes.preset(size, sizes.sequence_kind(laid))), profiles[name])
+    return laid | {"profile": name}
+
+
+def lay_size(document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = ()) -> dict[str, Any]:
+    """`document` with what its size stands for under its own settings; over them, but not over the assignments, where
+    one of those chose the size."""
+    wanted = copy.deepcopy(dict(document))
+    if not isinstance(wanted.get("size"), str) or wanted["size"] not in sizes.SIZES:
+        return wanted
+    preset = sizes.preset(wanted["size"], sizes.sequence_kind(wanted))
+    if not any(list(path) == ["size"] for path, _ in assignments):
+        return merge(preset, wanted)
+    wanted = merge(wanted, preset)
+    _assign_all(wanted, assignments)
+    return wanted
+
+
+def _assign_all(document: dict[str, Any], assignments: Sequence[tuple[Sequence[str], Any]]) -> None:
+    for path, value in assignments:
+        assign(document, path, value)
 
 
 def where_installed(env_model: EnvModel) -> EnvModel:

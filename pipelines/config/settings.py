@@ -15,6 +15,7 @@ from pipelines.config.base import SettingsModel, count_or_auto
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.model import AgentSettings
 from pipelines.config.relabelling import RelabelSettings, ReplaySettings
+from pipelines.config.sizes import SizeName
 from pipelines.config.source import SourceSettings
 
 StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "export"]
@@ -24,8 +25,20 @@ TABLES: Mapping[str, str] = {"ingest": "source"}
 # Which tables fix what a stage adds to a run: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake", "source"),
-    "train": ("agent", "train"),
-    "run": ("profile", "env", "exploration", "agent", "collect", "source", "lake", "relabel", "train", "stages"),
+    "train": ("size", "agent", "train"),
+    "run": (
+        "profile",
+        "size",
+        "env",
+        "exploration",
+        "agent",
+        "collect",
+        "source",
+        "lake",
+        "relabel",
+        "train",
+        "stages",
+    ),
 }
 # In a chain, environments and model live through all epochs: only these keys may differ from entry to entry.
 STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
@@ -62,6 +75,7 @@ EXTENSIBLE = frozenset(
         "train.refresh_seconds",
         "train.prefetch",
         "epochs",
+        "size",  # what it decides is compared
     }
 )
 
@@ -277,6 +291,10 @@ class Settings(SettingsModel):
     """Which of the recipe's `profiles` is laid over it; empty: none. In a run's configuration: which one was."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seeds networks, tasks, exploration and sampling, each through a stream of its own."""
+    size: SizeName = ""
+    """Size of the network, with the learning rate and threads that suit it: `tiny`, `small`, `base` or `large`. Other
+    settings of the same file override it; `--size` overrides them. Empty: `base`, the defaults; but the commands
+    `train` and `run` choose `tiny` where there is no GPU and no setting of the network is given."""
     epochs: int = Field(1, ge=1)
     """Rounds of a chain."""
     env: EnvSettings = EnvSettings()

@@ -1,0 +1,81 @@
+"""Sizes of the network by name: presets of widths and depths, with the learning rate and the threads that suit them.
+
+A size in a document lies under its other settings; one that is given as an option or by `--set` lies over them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+SizeName = Literal["", "tiny", "small", "base", "large"]
+SIZES: tuple[str, ...] = get_args(SizeName)[1:]
+
+
+@dataclass(frozen=True)
+class _Size:
+    width: int
+    layers: int
+    heads: int
+    encoder: tuple[int, ...]  # hidden layers of the timestep encoder
+    policy: tuple[int, ...]  # and of actor and critics
+    critics: int
+    train: Mapping[str, Any]
+
+    def sequence(self, kind: str) -> dict[str, Any]:
+        """The widths of a sequence encoder; none for one that has none, or that is a plug-in."""
+        blocks = {"d_model": self.width, "num_layers": self.layers}
+        known: dict[str, dict[str, Any]] = {
+            "transformer": blocks | {"d_ff": 4 * self.width, "num_heads": self.heads},
+            "feedforward": blocks | {"d_ff": 4 * self.width},
+            "gru": {"hidden": self.width, "output": self.width, "num_layers": max(self.layers - 1, 1)},
+            "mingru": blocks,
+            "mamba": blocks,
+        }
+        return known.get(kind, {})
+
+
+_SIZES = {
+    "tiny": _Size(64, 2, 4, (64,), (128, 128), 2, {"learning_rate": 1e-3, "warmup_steps": 100, "threads": 1}),
+    "small": _Size(128, 2, 4, (128,), (256, 256), 2, {"learning_rate": 5e-4, "warmup_steps": 200, "threads": 0}),
+    "base": _Size(256, 3, 8, (512, 512), (256, 256), 4, {"learning_rate": 1e-4, "warmup_steps": 500, "threads": 0}),
+    "large": _Size(512, 6, 8, (512, 512), (512, 512), 4, {"learning_rate": 1e-4, "warmup_steps": 1000, "threads": 0}),
+}
+
+
+def preset(size: str, kind: str) -> dict[str, Any]:
+    """The settings that `size` stands for, with a sequence encoder of this kind; `base` is what the defaults are.
+
+    >>> preset("tiny", "gru")["agent"]["sequence"]
+    {'kind': 'gru', 'hidden': 64, 'output': 64, 'num_layers': 1}
+    """
+    chosen = _SIZES[size]
+    agent = {
+        "timestep": {"hidden": list(chosen.encoder), "output": chosen.width},
+        "sequence": {"kind": kind, **chosen.sequence(kind)},
+        "actor": {"hidden": list(chosen.policy)},
+        "critic": {"hidden": list(chosen.policy), "ensemble": chosen.critics},
+    }
+    return copy.deepcopy({"agent": agent, "train": dict(chosen.train)})
+
+
+def sequence_kind(document: Mapping[str, Any]) -> str:
+    """The kind of sequence encoder that a document asks for."""
+    kind = _at(document, ("agent", "sequence", "kind"))
+    return kind if isinstance(kind, str) else "transformer"
+
+
+def names_network(document: Mapping[str, Any], *, changed: bool = False) -> bool:
+    """Whether a document has settings of the kind that a size decides; `changed`: any that are not the defaults."""
+    defaults = preset("base", sequence_kind(document))["agent"]
+    paths = {(table, key) for table, keys in defaults.items() for key in keys} - {("sequence", "kind")}
+    given = {path: value for path in paths if (value := _at(document, ("agent", *path))) is not None}
+    return any(not changed or value != defaults[table][key] for (table, key), value in given.items())
+
+
+def _at(document: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        document = document.get(key) if isinstance(document, Mapping) else None
+    return document

@@ -1,0 +1,118 @@
+"""`--size`, and the size that is chosen where nothing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Amago
+
+RECIPE = """
+epochs = 1
+[env]
+name = "tmaze"
+corridor = 3
+[collect]
+steps = 40
+actors = 2
+workers = 0
+[train]
+steps = 1
+window = 4
+batch_size = 2
+[[stages]]
+stage = "collect"
+[[stages]]
+stage = "train"
+"""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def settings(amago: Amago, *words: object) -> dict[str, Any]:
+    shown = amago(*words, "--dry-run", "--output", "json")
+    assert shown.code == 0, shown.err
+    return shown.json["settings"]
+
+
+def network(amago: Amago, *words: object) -> tuple[str, int, float]:
+    """The size that is recorded, the width of the encoder, the learning rate."""
+    found = settings(amago, *words)
+    return found["size"], found["agent"]["sequence"]["d_model"], found["train"]["learning_rate"]
+
+
+@pytest.fixture
+def lake(amago: Amago) -> str:
+    collected = amago("collect", "--env", "tmaze", "--run", "x", "--steps", 40, "--actors", 2, "--workers", 0)
+    assert collected.code == 0, collected.err
+    return "x"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_an_unsaid_network_is_tiny_and_that_is_said_and_kept(amago: Amago, lake: str) -> None:
+    assert network(amago, "train", "--from-lake", lake) == ("tiny", 64, 1e-3)
+    first = amago("train", "--from-lake", lake, "--steps", 1, "--set", "train.learning_rate=2e-3")
+    assert first.code == 0, first.err
+    assert "train: a tiny network, as there is no GPU; --size small" in first.err
+    again = amago("train", "--from-lake", lake, "--steps", 2)
+    assert again.code == 0, again.err
+    assert "a tiny network" not in again.err
+    assert network(amago, "train", "--from-lake", lake) == ("tiny", 64, 2e-3)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_with_a_gpu_it_is_what_the_defaults_are(amago: Amago, lake: str) -> None:
+    assert network(amago, "train", "--from-lake", lake) == ("", 256, 1e-4)
+    assert network(amago, "train", "--from-lake", lake, "--set", "train.device=cpu") == ("tiny", 64, 1e-3)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_is_said_of_the_network_is_not_overruled(amago: Amago, lake: str) -> None:
+    wide = ("--set", "agent.timestep.output=40")
+    assert network(amago, "train", "--from-lake", lake, *wide) == ("", 256, 1e-4)
+    assert network(amago, "train", "--from-lake", lake, "--size", "base") == ("base", 256, 1e-4)
+    assert network(amago, "train", "--from-lake", lake, "-c", "quickstart")[:2] == ("", 64)
+    assert network(amago, "train", "--from-lake", lake, "-c", "alchemy")[:2] == ("base", 256)
+    Path("mine.toml").write_text('size = "small"')
+    assert network(amago, "train", "--from-lake", lake, "-c", "mine.toml") == ("small", 128, 5e-4)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_run_that_collected_by_a_recipe_has_the_network_of_the_recipe(amago: Amago) -> None:
+    more = ("--set", "collect.actors=2", "--set", "collect.workers=0", "--steps", 40)
+    assert amago("collect", "-c", "tmaze", "--run", "x", *more).code == 0
+    found = settings(amago, "train", "--from-lake", "x")
+    assert (found["agent"]["sequence"]["d_model"], found["train"]["batch_size"]) == (64, 24)
+    assert found["size"] == ""
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_recipe_without_a_network_is_tiny_also_when_it_is_run_again(
+    amago: Amago, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.toml").write_text(RECIPE)
+    done = amago("run", "mine.toml")
+    assert done.code == 0, done.err
+    assert "a tiny network" in done.err
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # it goes on elsewhere
+    assert amago("run", "mine.toml", "--output", "json").json["status"] == "skipped"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert amago("run", "mine.toml", "--set", "epochs=2").code == 0
+    refused = amago("run", "mine.toml", "--size", "small")
+    assert refused.code == 2
+    assert "agent.sequence.d_model: 64 -> 128" in refused.err
+
+
+def test_an_option_overrides_a_recipe_s_network(amago: Amago) -> None:
+    assert network(amago, "run", "quickstart", "--size", "large")[:2] == ("large", 512)
+    assert amago("run", "quickstart", "--size", "huge").code == 2
