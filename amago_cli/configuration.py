@@ -103,6 +103,13 @@ def _has_gpu(device: Any) -> bool:
     return torch.cuda.is_available()
 
 
+def exclude(options: Mapping[str, Any]) -> None:
+    """Raise UsageError where more than one of `options` was given."""
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
+
+
 def stored(directory: Path | None) -> dict[str, Any]:
     """The configuration of the run at `directory`; empty when there is none."""
     return RunDirectory(directory).load_document() if directory is not None else {}

@@ -1,17 +1,21 @@
-"""Amounts as people write them: 7d, 12h, 500MB, 2GiB."""
+"""Amounts as people write them: 7d, 12h, 500MB, 2GiB, 1e6, 100k."""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal, InvalidOperation
 
 import typer
 
+_LARGEST = 2**63 - 1
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _BYTES = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power
     for power, letter in enumerate("kmgt", 1)
     for ending, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
+_MULTIPLES = {"": 1} | {letter: 1000**power for power, letter in enumerate("kmg", 1)}
+_NUMBER = re.compile(r"(-?[\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([a-zA-Z]?)")
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
@@ -23,6 +27,25 @@ def seconds(text: str) -> float:
 def size(text: str) -> int:
     """`1000`, `500MB`, `2GiB` as bytes."""
     return round(_parsed(text, _BYTES, "a size such as 500MB or 2GiB"))
+
+
+def count(text: str) -> int:
+    """Parse `20000`, `20_000`, `1e6`, `100k`, `1.5M` as a whole number."""
+    found = _NUMBER.fullmatch(text.strip())
+    try:
+        number = Decimal(found[1]) * _MULTIPLES[found[2].lower()] if found else None
+    except (InvalidOperation, KeyError):
+        number = None
+    if number is None or number != number.to_integral_value() or abs(number) > _LARGEST:
+        raise typer.BadParameter(f"'{text}' is not a whole number such as 20000, 1e6 or 100k")
+    return int(number)
+
+
+def positive(text: str) -> int:
+    """Parse a `count` of at least 1."""
+    if (number := count(text)) < 1:
+        raise typer.BadParameter(f"'{text}' is not at least 1")
+    return number
 
 
 def _parsed(text: str, units: dict[str, int], expected: str) -> float:

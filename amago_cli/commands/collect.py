@@ -9,6 +9,9 @@ import typer
 
 from amago_cli import completion
 from amago_cli.options import Common, Environment, Fresh, RunOption, Seed, Sets, stage
+from amago_cli.quantities import count
+
+_EACH_TIME = ("policy", "follow", "explore")
 
 
 @stage
@@ -34,8 +37,14 @@ def collect(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="N", help="Environment steps in all, over all actors."),
+        typer.Option(
+            "--steps", metavar="N", parser=count, help="Environment steps in all, over all actors, e.g. 20000 or 1e6."
+        ),
         Sets("collect.steps"),
+    ] = None,
+    add: Annotated[
+        int | None,
+        typer.Option("--add", metavar="N", parser=count, help="Collect N more steps than there are, each time."),
     ] = None,
     actors: Annotated[
         str | None,
@@ -74,7 +83,12 @@ def collect(
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option("--epsilon", metavar="E", help="Constant exploration rate, in place of a schedule."),
+        typer.Option("--epsilon", metavar="E", help="Explore at a constant rate, in place of a schedule."),
+    ] = None,
+    explore: Annotated[
+        bool | None,
+        typer.Option("--explore/--no-explore", help="Explore by the schedule of [exploration]."),
+        Sets("collect.explore"),
     ] = None,
     seed: Seed = None,
     fresh: Fresh = False,
@@ -82,7 +96,10 @@ def collect(
     """Roll out a policy in an environment, or take in data from elsewhere, into a lake.
 
     The run's directory is runs/ENV unless --run or --lake names another place. Repeating the command goes on
-    where it stopped; with a larger --steps it collects more.
+    where it stopped; with a larger --steps it collects more, and with --add each time, as from cron. Another policy,
+    exploration or, in a lake of its own, environment is another collector, which counts its own steps.
+
+    A policy acts as it is: without exploration, unless --epsilon or --explore is given.
 
     With --follow a run that is being trained acts, in this process or on another machine: at random until it has a
     checkpoint, then always with the newest. The trainer's side is `amago train --follow`.
@@ -93,13 +110,17 @@ def collect(
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
-    from amago_cli.configuration import Request, file_safe, preview, stored
+    from amago_cli.configuration import Request, exclude, file_safe, preview, stored
     from pipelines.config.lakes import located
     from pipelines.errors import UsageError
 
+    exclude({"--steps": steps, "--add": add})
+    exclude({"--epsilon": epsilon, "--no-explore": explore is False or None})
     named = common.named | {
+        "collect.steps": steps if add is None else add,
         "collect.actors": _count(actors),
         "collect.workers": _count(workers),
+        "collect.explore": True if epsilon is not None else explore,
         "exploration": _constant(epsilon),
     }
     if source is not None:
@@ -112,15 +133,20 @@ def collect(
                 "--policy": policy,
                 "--follow": follow,
                 "--epsilon": epsilon,
+                "--explore": explore,
+                "--add": add,
             }
         )
     request = Request(common, named)
+    keys = [path for path, _ in request.assignments]
+    if ("collect", "explore") not in keys and any(path[0] == "exploration" for path in keys):
+        request.assignments.append((("collect", "explore"), True))
     if run is None and lake is None:
         name = request.environment() if source is None else _label(source)
         if not name:
             raise UsageError("no environment is named", hint="give --env; `amago envs` lists them, or --from")
         run = Path("runs") / file_safe(name)
-    settings = request.settings(stored(run))
+    settings = request.settings(_without_behaviour(stored(run)))
     place = lake if lake is not None else settings.source.lake if settings.source.name else ""
     where = located(place, run or Path())
     common.concerns(run=run, lake=where)
@@ -133,7 +159,13 @@ def collect(
             return ingest.run(settings, run=run, lake=where if place else None, listener=listener, fresh=fresh)
         from pipelines.stages import collect as engine
 
-        return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh)
+        return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None)
+
+
+def _without_behaviour(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration without who acted last: each call says that anew."""
+    table = {key: value for key, value in document.get("collect", {}).items() if key not in _EACH_TIME}
+    return {**document, "collect": table}
 
 
 def _label(source: str) -> str:
@@ -153,8 +185,11 @@ def _refuse_acting(given: dict[str, Any]) -> None:
 
 
 def _count(text: str | None) -> int | str | None:
-    """A number where it is one; settings refuse what is neither that nor "auto"."""
-    return int(text) if text is not None and text.isdecimal() else text
+    """Return a number where it is one; settings refuse what is neither that nor "auto"."""
+    try:
+        return None if text is None else count(text)
+    except typer.BadParameter:
+        return text
 
 
 def _constant(epsilon: float | None) -> dict[str, Any] | None:

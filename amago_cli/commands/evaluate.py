@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import CHECKPOINT, Common, Environment, RunArgument, Sets, stage
+from amago_cli.quantities import count
 
 
 @stage
@@ -16,7 +17,7 @@ def evaluate(
     env: Environment = None,
     episodes: Annotated[
         int | None,
-        typer.Option("--episodes", metavar="N", help="Whole episodes, every one counted."),
+        typer.Option("--episodes", metavar="N", parser=count, help="Whole episodes, every one counted."),
         Sets("evaluate.episodes"),
     ] = None,
     checkpoint: Annotated[str | None, CHECKPOINT, Sets("evaluate.checkpoint")] = None,

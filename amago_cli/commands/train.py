@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, Sets, Size, stage
+from amago_cli.quantities import count
 
 
 @stage
@@ -16,7 +17,9 @@ def train(
     from_lake: FromLake = None,
     run: RunOption = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Gradient updates in all."), Sets("train.steps")
+        int | None,
+        typer.Option("--steps", metavar="N", parser=count, help="Gradient updates in all, e.g. 20k."),
+        Sets("train.steps"),
     ] = None,
     agent: Annotated[
         str | None,

@@ -25,7 +25,7 @@ from pipelines.config.atomic import explained, write_atomically
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.locking import exclusive, locked
-from pipelines.config.settings import EXTENSIBLE, STAGE_TABLES, Settings
+from pipelines.config.settings import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES, Settings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 
 # Written out by versions of before there were kinds of agents, to which they belong now; such a record lacks `_SINCE`.
@@ -158,7 +158,7 @@ class RunDirectory:
         changed = [
             f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
             for key in sorted(before.keys() | after.keys())
-            if before.get(key) != after.get(key) and key not in EXTENSIBLE
+            if before.get(key) != after.get(key) and not _may_change(stage, key)
         ]
         if changed:
             raise UsageError(
@@ -178,6 +178,10 @@ def _once_default(stored: Mapping[str, Any], key: str, value: Any) -> bool:
     agent = stored.get("agent")
     old = isinstance(agent, Mapping) and _SINCE not in agent
     return old and _ONCE_DEFAULT.get(key) == value
+
+
+def _may_change(stage: str, key: str) -> bool:
+    return key in EXTENSIBLE or (stage == "collect" and key.startswith(BEHAVIOUR))
 
 
 def _owned(stage: str) -> tuple[str, ...]:

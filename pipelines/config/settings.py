@@ -78,6 +78,8 @@ EXTENSIBLE = frozenset(
         "size",  # what it decides is compared
     }
 )
+# What `collect` may change in a run: another behaviour is another collector, which counts its own steps.
+BEHAVIOUR = ("exploration.", "collect.greedy", "collect.explore")
 
 
 class EnvSettings(SettingsModel):
@@ -114,6 +116,9 @@ class CollectSettings(SettingsModel):
     """How often a newer checkpoint of the followed run is looked for."""
     greedy: bool = False
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
+    explore: bool | Literal["auto"] = "auto"
+    """Apply the schedule of `[exploration]` to the policy's actions. `auto`: in a chain; elsewhere a policy acts as it
+    is (epsilon 0)."""
     seal_seconds: float = Field(10.0, gt=0)
     """A segment is sealed at this age at the latest; logged trajectories are safe before that."""
 

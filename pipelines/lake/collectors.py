@@ -3,6 +3,8 @@
     collector   what its trajectories are marked with
     run         its run directory: {"path" as given, "absolute", "id"}; null for one without a run
     env, seed   the settings of its environment
+    horizon     most steps of an episode there; null where no limit is known
+    behaviour   its policy and exploration; null for a chain, whose run says more
     started     when its first process began (seconds since the epoch)
     policies    policy id -> the run directory it came from ({"path", "absolute"}), null for one that is not a run
     processes   {"host", "pid", "argv", "started", "versions"} of its processes, the newest last
@@ -12,6 +14,7 @@ A lake can be read without these files: they say where it came from, and nothing
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,11 +47,14 @@ def register(
     env: Mapping[str, Any],
     seed: int,
     process: Mapping[str, Any],
+    horizon: int | None = None,
+    behaviour: Mapping[str, Any] | None = None,
 ) -> None:
     """A process of `collector` begins. Only one at a time may bear that name. StageFailed when it cannot be written."""
     known = read(lake, collector) or {"collector": collector, "started": process["started"], "policies": {}}
     processes = [*known.get("processes", []), dict(process)][-_MOST_PROCESSES:]
-    write(lake, {**known, "run": run, "env": dict(env), "seed": seed, "processes": processes})
+    facts = {"run": run, "env": dict(env), "seed": seed, "horizon": horizon, "behaviour": behaviour}
+    write(lake, {**known, **facts, "processes": processes})
 
 
 def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any] | None) -> None:
@@ -104,6 +110,11 @@ def table(lake: Lake) -> pa.Table:
             }
         )
     return records.table(rows, _COLUMNS)
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """Return eight characters that differ for different `facts`, to be a part of a collector's name."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def place(path: Path) -> dict[str, str]:

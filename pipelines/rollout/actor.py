@@ -22,7 +22,7 @@ from pipelines.events import Listener, Progress, silent
 from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.ended import Ended, Outbox, Sink
-from pipelines.rollout.group import Group, Joined, both, next_to_end
+from pipelines.rollout.group import Group, Joined, both, mean_epsilon, next_to_end
 from pipelines.rollout.policy_client import Policy
 from pipelines.rollout.summary import Episode, RolloutStats, Tally
 
@@ -83,6 +83,8 @@ class Rollout:
     def _clear_counters(self) -> None:
         self._outbox.tally = Tally()
         self._env_seconds = self._policy_seconds = 0.0
+        for group in self._groups:
+            group.explored = 0.0, 0
         self._before = self.total_steps, self.env_errors, self.episodes_dropped
         self._began, self._first_round = time.perf_counter(), self._rounds
 
@@ -142,10 +144,6 @@ class Rollout:
         return stats
 
     @property
-    def total_trajectories(self) -> int:
-        return self._outbox.total
-
-    @property
     def _done(self) -> int:
         return self.total_steps - self._before[0]
 
@@ -156,6 +154,7 @@ class Rollout:
             trajectories=self._outbox.tally.episodes,
             return_mean=self._outbox.tally.return_mean,
             success_mean=self._success_mean,
+            epsilon=mean_epsilon(self._groups),
             seconds=time.perf_counter() - self._began,
             env_seconds=self._env_seconds,
             policy_seconds=self._policy_seconds,
@@ -377,6 +376,11 @@ class Rollout:
             self.exploration.load_state_dict(state["exploration"])
 
     @property
+    def unfinished(self) -> int:
+        """Number of episodes that have begun and not ended."""
+        return sum(int((group.time > 0).sum()) for group in self._groups)
+
+    @property
     def _success_mean(self) -> float:
         return self._outbox.tally.success_mean if self.env.spec.has_success else math.nan
 
@@ -385,6 +389,7 @@ class Rollout:
         shown = {
             "return_mean": self._outbox.tally.return_mean,
             "success_mean": self._success_mean,
+            "epsilon": mean_epsilon(self._groups),
             "policy_share": self._policy_seconds / seconds,
             "env_share": self._env_seconds / seconds,
         }

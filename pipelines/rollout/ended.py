@@ -70,14 +70,14 @@ class Waiting:
 
 
 class Outbox(Waiting):
-    """What has ended, until whoever wants it gets it: `sink` the trajectories, `on_episode` each summary. `total`
-    counts the episodes that were given, those that were cut short too; `tally` those that count.
+    """What has ended, until whoever wants it gets it: `sink` the trajectories, `on_episode` each summary. `tally`
+    counts them, but for those that were cut short.
     """
 
     def __init__(self, sink: Sink | None, on_episode: Callable[[Episode], None] | None) -> None:
         super().__init__()
         self._sink, self._on_episode = sink, on_episode
-        self.total, self.tally = 0, Tally()
+        self.tally = Tally()
 
     def give(self, before: Turn | None = None, *, due: bool = False) -> None:
         """As far as `take` goes; `due`: unless it may yet be stored with what ends next."""
@@ -92,7 +92,6 @@ class Outbox(Waiting):
         if stored and self._sink is not None:
             self._sink(Trajectories.joined(stored))
         for each in ended:
-            self.total += each.number
             self.tally.add(each.tally)
             if self._on_episode is not None:
                 for episode in each.episodes:

@@ -27,7 +27,8 @@ class Group:
 
     `time` counts the steps of each actor's episode, 0 where there is nothing to lose. `strikes`: failures in a row of
     each actor's environment. `pending`: executed actions whose step has begun, and the exploration rate in them;
-    `waits_on`: what has yet to be heard of it (see `Env.waits_on`). `rounds`: steps that have ended.
+    `waits_on`: what has yet to be heard of it (see `Env.waits_on`). `rounds`: steps that have ended. `explored`: sum
+    and number of the exploration rates of all steps of all actors.
     """
 
     def __init__(self, env: Env, number: int, place: slice, *, recorded: bool) -> None:
@@ -42,6 +43,7 @@ class Group:
         self.reward = np.zeros(n, dtype=np.float32)
         self.time = np.zeros(n, dtype=np.int64)
         self.total, self.epsilon, self.began = np.zeros((3, n))
+        self.explored = 0.0, 0
         self.attempts: list[list[bool]] = [[] for _ in range(n)]
         self.strikes = np.zeros(n, dtype=np.int64)
         self.pending: tuple[np.ndarray, np.ndarray | float] | None = None
@@ -88,6 +90,8 @@ class Group:
         self.time += 1
         self.total += result.reward
         self.epsilon += epsilon
+        rate = epsilon * len(self.time) if isinstance(epsilon, float) else float(epsilon.sum())
+        self.explored = self.explored[0] + rate, self.explored[1] + len(self.time)
         for actor in np.flatnonzero(result.attempt_end).tolist():
             self.attempts[actor].append(bool(result.success[actor]))
 
@@ -169,6 +173,12 @@ def next_to_end(groups: Sequence[Group]) -> Group:
         for group in begun:
             group.waits_on -= heard
     return min((group for group in begun if not group.waits_on), key=lambda group: group.rounds)
+
+
+def mean_epsilon(groups: Sequence[Group]) -> float:
+    """Return the mean exploration rate of all steps of `groups`; 0 before the first."""
+    rates, steps = zip(*(group.explored for group in groups), strict=True)
+    return sum(rates) / max(sum(steps), 1)
 
 
 def both(first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFailed | None:

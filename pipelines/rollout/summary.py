@@ -48,12 +48,15 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStats:
-    """What one call of `run` did. Means are over the episodes that ended in it (nan: none did)."""
+    """What one call of `run` did. Means are over the episodes that ended in it (nan: none did); `epsilon` is the mean
+    exploration rate over its steps.
+    """
 
     steps: int
     trajectories: int
     return_mean: float
     success_mean: float
+    epsilon: float
     seconds: float
     env_seconds: float
     policy_seconds: float

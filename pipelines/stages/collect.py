@@ -1,6 +1,7 @@
 """collect: roll out a policy and write what happened into a lake.
 
 Steps are counted from the lake itself, so the same command repeated goes on where it stopped, after a kill too.
+Each collector counts its own: the environment, the policy and the exploration are part of its name.
 Rollouts unfinished when the stage ends are stored as truncated, tagged `unfinished`: nothing paid for is lost, and
 learning bootstraps through the cut. A kill -9 loses only what was not yet a whole trajectory.
 """
@@ -12,6 +13,7 @@ import math
 import queue
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,7 @@ from urllib.parse import quote
 import numpy as np
 
 from pipelines.config.cores import threads
+from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
@@ -32,16 +35,15 @@ from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake import collectors
 from pipelines.lake.maintenance.cap import Cap
 from pipelines.lake.schema import Schema
-from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.trajectory import Trajectories
 from pipelines.lake.writer import Writer
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.actor import Rollout
 from pipelines.stages.environment import make_env, with_actors, workers
 from pipelines.stages.following import Following
+from pipelines.stages.identity import behaviour, collector_name, stored_steps
 from pipelines.stages.policies import Acting, load_policy
 from pipelines.stages.result import Result
 from pipelines.training.learner import use_threads
@@ -54,8 +56,9 @@ def run(
     lake: Path | str | None = None,
     listener: Listener = silent,
     fresh: bool = False,
+    add: bool = False,
 ) -> Result:
-    """Collect until this run (without one: this environment and seed) has `collect.steps` steps in the lake."""
+    """Collect until this collector has `collect.steps` steps in the lake; `add`: collect that many more than it has."""
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
     replaced = fresh and directory is not None and lake is None
@@ -64,21 +67,25 @@ def run(
             stack.enter_context(directory.lock("collect"))
             settings = with_actors(settings, None if fresh else directory.load_document())
             directory.refuse_changes("collect", settings, fresh=fresh)
-            name = directory.identity
+            name = collector_name(settings, directory)
         else:
-            name = f"{settings.env.name}-{settings.seed}"
+            name = collector_name(settings)
             busy = f"lake '{where}' is being filled with '{name}'"
             stack.enter_context(exclusive(connect(where).local / f".{quote(name, safe='')}.lock", what=busy))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
-        collector = stack.enter_context(Collector(settings, where, name=name, run=directory, replaced=replaced))
+        collector = stack.enter_context(
+            Collector(settings, where, name=name, run=directory, replaced=replaced, behaviour=behaviour(settings))
+        )
         use_threads(settings.train.threads)
         acting = collector.first_policy(listener)
         collector.begin(acting)
+        if add:
+            settings = _with_steps(settings, collector.before + settings.collect.steps)
         if directory is not None:  # nothing is written before everything asked for is there
             directory.record("collect", settings, fresh=fresh)
-            if not fresh or replaced:
-                collector.name = directory.identity  # another stage of a new run may have named it meanwhile
+            if not fresh or replaced:  # another stage of a new run may have named it meanwhile
+                collector.name = collector_name(settings, directory)
         collector.act_by(acting)
 
         def result(status: str, metrics: dict[str, Any]) -> Result:
@@ -98,14 +105,40 @@ def run(
             collector.finish()
             error.result = result("failed", collector.metrics())
             raise
+    _comment(collector, metrics, settings, listener)
     return result("done" if metrics["steps"] else "skipped", metrics)
+
+
+def _with_steps(settings: Settings, steps: int) -> Settings:
+    return settings.model_copy(update={"collect": settings.collect.model_copy(update={"steps": steps})})
+
+
+def _comment(collector: Collector, metrics: dict[str, Any], settings: Settings, listener: Listener) -> None:
+    """Say what the figures leave out."""
+    ended, unfinished, steps = metrics["trajectories"], metrics["unfinished"], metrics["steps"]
+    if not steps:
+        text = f"collector '{collector.name}' has {collector.steps:,} steps already; --add N collects N more"
+        listener(Notice(text=text))
+    elif not ended:
+        horizon = collector.env.spec.horizon
+        longest = f", an episode takes up to {horizon:,}" if horizon else ""
+        each = f"{steps // metrics['actors']:,} steps of each of {metrics['actors']} actors"
+        hint = "there is no return: give more --steps, or fewer --actors"
+        listener(Notice(text=f"no episode ended in {each}{longest}; {hint}", level="warning"))
+    elif unfinished > ended:
+        text = f"means are over the {ended:,} episodes that ended; {unfinished:,} longer ones were cut off at the end"
+        listener(Notice(text=text, level="warning"))
+    given = settings.exploration != ExplorationSettings()
+    if steps and given and collector.exploration is None and behaviour(settings)["policy"] != "random":
+        listener(Notice(text="the policy acted as it is (epsilon 0); --explore applies the schedule of [exploration]"))
 
 
 class Collector:
     """A rollout that pours into a lake; environments and unfinished episodes live from one `collect` to the next.
 
     `name` is written into every trajectory: what it has stored counts towards the target of a later process. The
-    lake is made when somebody is to act, and told who fills it; `replaced`: what is there is removed then.
+    lake is made when somebody is to act, and told who fills it; `replaced`: what is there is removed then. `behaviour`:
+    how it acts, for its record; None for a chain, which explores by its schedule unless `collect.explore` is false.
     """
 
     def __init__(
@@ -116,6 +149,7 @@ class Collector:
         name: str,
         run: RunDirectory | None = None,
         replaced: bool = False,
+        behaviour: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings, self._where, self.name, self._run, self._replaced = settings, lake, name, run, replaced
         existing = None if replaced else Lake.find(lake)
@@ -129,15 +163,19 @@ class Collector:
         spec = self.env.spec
         if existing:
             existing.require_schema(Schema(spec.spaces))
-        self.exploration = Exploration(
-            settings.exploration,
-            spec.spaces.action,
-            actors,
-            horizon=spec.horizon,
-            seed=exploration_seed,
-            legal=self._legal(settings.agent.legal_actions),
-        )
-        self.exploration.steps = self.before // actors
+        self._behaviour = behaviour
+        self.exploration: Exploration | None = None
+        if settings.collect.explore is True or (behaviour is None and settings.collect.explore == "auto"):
+            self.exploration = Exploration(
+                settings.exploration,
+                spec.spaces.action,
+                actors,
+                horizon=spec.horizon,
+                seed=exploration_seed,
+                legal=self._legal(settings.agent.legal_actions),
+            )
+            self.exploration.steps = self.before // actors
+        self._unfinished = 0
         self.rollout: Rollout | None = None
         self.writer: Writer | None = None
         self._following: Following | None = None
@@ -213,7 +251,8 @@ class Collector:
 
     def _let_explore(self, acting: Acting) -> None:
         """Exploration keeps to what is legal by the settings, or else by whoever acts."""
-        self.exploration.legal = self._legal(self._settings.agent.legal_actions or acting.legal_actions)
+        if self.exploration is not None:
+            self.exploration.legal = self._legal(self._settings.agent.legal_actions or acting.legal_actions)
 
     def _store(self, trajectories: Trajectories) -> None:
         assert self.writer is not None
@@ -262,6 +301,8 @@ class Collector:
             env=self._settings.env.model_dump(mode="json"),
             seed=self._settings.seed,
             process=process(),
+            horizon=self.env.spec.horizon,
+            behaviour=self._behaviour,
         )
         return lake
 
@@ -282,7 +323,7 @@ class Collector:
     def finish(self) -> None:
         """Store what is unfinished."""
         if self.rollout is not None and self.writer is not None:
-            self.rollout.finish()
+            self._unfinished = self.rollout.finish()
 
     def seal(self) -> None:
         """Let readers see everything that has ended so far."""
@@ -325,36 +366,29 @@ class Collector:
         """What the last call of `collect` did, or has done until it failed."""
         assert self.rollout is not None, "act_by comes first"
         stats = self.rollout.stats()
-        metrics = {
+        metrics: dict[str, Any] = {
             "steps": stats.steps,
             "steps_total": self.steps,
             "trajectories": stats.trajectories,
             "return_mean": stats.return_mean,
             "success_mean": stats.success_mean,
+            "unfinished": self.rollout.unfinished or self._unfinished,
+            "collector": self.name,
+            "policy": self.rollout.policy_id,
+            "epsilon": stats.epsilon,
             "steps_per_second": stats.steps_per_second,
             "policy_share": stats.policy_seconds / stats.seconds if stats.steps else math.nan,
             "env_share": stats.env_seconds / stats.seconds if stats.steps else math.nan,
-            "epsilon_progress": self.exploration.progress,
             "env_errors": stats.env_errors,
             "episodes_dropped": stats.episodes_dropped,
             "actors": self.env.num_envs,
             "workers": self.workers,
             "seconds": stats.seconds,
         }
-        known = {key: value for key, value in metrics.items() if not math.isnan(value)}
+        if self.exploration is not None:
+            metrics["epsilon_progress"] = self.exploration.progress
+        known = {key: value for key, value in metrics.items() if isinstance(value, str) or not math.isnan(value)}
         return {"return_mean": None, **known}  # no episode ended: no mean
-
-
-def stored_steps(lake: Lake, collector: str) -> int:
-    """Steps that `collector` has put into the lake, logs of dead writers included, and what has expired since."""
-    lake.salvage()
-    quoted = collector.replace("'", "''")
-    where = f"collector = '{quoted}' and base_uid is null"
-    while True:
-        expired = expired_steps(lake.storage)[collector]
-        _, rows = query(lake, f"select coalesce(sum(length), 0) from trajectories where {where}")
-        if expired_steps(lake.storage)[collector] == expired:  # else some moved from one count to the other
-            return int(rows[0][0]) + expired
 
 
 def seeds(seed: int, position: int, *, count: int) -> list[int]:

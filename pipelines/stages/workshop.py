@@ -18,8 +18,9 @@ from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
 from pipelines.report.plots import Series, adaptation_curve
 from pipelines.stages import evaluate, export, ingest, relabel
-from pipelines.stages.collect import Collector, stored_steps
+from pipelines.stages.collect import Collector
 from pipelines.stages.environment import make_env
+from pipelines.stages.identity import stored_steps
 from pipelines.stages.lakes import described, in_chain, open_in_chain, places_in_chain
 from pipelines.stages.policies import Acting, load_policy
 from pipelines.stages.result import Result, Table

@@ -1,7 +1,7 @@
 import pytest
 import typer
 
-from amago_cli.quantities import seconds, size
+from amago_cli.quantities import count, positive, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,36 @@ def test_ages(text: str, expected: float) -> None:
 )
 def test_sizes(text: str, expected: int) -> None:
     assert size(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("20000", 20_000),
+        ("20_000", 20_000),
+        ("1e6", 10**6),
+        ("1.5e3", 1500),
+        ("100k", 10**5),
+        ("2 M", 2 * 10**6),
+        ("0", 0),
+        ("-3", -3),
+        ("9223372036854775807", 2**63 - 1),
+    ],
+)
+def test_counts(text: str, expected: int) -> None:
+    assert count(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.5", "1e-3", "100 kilo", "100q", "nan", "inf", "1e400", "_", "0x10"])
+def test_what_is_not_a_whole_number_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        count(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "-1k"])
+def test_a_limit_is_positive(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        positive(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "7 days", "-1", "1e3", "5y"])

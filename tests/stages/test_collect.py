@@ -11,13 +11,14 @@ import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, Interrupted, Locked, UsageError
-from pipelines.events import Event, Progress
+from pipelines.events import Event, Notice, Progress
 from pipelines.lake import collectors
 from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, train
+from pipelines.stages.identity import stored_steps
 from tests.stages.recipes import tiny
 
 
@@ -69,8 +70,7 @@ def test_an_interruption_keeps_all_steps(tmp_path: Path) -> None:
 def test_a_trained_policy_acts_and_is_recorded(tmp_path: Path) -> None:
     collect.run(tiny(), run=tmp_path / "run")
     train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
-    settings = tiny(collect={"steps": 200, "policy": f"{tmp_path}/run@6"})
-    collect.run(settings, run=tmp_path / "run")
+    collect.run(tiny(collect={"policy": f"{tmp_path}/run@6"}), run=tmp_path / "run")
     versions = rows(
         tmp_path / "run/lake",
         "select policy_id, policy_version, sum(length) from trajectories group by all order by policy_version",
@@ -98,25 +98,29 @@ def test_a_lake_is_told_who_fills_it(tmp_path: Path) -> None:
     collect.run(tiny(), run=tmp_path / "run")
     train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
     collect.run(tiny(), run=tmp_path / "other", lake=tmp_path / "run/lake")
-    more = tiny(collect={"steps": 120, "policy": f"{tmp_path}/run@6"})
-    collect.run(more, run=tmp_path / "other", lake=tmp_path / "run/lake")
+    collect.run(tiny(collect={"steps": 120}), run=tmp_path / "other", lake=tmp_path / "run/lake")
+    acting = tiny(collect={"policy": f"{tmp_path}/run@6"})
+    trained = collect.run(acting, run=tmp_path / "other", lake=tmp_path / "run/lake").metrics["collector"]
     lake, other = Lake.open(tmp_path / "run"), RunDirectory(tmp_path / "other")
     found = collectors.read_all(lake)
-    assert set(found) == {RunDirectory(tmp_path / "run").identity, other.identity}
+    assert set(found) == {RunDirectory(tmp_path / "run").identity, other.identity, trained}
     record = found[other.identity]
     assert record["run"] == collectors.place(tmp_path / "other") | {"id": other.identity}
     assert (record["env"]["name"], record["env"]["corridor"], record["seed"]) == ("tmaze", 4, 0)
+    assert (record["horizon"], record["behaviour"]["policy"]) == (5, "random")
+    assert record["policies"] == {"random": None}
     source = collectors.place(tmp_path / "run")
-    assert record["policies"] == {"random": None, RunDirectory(tmp_path / "run").identity: source}
+    assert found[trained]["policies"] == {RunDirectory(tmp_path / "run").identity: source}
+    assert found[trained]["behaviour"]["policy"] == f"{tmp_path}/run@6"
     assert [process["pid"] for process in record["processes"]] == [os.getpid()] * 2
     assert record["processes"][0]["versions"]["numpy"] == np.__version__
     told = rows(tmp_path / "run/lake", "select collector, run, env, processes from collectors order by processes")
-    assert told[1] == (other.identity, str(tmp_path / "other"), "tmaze", 2)
+    assert told[-1] == (other.identity, str(tmp_path / "other"), "tmaze", 2)
 
 
 def test_lineage_in_sql_repeats_the_trajectories_by_segment_and_policy_version(tmp_path: Path) -> None:
     collect.run(tiny(), run=tmp_path / "run")
-    collect.run(tiny(collect={"policy": "expert"}), lake=tmp_path / "run/lake")
+    expert = collect.run(tiny(collect={"policy": "expert"}), lake=tmp_path / "run/lake").metrics["collector"]
     sql = "select segment, collector, policy_id, policy_version, trajectories, steps, run from lineage order by all"
     found = rows(tmp_path / "run/lake", sql)
     wanted: dict = {}
@@ -127,15 +131,85 @@ def test_lineage_in_sql_repeats_the_trajectories_by_segment_and_policy_version(t
     assert {tuple(row[:4]): (row[4], row[5]) for row in found} == {k: (len(v), sum(v)) for k, v in wanted.items()}
     assert {row[1]: row[6] for row in found} == {
         RunDirectory(tmp_path / "run").identity: str(tmp_path / "run"),
-        "tmaze-0": None,
+        expert: None,
     }
     joined = "select count(*) from trajectories join lineage using (segment, collector) where run is not null"
     assert query(Lake.open(tmp_path / "run"), joined, limits=Limits())[1][0][0] > 0
 
 
-def test_the_expert_solves_the_maze(tmp_path: Path) -> None:
-    settings = tiny(collect={"policy": "expert"}, exploration={"kind": "none"})
-    assert collect.run(settings, lake=tmp_path / "lake").metrics["return_mean"] == pytest.approx(1.0)
+def test_a_named_policy_acts_as_it_is_unless_it_explores(tmp_path: Path) -> None:
+    expert = collect.run(tiny(collect={"policy": "expert"}), lake=tmp_path / "lake").metrics
+    assert (expert["return_mean"], expert["epsilon"], expert["policy"]) == (pytest.approx(1.0), 0.0, "expert")
+    assert rows(tmp_path / "lake", "select max(epsilon) from trajectories") == [(0.0,)]
+    shaken = tiny(collect={"policy": "expert", "explore": True}, exploration={"start": 0.5, "randomize": False})
+    assert collect.run(shaken, lake=tmp_path / "lake").metrics["epsilon"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_policy_that_could_explore_says_that_it_did_not(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    collect.run(tiny(collect={"policy": "expert"}, exploration={"start": 0.5}), lake=tmp_path, listener=heard.append)
+    assert any(isinstance(event, Notice) and "--explore" in event.text for event in heard)
+    assert [event.metrics["epsilon"] for event in heard if isinstance(event, Progress)][-1] == 0.0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"env": {"corridor": 4, "penalty": -0.1}},
+        {"collect": {"policy": "expert"}},
+        {"collect": {"explore": True}},
+        {"collect": {"explore": True}, "exploration": {"start": 0.3}},
+        {"seed": 1},
+    ],
+)
+def test_a_changed_environment_policy_or_exploration_is_another_collector(tmp_path: Path, changed: dict) -> None:
+    first = collect.run(tiny(), lake=tmp_path / "lake").metrics["collector"]
+    other = collect.run(tiny(**changed), lake=tmp_path / "lake").metrics
+    assert other["steps"] == 100
+    assert rows(tmp_path / "lake", "select collector, sum(length) from trajectories group by all order by all") == [
+        (name, 100) for name in sorted((first, other["collector"]))
+    ]
+    assert collect.run(tiny(**changed), lake=tmp_path / "lake").status == "skipped"
+    assert collectors.read(Lake.open(tmp_path / "lake"), first)["env"] == tiny().env.model_dump()
+
+
+@pytest.mark.parametrize("changed", [{"collect": {"policy": "expert"}}, {"collect": {"explore": True}}])
+def test_another_policy_or_exploration_of_a_run_counts_its_own_steps(tmp_path: Path, changed: dict) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    assert collect.run(tiny(**changed), run=tmp_path / "run").metrics["steps"] == 100
+    assert collect.run(tiny(**changed), run=tmp_path / "run").status == "skipped"
+    assert collect.run(tiny(), run=tmp_path / "run").status == "skipped"
+
+
+def test_a_run_is_one_policy_from_wherever_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collect.run(tiny(), run=tmp_path / "run")
+    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
+    collect.run(tiny(collect={"policy": f"{tmp_path}/run@6"}), lake=tmp_path / "lake")
+    monkeypatch.chdir(tmp_path)
+    assert collect.run(tiny(collect={"policy": "run@6"}), lake=tmp_path / "lake").status == "skipped"
+
+
+@pytest.mark.parametrize("place", ["run", "lake"])
+def test_adding_collects_more_each_time(tmp_path: Path, place: str) -> None:
+    taken = [collect.run(tiny(collect={"steps": 20}), **{place: tmp_path / "x"}, add=True).metrics for _ in range(3)]
+    assert [(metrics["steps"], metrics["steps_total"]) for metrics in taken] == [(20, 20), (20, 40), (20, 60)]
+    assert collect.run(tiny(collect={"steps": 60}), **{place: tmp_path / "x"}).status == "skipped"
+
+
+def test_means_say_how_many_episodes_they_leave_out(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    short = collect.run(tiny(collect={"steps": 12}), lake=tmp_path / "short", listener=heard.append).metrics
+    assert (short["trajectories"], short["unfinished"], short["return_mean"]) == (0, 4, None)
+    assert "no episode ended in 3 steps of each of 4 actors, an episode takes up to 5" in notices(heard)
+    walk = {"name": "tests.envs.breaking:Walk", "length": 40}
+    heard.clear()
+    cut = collect.run(tiny(env=walk, collect={"steps": 132}), lake=tmp_path / "cut", listener=heard.append).metrics
+    assert cut["unfinished"] > cut["trajectories"] > 0
+    assert f"means are over the {cut['trajectories']} episodes that ended; {cut['unfinished']}" in notices(heard)
+
+
+def notices(heard: list[Event]) -> str:
+    return "\n".join(event.text for event in heard if isinstance(event, Notice))
 
 
 def scripted(observation, prev_action, prev_reward, time):  # type: ignore[no-untyped-def]
@@ -144,7 +218,7 @@ def scripted(observation, prev_action, prev_reward, time):  # type: ignore[no-un
 
 def test_a_scripted_policy_acts(tmp_path: Path) -> None:
     policy = "tests.stages.test_collect:scripted"
-    collect.run(tiny(collect={"policy": policy}, exploration={"kind": "none"}), lake=tmp_path / "lake")
+    collect.run(tiny(collect={"policy": policy}), lake=tmp_path / "lake")
     assert all(not t.columns["action"].any() for t in trajectories(Lake.open(tmp_path / "lake")))
 
 
@@ -234,4 +308,4 @@ def test_a_bounded_lake_keeps_the_newest_and_the_target_counts_what_went(tmp_pat
         run=tmp_path / "run",
     )
     assert more.metrics["steps"] == 400
-    assert collect.stored_steps(Lake.open(tmp_path / "run/lake"), RunDirectory(tmp_path / "run").identity) == 2400
+    assert stored_steps(Lake.open(tmp_path / "run/lake"), RunDirectory(tmp_path / "run").identity) == 2400

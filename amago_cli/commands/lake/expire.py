@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, DryRun, LakeArgument, reader
-from amago_cli.quantities import seconds, size
+from amago_cli.quantities import positive, seconds, size
 
 
 @reader
@@ -15,13 +15,14 @@ def expire(
     common: Common,
     lake: LakeArgument,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", metavar="N", min=1, help="Keep at most so many steps.")
+        int | None, typer.Option("--max-steps", metavar="N", parser=positive, help="Keep at most so many steps.")
     ] = None,
     max_bytes: Annotated[
         int | None, typer.Option("--max-bytes", metavar="SIZE", parser=size, help="Keep at most so much, e.g. 10GB.")
     ] = None,
     max_trajectories: Annotated[
-        int | None, typer.Option("--max-trajectories", metavar="N", min=1, help="Keep at most so many trajectories.")
+        int | None,
+        typer.Option("--max-trajectories", metavar="N", parser=positive, help="Keep at most so many trajectories."),
     ] = None,
     max_age: Annotated[
         float | None,

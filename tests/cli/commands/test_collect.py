@@ -42,6 +42,45 @@ def test_epsilon_is_a_constant_rate(amago: Amago) -> None:
     shown = amago("collect", "--env", "tmaze", "--epsilon", 0.25, "--dry-run", "--output", "json")
     exploration = shown.json["settings"]["exploration"]
     assert (exploration["start"], exploration["end"], exploration["randomize"]) == (0.25, 0.25, False)
+    assert shown.json["settings"]["collect"]["explore"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "epsilon"),
+    [
+        ([], 0.0),
+        (["--epsilon", 0.25], 0.25),
+        (["--explore", "--set", "exploration.start=0.5", "--set", "exploration.randomize=false"], 0.5),
+        (["--set", "exploration.start=0.5", "--set", "exploration.randomize=false"], 0.5),
+    ],
+)
+def test_a_named_policy_explores_only_when_asked(amago: Amago, options: list[object], epsilon: float) -> None:
+    expert = ("collect", "--env", "tmaze", "--policy", "expert", "--steps", 64, "--actors", 2, "--output", "json")
+    done = amago(*expert, *options)
+    assert done.code == 0, done.err
+    assert done.json["metrics"]["epsilon"] == pytest.approx(epsilon, abs=1e-3)
+    assert amago(*expert, "--run", "runs/tmaze").json["metrics"]["epsilon"] == 0.0  # whatever was asked for before
+
+
+def test_a_call_that_names_no_policy_plays_at_random_again(amago: Amago) -> None:
+    collect = ("collect", "--env", "tmaze", "--steps", 40, "--actors", 2, "--output", "json")
+    assert amago(*collect, "--policy", "expert").json["metrics"]["policy"] == "expert"
+    again = amago(*collect).json
+    assert (again["status"], again["metrics"]["policy"]) == ("done", "random")
+
+
+def test_adding_from_cron_collects_as_many_each_time(amago: Amago) -> None:
+    cron = ("collect", "--env", "tmaze", "--lake", "shared", "--actors", 2, "--add", "1e2", "--output", "json")
+    assert [amago(*cron).json["metrics"]["steps_total"] for _ in range(2)] == [100, 200]
+    refused = amago(*cron, "--steps", 100)
+    assert (refused.code, "--steps and --add exclude each other" in refused.err) == (2, True)
+
+
+def test_a_target_that_is_reached_says_how_to_collect_more(amago: Amago) -> None:
+    collect = ("collect", "--env", "tmaze", "--steps", "0.1k", "--actors", 2, "--lake", "shared")
+    assert amago(*collect).code == 0
+    again = amago(*collect)
+    assert "--add N collects N more" in again.err
 
 
 def test_a_lake_of_its_own_needs_no_run(amago: Amago) -> None:
