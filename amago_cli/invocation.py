@@ -22,6 +22,7 @@ class Invocation:
     command: str = ""
     json: bool = False
     verbose: bool = False
+    quiet: bool = False
     run: Path | None = None
     lake: Path | str | None = None
     started: float = field(default_factory=time.monotonic)

@@ -102,7 +102,10 @@ _TOUCH_NOTHING = "Show what would be done (a stage: its resolved settings); touc
 DryRun = Annotated[bool, typer.Option("--dry-run", help=_TOUCH_NOTHING)]
 
 _OUTPUT = Annotated[Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)]
-_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notices.", rich_help_panel=_COMMON)]
+_QUIET = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print errors only, and the answer to a question.", rich_help_panel=_COMMON),
+]
 _VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_COMMON)]
 _CONFIG = Annotated[
     str | None,
@@ -225,6 +228,7 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
             trust_everything()
         invocation.json = options["output"] is Format.JSON
         invocation.verbose = options["verbose"]
+        invocation.quiet = options["quiet"]
         named = {key: _plain(values[name]) for name, key in keys.items()}
         with result_alone():
             common = Common(invocation=invocation, named=named, starts_stage=shared is _STAGE, **options)

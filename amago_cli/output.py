@@ -46,7 +46,7 @@ class Output(Protocol):
 
 
 class TextOutput:
-    """Tables and lines."""
+    """Tables and lines; with -q no word of what was done, since nothing failed."""
 
     def __init__(self, invocation: Invocation) -> None:
         self.invocation = invocation
@@ -65,8 +65,12 @@ class TextOutput:
             self._result(failure.result)
 
     def _result(self, result: Result) -> None:
-        figures = {name: text for name, value in result.metrics.items() if (text := figure(value)) is not None}
-        if result.seconds or result.status == "skipped":
+        acted = result.seconds or result.status == "skipped"
+        if acted and self.invocation.quiet:
+            return
+        said = {name: value for name, value in result.metrics.items() if not _is_nothing(name, value, acted=acted)}
+        figures = {name: text for name, value in said.items() if (text := figure(value)) is not None}
+        if acted:
             place = result.run or result.lake
             done = "nothing to do" if result.status == "skipped" else f"{result.status} in {seconds(result.seconds)}"
             print(escaping.line(f"{result.command}: {done}{f' -> {place}' if place else ''}"))
@@ -77,8 +81,17 @@ class TextOutput:
             if figures or number:
                 print()
             _print_table(table.columns, table.rows, show=cell, title=table.title)
-        for path in result.outputs:
+        for path in result.outputs if result.status != "skipped" else ():
             print(escaping.line(f"  wrote {path}"))
+
+
+def _is_nothing(name: str, value: Any, *, acted: bool) -> bool:
+    """Whether a figure would say that something did not occur: a count of 0 or an empty list, and of an action also
+    that an option was not given. A mean of 0 is a finding."""
+    value = plain(value)
+    if isinstance(value, bool):
+        return acted and not value
+    return value == [] or (value == 0 and (isinstance(value, int) or name.endswith("_per_second")))
 
 
 class JsonOutput:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -93,3 +94,42 @@ def test_figures_are_short(value: object, text: str) -> None:
 @pytest.mark.parametrize("value", [None, float("nan"), {"a": 1}, [1, 2, 3], [{"a": 1}]])
 def test_what_needs_a_table_is_no_figure(value: object) -> None:
     assert figure(value) is None
+
+
+COLLECTED = Result(
+    command="collect",
+    run=Path("runs/a"),
+    metrics={"steps": 0, "return_mean": 0.0, "steps_per_second": 0.0, "damaged": [], "dry_run": False, "whole": True},
+    outputs=(Path("runs/a/lake"),),
+    seconds=0.5,
+)
+
+
+def test_counts_of_nothing_are_left_out_and_a_mean_of_nothing_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    TextOutput(Invocation()).show(COLLECTED)
+    assert capsys.readouterr().out.splitlines() == [
+        "collect: done in 0.5 s -> runs/a",
+        "  return_mean  0",
+        "  whole        yes",
+        "  wrote runs/a/lake",
+    ]
+    JsonOutput(Invocation()).show(COLLECTED)
+    assert json.loads(capsys.readouterr().out)["metrics"]["steps"] == 0
+
+
+def test_nothing_to_do_has_written_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    TextOutput(Invocation()).show(replace(COLLECTED, status="skipped", seconds=0.0))
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "collect: nothing to do -> runs/a"
+    assert "wrote" not in shown
+
+
+def test_quiet_prints_no_result_of_an_action_but_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = TextOutput(Invocation(quiet=True))
+    quiet.show(COLLECTED)
+    quiet.show(replace(COLLECTED, status="skipped", seconds=0.0))
+    assert capsys.readouterr().out == ""
+    quiet.show(replace(COLLECTED, command="lake info", seconds=0.0))
+    assert "return_mean" in capsys.readouterr().out
+    JsonOutput(Invocation(command="collect", quiet=True)).show(COLLECTED)
+    assert json.loads(capsys.readouterr().out)["command"] == "collect"

@@ -40,7 +40,7 @@ def _tables(found: Mapping[str, Any]) -> Sequence[Table]:
         return None if seconds is None else f"{duration(seconds)} ago"
 
     def table(title: str, name: str, columns: Mapping[str, str | Callable[[Any], Any]]) -> Table | None:
-        rows = found[name]
+        rows = [row for row in found[name] if row.get("segments") != 0]
         if not rows:
             return None
         if len(rows) > _SHOWN:

@@ -27,7 +27,7 @@ def test_the_rest_fits_and_collecting_again_does_not_make_up_for_it(amago: Amago
     assert amago("lake", "expire", small, "--max-steps", 100).code == 0
     left = figures(amago, small)
     assert 0 < left["steps"] <= 100
-    again = amago("collect", "--env", "gym:CartPole-v1", "--run", small, "--steps", 400, "--actors", 4, "-q")
+    again = amago("collect", "--env", "gym:CartPole-v1", "--run", small, "--steps", 400, "--actors", 4)
     assert "nothing to do" in again.out
     assert figures(amago, small) == left
 
