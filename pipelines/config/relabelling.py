@@ -51,6 +51,12 @@ class RelabelSettings(SettingsModel):
         return (self.relabeler,) if isinstance(self.relabeler, str) else self.relabeler
 
     @model_validator(mode="after")
+    def _copies_differ(self) -> RelabelSettings:
+        if self.copies > 1 and self.relabelers == ("hindsight:final",):
+            raise ValueError("'copies' of hindsight:final would all be alike; take 1, or hindsight:future or :random")
+        return self
+
+    @model_validator(mode="after")
     def _strategy_is_used(self) -> RelabelSettings:
         if self.strategy != "future" and "hindsight" not in self._named:
             raise ValueError(f"'strategy' is that of hindsight; write NAME:{self.strategy} for another relabeler")

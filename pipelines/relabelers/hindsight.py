@@ -1,11 +1,11 @@
 """Hindsight goals (Andrychowicz et al., NeurIPS 2017, section 3.3): had the goal been a place that was in
 fact reached.
 
-Strategies: `final` takes the last place of the trajectory, `random` any place of it; `future` begins at a
-random step and takes a place reached later, so the stretch before it is left out. Where reaching a goal ends an
-episode, the trajectory is cut at the first arrival at the new one. No goal is taken that already held in the first row
-(arriving there without an action is no success), nor the place where an episode ended in failure: there the
-environment would not have paid. Rewards are replayed by the rule for the whole stretch, never edited.
+Strategies: `final` takes the last place of the trajectory that may be a goal, the same in every version, `random` any
+place of it; `future` begins at a random step and takes a place reached later, so the stretch before it is left out.
+Where reaching a goal ends an episode, the trajectory is cut at the first arrival at the new one. No goal is taken that
+already held in the first row (arriving there without an action is no success), nor the place where an episode ended in
+failure: there the environment would not have paid. Rewards are replayed by the rule for the whole stretch, never edited.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Hindsight:
 
     def __init__(self, rule: GoalRule, strategy: Strategy = "future") -> None:
         self.rule, self.strategy = rule, strategy
-        flags = (TERMINATED, TRUNCATED) if rule.ends else ()
-        self.changes = (rule.desired, REWARD, *flags, *((ACTION, RESET) if strategy == "future" else ()))
+        part = strategy == "future"  # of the original, which brings its own ends and first row
+        flags = (TERMINATED, TRUNCATED) if rule.ends or part else ()
+        self.changes = (rule.desired, REWARD, *flags, *((ACTION, RESET) if part else ()))
         self.reads = (rule.achieved, TERMINATED, TRUNCATED, *self.changes)
 
     def relabel(self, paths: Paths) -> Paths:

@@ -49,3 +49,9 @@ def test_an_entry_of_a_chain_overrides_its_own_table_only() -> None:
 def test_the_environment_keeps_its_parameters_apart() -> None:
     settings = Settings.model_validate({"env": {"name": "tmaze", "corridor": 3}})
     assert (settings.env.name, settings.env.params) == ("tmaze", {"corridor": 3})
+
+
+def test_copies_that_would_all_be_alike_are_refused() -> None:
+    with pytest.raises(ValueError, match="'copies' of hindsight:final would all be alike"):
+        Settings.model_validate({"relabel": {"relabeler": "hindsight:final", "copies": 3}})
+    Settings.model_validate({"relabel": {"relabeler": ["hindsight:random"], "copies": 3}})

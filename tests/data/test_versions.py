@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +11,24 @@ import pytest
 from pipelines.config.relabelling import ReplaySettings
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
-from pipelines.data.view import View
+from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import silent
 from pipelines.lake.reading import trajectories
+from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, relabel
 from pipelines.stages.versions import make_versions
 from tests.data.test_strategy import WINDOW, places
 from tests.stages.recipes import tiny
 
+ROOT = Path(__file__).resolve().parents[2]
 ENVS = {
     "mazerunner": {"name": "mazerunner", "size": 9, "goals": 3, "max_episode_steps": 30},
     "goal-frozen-lake": {"name": "goal-frozen-lake"},
 }
+# Goals that do not end an episode, as those of Fetch and PointMaze.
+ENDLESS = {"tolerance": 0.1, "reward": 0.0, "step_reward": -1.0, "ends": False}
 
 
 def sampler(lake: Lake, settings: ReplaySettings, *, seed: int = 5, placement: str = "uniform") -> WindowSampler:
@@ -42,18 +47,26 @@ def windows(batch):
 
 @pytest.mark.parametrize("placement", ["uniform", "full"])
 @pytest.mark.parametrize(
-    ("env", "relabelers"),
-    [("mazerunner", ("instruction:some", "scale:2")), ("goal-frozen-lake", ("hindsight:future",))],
+    ("env", "relabelers", "goal"),
+    [
+        ("mazerunner", ("instruction:some", "scale:2"), {}),
+        ("goal-frozen-lake", ("hindsight:future",), {}),
+        ("goal-frozen-lake", ("hindsight:future",), ENDLESS),
+        ("goal-frozen-lake", ("hindsight:random",), ENDLESS),
+    ],
 )
-def test_drawn_versions_are_the_stored_ones(tmp_path: Path, env: str, relabelers: tuple[str, ...], placement) -> None:
+def test_drawn_versions_are_the_stored_ones(
+    tmp_path: Path, env: str, relabelers: tuple[str, ...], goal: dict[str, object], placement: str
+) -> None:
     settings = tiny(env=ENVS[env], collect={"steps": 240})
     collect.run(settings, lake=tmp_path / "lake")
     lake = Lake.open(tmp_path / "lake")
-    drawn = sampler(lake, ReplaySettings(relabeler=relabelers, share=1.0, copies=3), placement=placement)
+    replay = ReplaySettings(relabeler=relabelers, share=1.0, copies=3, goal=goal)
+    drawn = sampler(lake, replay, placement=placement)
     batches = [drawn.sample(16) for _ in range(12)]
-    again = sampler(lake, ReplaySettings(relabeler=relabelers, share=1.0, copies=3), placement=placement)
+    again = sampler(lake, replay, placement=placement)
     np.testing.assert_array_equal(again.sample(16).columns["reward"], batches[0].columns["reward"])
-    stored = tiny(seed=5, env=ENVS[env], relabel={"relabeler": relabelers, "copies": 3})
+    stored = tiny(seed=5, env=ENVS[env], relabel={"relabeler": relabelers, "copies": 3, "goal": goal})
     relabel.run(stored, lake=tmp_path / "lake")
     known, relabelled = {}, 0
     for each in trajectories(lake):
@@ -99,3 +112,23 @@ def test_what_is_wrong_is_said_before_anything_is_drawn(tmp_path: Path) -> None:
         sampler(lake, ReplaySettings(relabeler=("hindsight",)))
     with pytest.raises(UsageError, match="nothing"):
         sampler(lake, ReplaySettings(relabeler=("reward:nothing",)))
+
+
+def test_a_weight_makes_three_quarters_of_the_drawn_steps_relabelled(tmp_path: Path) -> None:
+    """As three relabelled copies of each step would be; `future` leaves out the steps before a random one."""
+    env = ENVS["goal-frozen-lake"]
+    collect.run(tiny(env=env, collect={"steps": 1000}), lake=tmp_path / "lake")
+    relabel.run(tiny(env=env, relabel={"relabeler": "hindsight:future", "copies": 3}), lake=tmp_path / "lake")
+    lake = Lake.open(tmp_path / "lake")
+    weight = re.search(r'--weight "(case when base_uid.*?)"', (ROOT / "docs" / "relabelling.md").read_text(), re.DOTALL)
+    assert weight is not None
+    chosen = select(lake, weight=weight[1])
+    view = View(lake, lake.only_schema().id, selection=Selection(evaluate=chosen.weights_of))
+    view.refresh()
+    drawn = WindowSampler(view, length=WINDOW, seed=1)
+    derived = np.isin(view.uids(), [bytes.fromhex(each.uid) for each in trajectories(lake, "base_uid is not null")])
+    steps = {True: 0, False: 0}
+    for batch in (drawn.sample(64) for _ in range(40)):
+        for number, rows in zip(batch.trajectory.tolist(), batch.lengths.tolist(), strict=True):
+            steps[bool(derived[number])] += rows - 1
+    assert 0.71 < steps[True] / sum(steps.values()) < 0.79
