@@ -12,11 +12,11 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
 
+from pipelines.envs.attempts import succeeded
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
@@ -83,7 +83,7 @@ class GymnasiumEnv(Env):
                 spaces=spaces,
                 horizon=horizon or (first.spec.max_episode_steps if first.spec is not None else None),
                 has_success=success_key is not None,
-                about=_first_sentence(first),
+                about=first_sentence(first),
                 split="separate seeds",
             )
         self.envs += [self._made(factory) for _ in range(num_envs - 1)]
@@ -106,7 +106,8 @@ class GymnasiumEnv(Env):
                     env.play(self._named[episode % len(self._named)])  # type: ignore[attr-defined]
                 observation, _ = env.reset(seed=int(self._seeds[i]))
                 self._observations.write(observation, columns, i)
-                self._goals[i] = env.goal_text if isinstance(env, TaskEnv) else self._observations.text(observation)
+                told = env.goal_text if isinstance(env, TaskEnv) else None
+                self._goals[i] = self._observations.text(observation) if told is None else told
             except (Exception, SystemExit) as error:
                 failures.append(self._failed("reset", i, error))
         self._columns = columns
@@ -136,7 +137,7 @@ class GymnasiumEnv(Env):
                 outcome = self.envs[i].outcome  # type: ignore[attr-defined]
                 reset[i], attempt_end[i], success[i] = outcome.reset, outcome.attempt_end, outcome.success
             elif self._success_key is not None and (terminated[i] or truncated[i]):
-                success[i] = self._succeeded(info)
+                success[i] = succeeded(info, self._success_key, name=self._name)
         self._columns = columns
         result = StepResult(
             observation=columns,
@@ -189,14 +190,6 @@ class GymnasiumEnv(Env):
             with contextlib.suppress(Exception):  # what was collected counts, however an environment ends
                 env.close()
 
-    def _succeeded(self, info: dict[str, Any]) -> bool:
-        if self._success_key not in info:
-            raise UsageError(
-                f"environment '{self._name}': info has no key '{self._success_key}' at an episode's end",
-                hint=f"keys there: {', '.join(map(str, info)) or 'none'}; see env.success_key",
-            )
-        return bool(info[self._success_key])
-
     def _made(self, factory: Callable[[], gymnasium.Env]) -> gymnasium.Env:
         try:
             env = factory()
@@ -238,7 +231,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + ("" if ours else f" ({last.filename}, line {last.lineno})")
 
 
-def _first_sentence(env: gymnasium.Env) -> str:
+def first_sentence(env: gymnasium.Env) -> str:
     """Of the class's own docstring: headings are left out, links become their text."""
     documented = type(env.unwrapped).__dict__.get("__doc__") or ""
     text = re.sub(r"^\s*#.*$", "", documented, flags=re.MULTILINE)

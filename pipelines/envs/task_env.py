@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 
@@ -37,22 +37,23 @@ class TaskEnv(gymnasium.Env):
     """One environment with tasks. `reset(seed=s)` draws the task from s and from `self.split` alone, then plays it.
 
     `num_attempts`: attempts in every episode (None: their number varies). `horizon`: most steps of an episode.
-    `task`: name of the present episode's task. `goal_text`: what is asked, in words. `outcome`: of the latest step;
-    `reset` must set it to NOTHING. An environment with `has_success` ends its last attempt with its episode.
-    `achievements`: what an episode may achieve; `achieved`: which of it this episode has. `score`: see `EnvSpec`.
+    `task`: name of the present episode's task. `goal_text`: what is asked, in words; None: the first text that is
+    observed. `outcome`: of the latest step; `reset` must set it to NOTHING. An environment with `has_success` ends its
+    last attempt with its episode. `achievements`: what an episode may achieve; `achieved`: which of it this episode
+    has. `score`: see `EnvSpec`.
     """
 
     num_attempts: int | None = 1
     has_success: bool = False
     horizon: int | None = None
-    about: ClassVar[str] = ""
+    about: str = ""
     splits: str = "separate seeds"
     achievements: tuple[str, ...] = ()
     score: Score | None = None
 
     split: str
     task: str
-    goal_text: str = ""
+    goal_text: str | None = ""
     outcome: Outcome = NOTHING
     achieved: Sequence[bool] = ()
 
@@ -62,6 +63,12 @@ class TaskEnv(gymnasium.Env):
         seeds `self.np_random`.
         """
         return super().reset(seed=seed)
+
+    def retry(self, seed: int) -> Any:
+        """Begin another attempt at the present task; its first observation. `seed` is that of the episode (see
+        `envs.attempts`, which makes k attempts of an environment that has one).
+        """
+        return self.reset(seed=seed)[0]
 
     def play(self, task: str) -> None:
         """From the next reset on play the task of this name, whatever the seed; its other draws come from the seed.

@@ -12,7 +12,7 @@ depend on where objects lie in memory.
 from __future__ import annotations
 
 import collections
-from typing import Any, ClassVar
+from typing import Any
 
 import crafter
 import gymnasium
@@ -89,7 +89,7 @@ class _Game(crafter.Env):
 class Crafter(TaskEnv):
     """One world an episode. A task is named by its world's number and, if any, its goals: `17: eat cow, wake up`."""
 
-    about: ClassVar[str] = "Survive in an unseen world of resources and monsters, or follow instructions there"
+    about = "Survive in an unseen world of resources and monsters, or follow instructions there"
     splits = "worlds (and instructions) of separate seeds"
     action_space = gymnasium.spaces.Discrete(ACTIONS)
 

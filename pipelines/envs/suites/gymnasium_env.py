@@ -6,6 +6,7 @@ with those keys and must return a `gymnasium.Env`, perhaps a `TaskEnv` (a class 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -15,9 +16,11 @@ from pydantic import ConfigDict, Field
 
 from pipelines import trust
 from pipelines.config.base import SettingsModel
+from pipelines.envs.attempts import Attempts
 from pipelines.envs.env import Env
-from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.gymnasium_env import GymnasiumEnv, first_sentence
 from pipelines.envs.spec import MAX_LENGTH
+from pipelines.envs.task_env import TaskEnv
 from pipelines.errors import InputMissing, UsageError
 from pipelines.registry import Registry
 
@@ -33,7 +36,11 @@ class GymnasiumSettings(SettingsModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     max_episode_steps: int | None = Field(None, ge=1)
-    """Truncate episodes here instead of where the registration says."""
+    """Truncate episodes (or attempts) here instead of where the registration says."""
+    attempts: int | None = Field(None, ge=1)
+    """Attempts at one task in one episode, each reset with the same seed, with `obs.attempt` in the observation; unset:
+    1. A constructor with a parameter `attempts` gets the number instead.
+    """
     success_key: str | None = None
     """Key of `info` that tells, in an episode's last step, whether the task was solved."""
 
@@ -66,11 +73,14 @@ def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, sp
 
         return _batch(name, registered, settings, num_envs=num_envs, seed=seed, split=split)
     target = OWN.get(name)
-    if isinstance(target, type) and issubclass(target, Env):
-        return target(num_envs=num_envs, seed=seed, split=split, **settings.kwargs)  # type: ignore[call-arg]
+    kwargs = settings.kwargs
+    if settings.attempts is not None and (_is_batch(target) or "attempts" in _parameters(target)):
+        kwargs, settings = {**kwargs, "attempts": settings.attempts}, settings.model_copy(update={"attempts": None})
+    if _is_batch(target):
+        return target(num_envs=num_envs, seed=seed, split=split, **kwargs)
 
     def own() -> gymnasium.Env:
-        env = target(**settings.kwargs)
+        env = target(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(f"environment '{name}' gives {type(env).__name__}, not a gymnasium.Env")
         if settings.max_episode_steps is not None:
@@ -101,6 +111,19 @@ def require_trust(name: str, params: Mapping[str, Any]) -> None:
             trust.require("environment", text)
 
 
+def _is_batch(target: Any) -> bool:
+    """Whether `target` is a class of our own interface, all actors at once."""
+    return isinstance(target, type) and issubclass(target, Env)
+
+
+def _parameters(target: Any) -> frozenset[str]:
+    """Names of the parameters that a class or factory takes."""
+    try:
+        return frozenset(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # of some that are written in C
+        return frozenset()
+
+
 def _batch(
     name: str,
     factory: Callable[[], gymnasium.Env],
@@ -110,9 +133,28 @@ def _batch(
     seed: int,
     split: str,
 ) -> Env:
+    attempts = settings.attempts or 1
+
+    def several() -> gymnasium.Env:
+        env = factory()
+        if isinstance(env, TaskEnv) and env.num_attempts != 1:
+            raise UsageError(
+                f"environment '{name}' has {env.num_attempts or 'its own number of'} attempts of its own",
+                hint="leave env.attempts out",
+            )
+        return Attempts(
+            env,
+            attempts,
+            show=True,
+            label=name,
+            success_key=settings.success_key,
+            limit=settings.max_episode_steps,
+            about=first_sentence(env),
+        )
+
     return GymnasiumEnv(
         name,
-        factory,
+        factory if attempts == 1 else several,
         num_envs=num_envs,
         seed=seed,
         split=split,

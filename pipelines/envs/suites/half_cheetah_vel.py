@@ -16,10 +16,11 @@ from gymnasium.spaces import Box
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
+from pipelines.envs.attempts import with_attempts
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.protocol import ProtocolSettings
-from pipelines.envs.task_env import FAILED, NOTHING, Outcome, TaskEnv
+from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv
 
 BANDS, EVERY, TEST_BAND = 30, 5, 2
 _PARTS = 1_000_000  # velocities are whole numbers of these in a unit, so that their names are exact
@@ -45,14 +46,13 @@ class HalfCheetahVelSettings(ProtocolSettings):
 
 
 class HalfCheetahVel(TaskEnv):
-    """One cheetah, k attempts."""
+    """One attempt of one cheetah; `retry` begins another at the same velocity."""
 
-    about: ClassVar[str] = "Run at a hidden velocity that only the reward tells"
+    about = "Run at a hidden velocity that only the reward tells"
 
     def __init__(self, settings: HalfCheetahVelSettings) -> None:
         self.settings = settings
-        self.num_attempts = settings.attempts
-        self.horizon = settings.attempts * settings.attempt_steps
+        self.horizon = settings.attempt_steps
         self.splits = "a fifth of the velocities is held out" if settings.holdout else "all velocities on both sides"
         self._cheetah = HalfCheetahEnv()
         space = self._cheetah.observation_space
@@ -75,15 +75,13 @@ class HalfCheetahVel(TaskEnv):
         error = abs(info["x_velocity"] - self.velocity)
         reward = -s.velocity_weight * error - s.control_cost * float(np.square(action).sum())
         self._time += 1
-        over = self._time % s.attempt_steps == 0
-        last = self._time == self.horizon
-        self.outcome = NOTHING
-        if last:
-            self.outcome = FAILED
-        elif over:
-            self.outcome = Outcome(reset=True, attempt_end=True)
-            observation, _ = self._cheetah.reset()
-        return observation, reward, terminated, last, {"velocity_error": error, **info}
+        over = self._time == s.attempt_steps
+        self.outcome = FAILED if over else NOTHING
+        return observation, reward, terminated, over, {"velocity_error": error, **info}
+
+    def retry(self, seed: int) -> Any:
+        self._time = 0
+        return self._cheetah.reset()[0]
 
     def play(self, task: str) -> None:
         key, _, value = task.partition("=")
@@ -114,4 +112,10 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 
 def make(name: str, settings: HalfCheetahVelSettings, *, num_envs: int, seed: int, split: str) -> Env:
-    return GymnasiumEnv(name, lambda: HalfCheetahVel(settings), num_envs=num_envs, seed=seed, split=split)
+    return GymnasiumEnv(
+        name,
+        lambda: with_attempts(HalfCheetahVel(settings), settings.attempts, terminates=False),
+        num_envs=num_envs,
+        seed=seed,
+        split=split,
+    )

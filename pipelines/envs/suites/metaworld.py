@@ -23,6 +23,7 @@ from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
+from pipelines.envs.attempts import with_attempts
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.metaworld_goals import NUM_GOALS
@@ -73,7 +74,9 @@ def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, sp
     pool = ClassPool(goal_seed=goal_seed, hide_goal=not told)
     return GymnasiumEnv(
         name,
-        lambda: Metaworld(settings, classes=classes, pool=pool, told=told, splits=splits),
+        lambda: with_attempts(
+            Metaworld(settings, classes=classes, pool=pool, told=told, splits=splits), settings.attempts
+        ),
         num_envs=num_envs,
         seed=seed,
         split=split,
@@ -104,17 +107,16 @@ def tasks_of(name: str, split: str, goal_seed: int) -> tuple[tuple[str, ...], in
 
 
 class Metaworld(TaskEnv):
-    """Attempts at one (class, goal), named `CLASS/NUMBER`. The simulation is made at the first reset."""
+    """An attempt at one (class, goal), named `CLASS/NUMBER`. The simulation is made at the first reset."""
 
     has_success = True
-    about: ClassVar[str] = "A robot arm and objects: attempts at one task, told or not"
+    about = "A robot arm and objects: attempts at one task, told or not"
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
     def __init__(
         self, settings: MetaworldSettings, *, classes: tuple[str, ...], pool: ClassPool, told: bool, splits: str
     ) -> None:
-        self.num_attempts, self.splits = settings.attempts, splits
-        self.horizon = settings.attempts * settings.attempt_steps
+        self.splits, self.horizon = splits, settings.attempt_steps
         self._steps, self._classes, self._pool, self._told = settings.attempt_steps, classes, pool, told
         self._named: tuple[str, int] | None = None
         self._env: SawyerXYZEnv | None = None
@@ -133,7 +135,6 @@ class Metaworld(TaskEnv):
         self._env, self._class = self._pool.take(name, goal), name
         self.task, self.outcome = f"{name}/{goal}", NOTHING
         self.goal_text = name.removesuffix(VERSION).replace("-", " ") if self._told else ""
-        self._attempt = 0
         return self._begin(soft=False), {}
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -141,14 +142,12 @@ class Metaworld(TaskEnv):
         state, reward, _, _, info = self._env.step(action)
         self._time += 1
         self._succeeded |= bool(info["success"])
-        if self._time < self._steps:
-            self.outcome = NOTHING
-            return self._shown(state, soft=False), float(reward), False, False, {}
-        self._attempt += 1
-        over = self._attempt == self.num_attempts
-        self.outcome = Outcome(reset=not over, attempt_end=True, success=self._succeeded)
-        shown = self._shown(state, soft=False) if over else self._begin(soft=True)
-        return shown, float(reward), over, over, {}
+        over = self._time == self._steps
+        self.outcome = Outcome(attempt_end=True, success=self._succeeded) if over else NOTHING
+        return self._shown(state, soft=False), float(reward), over, over, {}
+
+    def retry(self, seed: int) -> Any:
+        return self._begin(soft=True)
 
     def play(self, task: str) -> None:
         name, _, number = task.partition("/")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import minigrid  # noqa: F401 (registers its levels)
@@ -25,6 +25,7 @@ from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from pydantic import Field, field_validator, model_validator
 
 from pipelines.config.base import SettingsModel
+from pipelines.envs.attempts import with_attempts
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
 from pipelines.errors import InputMissing, UsageError
@@ -105,7 +106,11 @@ def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split:
     longest = None if None in limits else max(filter(None, limits))
     return GymnasiumEnv(
         name,
-        lambda: GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI, splits=splits),
+        lambda: with_attempts(
+            GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI, splits=splits),
+            attempts,
+            pause=True,
+        ),
         num_envs=num_envs,
         seed=seed,
         split=split,
@@ -154,18 +159,19 @@ _ONE_INSTRUCTION = frozenset(map(registered, LEVELS))
 
 
 class GridLevels(TaskEnv):
-    """Attempts at one (level, seed), named `LEVEL/SEED`. `levels`: the library's ID of each name."""
+    """An attempt at one (level, seed), named `LEVEL/SEED`. `levels`: the library's ID of each name; `attempts`: of how
+    many the share of finished ones is shown.
+    """
 
     has_success = True
-    about: ClassVar[str] = "A grid world seen in part, with an instruction"
+    about = "A grid world seen in part, with an instruction"
     splits = "even seeds for train, odd seeds for test"
 
     def __init__(
         self, levels: dict[str, str], *, attempts: int, longest: int | None, in_words: bool, splits: str = splits
     ) -> None:
         self.splits = splits
-        self.num_attempts = self._attempts = attempts
-        self.horizon = None if longest is None else attempts * (longest + 1) - 1
+        self._attempts, self.horizon = attempts, longest
         self._levels, self._in_words = levels, in_words
         self._id = next(iter(levels.values()))
         self._env = made(self._id)
@@ -193,24 +199,20 @@ class GridLevels(TaskEnv):
             self._id = self._levels[level]
             self._env = made(self._id)
         self.task, self.outcome = f"{level}/{self._seed}", NOTHING
-        self._attempt, self._between = 0, False
+        self._finished = 0
         observation = self._begin()
         self.goal_text = self._env.mission
         return observation, {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._between:
-            self._between, self.outcome = False, Outcome(reset=True)
-            return self._begin(), 0.0, False, False, {}
         seen, reward, terminated, truncated, _ = self._env.step(action)
         over = bool(terminated or truncated)
-        self._attempt += over
-        last = self._attempt == self._attempts
+        self._finished += over
         self.outcome = Outcome(attempt_end=True, success=bool(terminated and reward > 0)) if over else NOTHING
-        self._between = over and not last
-        if self._attempts != 1:
-            terminated = last
-        return self._shown(seen), float(reward), bool(last and terminated), bool(last and truncated), {}
+        return self._shown(seen), float(reward), bool(terminated), bool(truncated), {}
+
+    def retry(self, seed: int) -> dict[str, Any]:
+        return self._begin()
 
     def play(self, task: str) -> None:
         level, _, seed = task.partition("/")
@@ -227,5 +229,5 @@ class GridLevels(TaskEnv):
         shown = {"image": seen["image"] * SPREAD, "direction": int(seen["direction"]), "mission": seen["mission"]}
         if self._in_words:
             shown["mission"] = [_NUMBERS.get(word, UNKNOWN) for word in seen["mission"].split()]
-            shown["attempt"] = np.array([self._attempt / self._attempts], dtype=np.float32)
+            shown["attempt"] = np.array([self._finished / self._attempts], dtype=np.float32)
         return shown

@@ -11,7 +11,7 @@ import difflib
 import random
 import warnings
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -53,7 +53,7 @@ def make(name: str, settings: PopgymSettings, *, num_envs: int, seed: int, split
 class Popgym(TaskEnv):
     """One game as numbers; the seed is its instance."""
 
-    about: ClassVar[str] = "A game that takes memory"
+    about = "A game that takes memory"
     splits = "even seeds for train, odd seeds for test"
 
     def __init__(self, game: str, settings: PopgymSettings) -> None:

@@ -12,16 +12,17 @@ reward. Actions: 26 choices; one that the game does not have is replaced by a ra
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
+from pipelines.envs.attempts import with_attempts
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.popgym import TIME_SCALE, begin, new_game, numbers, step_limit
-from pipelines.envs.task_env import FAILED, NOTHING, Outcome, TaskEnv
+from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv
 
 WIDTH = 26  # both of observations and of actions
 _THREE_LEVELS = (
@@ -57,21 +58,26 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 def make(name: str, settings: PopgymMultiSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
     longest = max(step_limit(new_game(game)) for game in GAMES)
-    return GymnasiumEnv(name, lambda: PopgymMulti(settings, longest), num_envs=num_envs, seed=seed, split=split)
+    return GymnasiumEnv(
+        name,
+        lambda: with_attempts(PopgymMulti(settings, longest), settings.warmup + settings.attempts, pause=True),
+        num_envs=num_envs,
+        seed=seed,
+        split=split,
+    )
 
 
 class PopgymMulti(TaskEnv):
-    """Attempts at one game, which is the task. `longest`: steps of the longest game."""
+    """An attempt at one game, which is the task. `longest`: steps of the longest game."""
 
-    about: ClassVar[str] = "One of 27 games that take memory: find out which, then play it"
+    about = "One of 27 games that take memory: find out which, then play it"
     splits = "even seeds for train, odd seeds for test, of the same games"
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (WIDTH + 4,), np.float32)
     action_space = gymnasium.spaces.Discrete(WIDTH)
 
     def __init__(self, settings: PopgymMultiSettings, longest: int) -> None:
         self._warmup = settings.warmup
-        self.num_attempts = settings.warmup + settings.attempts
-        self.horizon = self.num_attempts * (longest + 1) - 1
+        self.horizon = longest
         self._named: str | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -81,24 +87,22 @@ class PopgymMulti(TaskEnv):
         self._game = new_game(self.task)
         self._places = _places(self._game.action_space)
         self._choices = min(int(np.prod(self._places)), WIDTH)
-        self._attempt, self._between = 0, False
+        self._finished = 0
         return self._begin(), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._between:
-            self._between, self.outcome = False, Outcome(reset=True)
-            return self._begin(), 0.0, False, False, {}
         valid = action < self._choices
         chosen = action if valid else int(self.np_random.integers(self._choices))
         seen, reward, terminated, truncated, _ = self._game.step(self._move(chosen))
-        paid = float(reward) if self._attempt >= self._warmup else 0.0
+        paid = float(reward) if self._finished >= self._warmup else 0.0
         self._time += 1
         over = bool(terminated or truncated)
-        self._attempt += over
-        last = self._attempt == self.num_attempts
+        self._finished += over
         self.outcome = FAILED if over else NOTHING
-        self._between = over and not last
-        return self._shown(seen, valid=valid, reward=float(reward)), paid, last, last and bool(truncated), {}
+        return self._shown(seen, valid=valid, reward=float(reward)), paid, over, bool(truncated), {}
+
+    def retry(self, seed: int) -> np.ndarray:
+        return self._begin()
 
     def play(self, task: str) -> None:
         if task not in GAMES:
@@ -114,7 +118,7 @@ class PopgymMulti(TaskEnv):
         shown = np.zeros(WIDTH + 4, dtype=np.float32)
         own = numbers(self._game.observation_space, seen)
         shown[: len(own)] = own
-        finished = min(self._attempt / self._warmup, 1.0) if self._warmup else 1.0
+        finished = min(self._finished / self._warmup, 1.0) if self._warmup else 1.0
         shown[WIDTH:] = self._time / TIME_SCALE, finished, valid, reward
         return shown
 

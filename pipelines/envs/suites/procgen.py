@@ -19,17 +19,18 @@ import math
 import sys
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
 from pydantic import Field, field_validator
 
+from pipelines.envs.attempts import with_attempts
 from pipelines.envs.env import Env, Score
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.reference_scores import PROCGEN
-from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, Outcome, TaskEnv
+from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
 from pipelines.errors import UsageError
 
 PREFIX, MULTI = "procgen-", "procgen-multi"
@@ -119,17 +120,16 @@ class ProcgenMultiSettings(ProcgenSettings):
 
 
 class Procgen(TaskEnv):
-    """Levels of `games`. A task is named `GAME/LEVEL`."""
+    """An attempt at a level of one of `games`. A task is named `GAME/LEVEL`."""
 
     has_success = True
-    about: ClassVar[str] = "Arcade games whose levels are drawn from numbers"
+    about = "Arcade games whose levels are drawn from numbers"
     observation_space = gymnasium.spaces.Box(0, 255, (PIXELS, PIXELS, 3), np.uint8)
     action_space = gymnasium.spaces.Discrete(ACTIONS)
 
     def __init__(self, settings: ProcgenSettings, games: tuple[str, ...]) -> None:
         s = self.settings = settings
-        self.games, self.num_attempts = games, s.attempts
-        self.horizon = s.attempts * max(time_limit(game, s.mode) for game in games) + s.attempts - 1
+        self.games, self.horizon = games, max(time_limit(game, s.mode) for game in games)
         self.splits = f"levels 0 to {s.levels - 1} to train on, later ones to test"
         if s.mode == "exploration":
             self.splits = "each game has one level in this mode, on both sides"
@@ -149,18 +149,11 @@ class Procgen(TaskEnv):
             self.level = int(self._package.env.EXPLORATION_LEVEL_SEEDS[self.game])
         self.task, self.outcome = f"{self.game}/{self.level}", NOTHING
         self._attempt = self._time = 0
-        self._is_over = False
         self._play = self._begun()
         self._picture = self._play.observe()[1]["rgb"][0]
         return self._picture, {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._is_over:  # the action is ignored: the game already stands at the start
-            self._is_over, self._time = False, 0
-            self._attempt += 1
-            self.outcome = Outcome(reset=True)
-            self._picture = self._play.observe()[1]["rgb"][0]
-            return self._shown(), 0.0, False, False, {}
         self._play.act(np.array([action]))
         rewards, observation, first = self._play.observe()
         reward = float(rewards[0]) * self._scales.get(self.game, 1.0)
@@ -169,11 +162,17 @@ class Procgen(TaskEnv):
             self.outcome, self._picture = NOTHING, observation["rgb"][0]
             return self._shown(), reward, False, False, {}
         solved = bool(self._play.get_info()[0]["prev_level_complete"])
-        is_last = self._attempt + 1 == self.settings.attempts
         late = self._time >= time_limit(self.game, self.settings.mode)
         truncated = self.settings.attempts == 1 and not solved and late
-        self.outcome, self._is_over = SOLVED if solved else FAILED, True
-        return self._shown(), reward, is_last and not truncated, truncated, {}
+        self.outcome = SOLVED if solved else FAILED
+        return self._shown(), reward, not truncated, truncated, {}
+
+    def retry(self, seed: int) -> np.ndarray:
+        """The game already is at its start."""
+        self._time = 0
+        self._attempt += 1
+        self._picture = self._play.observe()[1]["rgb"][0]
+        return self._shown()
 
     def play(self, task: str) -> None:
         game, _, level = task.partition("/")
@@ -240,7 +239,13 @@ def settings_model(name: str) -> type[ProcgenSettings]:
 
 def make(name: str, settings: ProcgenSettings, *, num_envs: int, seed: int, split: str) -> Env:
     games = _games(name, settings)
-    return GymnasiumEnv(name, lambda: Procgen(settings, games), num_envs=num_envs, seed=seed, split=split)
+    return GymnasiumEnv(
+        name,
+        lambda: with_attempts(Procgen(settings, games), settings.attempts, pause=True),
+        num_envs=num_envs,
+        seed=seed,
+        split=split,
+    )
 
 
 def _games(name: str, settings: ProcgenSettings) -> tuple[str, ...]:
