@@ -16,7 +16,6 @@ from packaging.utils import canonicalize_name
 # What is imported of an extra; of those that bring environments, what their suites require.
 _MODULES = {
     "box2d": ("Box2D",),
-    "envpool": ("envpool",),
     "flash": ("flash_attn",),
     "hdf5": ("h5py",),
     "minari": ("minari",),

@@ -7,7 +7,6 @@ asked for.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import Any
 
 from pipelines import trust
 from pipelines.errors import InputMissing, UsageError
+from pipelines.nearest import did_you_mean
 
 
 class Registry:
@@ -43,8 +43,7 @@ class Registry:
         if ":" in name:
             self.require_trust(name)
             return self._load(name)
-        close = difflib.get_close_matches(name, self.names(), n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(self.names())}, or module:attr"
+        hint = did_you_mean(name, self.names(), otherwise=f"known: {', '.join(self.names())}, or module:attr")
         raise UsageError(f"unknown {self.kind} '{name}'", hint=hint)
 
     def require_trust(self, name: str) -> None:

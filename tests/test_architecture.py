@@ -27,7 +27,7 @@ LAYERS = (
     ("config",),
     ("registry",),
     ("trust",),
-    ("events", "errors"),
+    ("events", "errors", "nearest"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
@@ -41,6 +41,7 @@ ONLY_IN = {
     "typer": ("amago_cli/",),
     "rich": ("amago_cli/",),
     "tqdm": ("amago_cli/",),
+    "difflib": ("pipelines/nearest.py",),
     "pyarrow": ("pipelines/lake/", "pipelines/sources/", "pipelines/export/"),
 }
 NEVER_IN = {"pipelines/lake/": ("torch", "gymnasium"), "pipelines/data/": ("torch", "gymnasium")}

@@ -6,7 +6,6 @@ Precedence: defaults < recipe or file < its profile < `--set` and named options.
 from __future__ import annotations
 
 import copy
-import difflib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pipelines.config import sizes
 from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import STAGE_OVERRIDES, TABLES, Settings
 from pipelines.errors import InputMissing, UsageError
+from pipelines.nearest import did_you_mean
 
 # Tables of which one key decides what the others may be: with another value there, the old others go.
 # Each with its default: a document that does not name it means that one.
@@ -132,11 +132,10 @@ def lay_profile(
     if not isinstance(name, str) or not name or (name == recorded and not profiles):
         return wanted
     if not isinstance(profiles.get(name), Mapping):
-        close = difflib.get_close_matches(name, profiles, n=1)
-        hint = f"it has: {', '.join(profiles)}" if profiles else "it has none"
+        known = f"it has: {', '.join(profiles)}" if profiles else "it has none"
         raise UsageError(
             f"no profile '{name}' in the configuration ({source})",
-            hint=f"did you mean '{close[0]}'?" if close else hint,
+            hint=did_you_mean(name, profiles, otherwise=known),
         )
     laid, size = merge(wanted, profiles[name]), profiles[name].get("size")
     if isinstance(size, str) and size in sizes.SIZES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from pipelines.errors import UsageError
+from pipelines.nearest import did_you_mean
 
 
 def describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -21,11 +21,9 @@ def describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -
 def unknown_key(key: str, name: str, known: Iterable[str]) -> str:
     """The line for a key that does not exist; `name` is its last part, `known` its possible spellings."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        nearest = f"{key[: len(key) - len(name)]}{close[0]}"
-        return f"{key}: no such key; did you mean '{nearest}'?"
-    return f"{key}: no such key; known here: {', '.join(known)}"
+    above = key[: len(key) - len(name)]
+    hint = did_you_mean(name, known, prefix=above, otherwise=f"known here: {', '.join(known)}")
+    return f"{key}: no such key; {hint}"
 
 
 def refuse(problems: list[str], source: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.load import read_toml
 from pipelines.errors import InputMissing, UsageError
+from pipelines.nearest import did_you_mean
 
 
 def shipped_recipes() -> dict[str, dict[str, Any]]:
@@ -42,6 +42,5 @@ def find(reference: str) -> tuple[str, dict[str, Any]]:
             tables = [key for key, value in document.items() if isinstance(value, dict)]
             raise UsageError(f"no recipe '{name}' in '{head}'", hint=f"it has: {', '.join(tables)}")
         return name, document[name]
-    close = difflib.get_close_matches(reference, recipes, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(recipes)}; or a TOML file"
+    hint = did_you_mean(reference, recipes, otherwise=f"known: {', '.join(recipes)}; or a TOML file")
     raise UsageError(f"unknown recipe '{reference}'", hint=hint)

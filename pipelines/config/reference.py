@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from pipelines.config.load import PROFILES
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
+from pipelines.nearest import nearest
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PLACE = "N"  # of an entry in a list of tables, e.g. stages.N.every
@@ -62,8 +62,8 @@ def find(key: str) -> list[Setting]:
     if not chosen:
         names = [setting.key for setting in known] + list(tables())
         last = {_last(name): name for name in reversed(names)}
-        close = difflib.get_close_matches(key, names, n=1) or difflib.get_close_matches(key, last, n=1)
-        hint = f"did you mean '{last.get(close[0], close[0])}'?" if close else "amago settings lists all"
+        close = nearest(key, names) or nearest(key, last)
+        hint = f"did you mean '{last.get(close, close)}'?" if close else "amago settings lists all"
         raise UsageError(f"no setting '{key}'", hint=hint)
     return chosen
 

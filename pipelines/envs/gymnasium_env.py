@@ -205,7 +205,8 @@ class GymnasiumEnv(Env):
         except gymnasium.error.Error as error:
             raise UsageError(f"environment '{self._name}' cannot be made: {error}") from error
         except ModuleNotFoundError as error:
-            raise InputMissing(f"environment '{self._name}' needs the module '{error.name}'") from error
+            said = f"needs the module '{error.name}'" if error.name else f"cannot be made: {error}"
+            raise InputMissing(f"environment '{self._name}' {said}") from error
         except (Exception, SystemExit) as error:
             raise StageFailed(f"environment '{self._name}' cannot be made: {_told(error)}", hint=_WHOLE) from error
 

@@ -8,7 +8,6 @@ entry points `amago.environment`, whose value is a `module:attr` of the kind a u
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,6 +20,7 @@ from pipelines.config.problems import describe, refuse
 from pipelines.envs.env import Env
 from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES, Suite
 from pipelines.errors import UsageError
+from pipelines.nearest import did_you_mean
 
 Split = Literal["train", "test"]
 _GROUP = "amago.environment"
@@ -143,6 +143,5 @@ def _resolve(name: str) -> tuple[str, Suite]:
     if module.replace(".", "").isidentifier() and attribute.isidentifier():
         return name, OWN_CLASS
     names = [entry.name for entry in catalogue()]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
+    hint = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}", cutoff=0.4)
     raise UsageError(f"unknown environment '{name}'", hint=hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.errors import RequirementNotMet, UsageError
+from pipelines.nearest import did_you_mean
 
 _OPERATORS = {
     ">=": operator.ge,
@@ -76,8 +76,7 @@ def value(metric: str, metrics: Mapping[str, Any]) -> float:
     """The number that `metric` names: `return_ci95[0]`, `per_attempt[-1]` (its success). UsageError: none there."""
     name, *_ = metric.split("[")
     if name not in metrics:
-        close = difflib.get_close_matches(name, list(metrics), n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(metrics))}"
+        hint = did_you_mean(name, metrics, otherwise=f"known: {', '.join(sorted(metrics))}")
         raise UsageError(f"no metric '{name}' to require", hint=hint)
     found = metrics[name]
     for index in _INDEX.findall(metric):

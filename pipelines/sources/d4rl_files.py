@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
+from pipelines.nearest import did_you_mean
 from pipelines.sources.download import fetched
 
 SITE = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
@@ -131,8 +131,7 @@ def locate(place: str, listener: Listener = silent) -> Path:
         return inside[0]
     if path.exists() or place not in DATASETS:
         if not path.exists() and not path.suffix:
-            close = difflib.get_close_matches(place, DATASETS, n=1)
-            hint = f"did you mean d4rl:{close[0]}?" if close else "give the path of an HDF5 file"
+            hint = did_you_mean(place, DATASETS, prefix="d4rl:", otherwise="give the path of an HDF5 file")
             raise InputMissing(f"no file '{place}', and no dataset of that name", hint=hint)
         return path
     below, sha256 = DATASETS[place]

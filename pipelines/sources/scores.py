@@ -7,11 +7,11 @@ is close to, and not the same as, one of the literature.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
 from pipelines.errors import UsageError
+from pipelines.nearest import did_you_mean
 
 # Task -> mean return of random play, and of the expert.
 REFERENCES: dict[str, tuple[float, float]] = {
@@ -63,8 +63,7 @@ def reference(name: str) -> Reference:
     """That of a task or a dataset of D4RL, e.g. "hopper" or "hopper-medium-v2". UsageError if there is none."""
     found = _find(name)
     if found is None:
-        close = difflib.get_close_matches(name, REFERENCES, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(REFERENCES)}"
+        hint = did_you_mean(name, REFERENCES, otherwise=f"known: {', '.join(REFERENCES)}")
         raise UsageError(f"D4RL has no task '{name}'", hint=hint)
     return found
 

@@ -281,3 +281,17 @@ def test_a_box_of_integers_gets_the_nearest_one():
     codec = ActionCodec(spaces.Box(0, 4, (1,), np.int64), name="x")
     given = np.array([[-1.0], [-0.3], [0.2], [1.0]], np.float32)
     assert [int(action[0]) for action in codec.decode(given)] == [0, 1, 2, 4]
+
+
+def test_a_module_that_registers_an_environment_is_named_before_its_id(tmp_path, monkeypatch):
+    (tmp_path / "brings_a_line.py").write_text(
+        "import gymnasium\ngymnasium.register('BroughtLine-v0', entry_point='tests.envs.own:Line')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    env = make("gym:brings_a_line:BroughtLine-v0", num_envs=2, seed=0, params={"max_episode_steps": 2})
+    assert env.spec.horizon == 2
+    env.reset()
+    env.step(np.zeros(2, dtype=np.int32))
+    assert env.step(np.zeros(2, dtype=np.int32)).truncated.all()
+    with pytest.raises(InputMissing, match="cannot be made: No module named 'brings_nothing'"):
+        make("gym:brings_nothing:Line-v0", num_envs=1, seed=0)

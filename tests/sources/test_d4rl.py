@@ -294,5 +294,5 @@ def test_names_of_datasets() -> None:
         "pen",
         "own",
     ]
-    with pytest.raises(InputMissing, match="did you mean d4rl:hopper-medium-v2"):
+    with pytest.raises(InputMissing, match="did you mean 'd4rl:hopper-medium-v2'"):
         open_source(SourceSettings(name="d4rl:hopper-medum-v2"))

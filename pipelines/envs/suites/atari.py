@@ -9,7 +9,6 @@ its true final observation. ale-py is under GPL-2.0.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -25,6 +24,7 @@ from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.reference_scores import ATARI
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Space, Spaces
+from pipelines.nearest import did_you_mean
 
 PREFIX, MULTI = "atari-", "atari-multi"
 SEED, GAME = range(2)  # purposes of random draws
@@ -276,8 +276,8 @@ def _known(game: str) -> str:
     known = roms.get_all_rom_ids()
     game = game.replace("-", "_")
     if game not in known:
-        close = difflib.get_close_matches(game, known, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"{len(known)} are known, such as {', '.join(ATARI57[:6])}"
+        some = f"{len(known)} are known, such as {', '.join(ATARI57[:6])}"
+        hint = did_you_mean(game, known, otherwise=some)
         raise UsageError(f"there is no Atari game '{game}'", hint=hint)
     return game
 

@@ -71,8 +71,8 @@ OWN_CLASS = Suite(
     ends="as the environment says; truncated at env.max_episode_steps",
 )
 _PROCGEN_ALONE = (
-    "in a virtual environment of its own, since it needs numpy below 2, and imageio-ffmpeg and glfw older than those "
-    "of jax and envpool; or beside numpy 2 without its dependencies, see docs/environments.md"
+    "in a virtual environment of its own, since it needs numpy below 2, and an older imageio-ffmpeg than jax; or "
+    "beside numpy 2 without its dependencies, see docs/environments.md"
 )
 _JAX_AND_OTHERS = (
     "gymnax holds gymnasium below 1.4; not beside procgen, whose imageio-ffmpeg is older, nor popgym-arcade, whose "

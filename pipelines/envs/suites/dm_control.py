@@ -7,7 +7,6 @@ an episode begins. What shows pictures is left out: it needs a display.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -22,6 +21,7 @@ from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.packages import refuse_from, release
 from pipelines.errors import InputMissing, UsageError
+from pipelines.nearest import did_you_mean
 
 PREFIX = "dmc:"
 SUITE_STEPS = 1000
@@ -61,8 +61,7 @@ def make(name: str, settings: DmControlSettings, *, num_envs: int, seed: int, sp
     task = name.removeprefix(PREFIX)
     known = names()
     if task not in known:
-        close = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
-        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"known: {', '.join(known)}"
+        hint = did_you_mean(task, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
         raise UsageError(f"unknown environment '{name}'", hint=hint)
     if task.startswith("quadruped-") and not _has_quadrupeds():
         raise InputMissing(

@@ -8,7 +8,6 @@ keys of their own. A time limit truncates, anything else terminates.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from pipelines.envs.env import Env, EnvSpec, StepResult
 from pipelines.envs.suites.jax_batch import Tree, as_numpy, folded, keys, merged
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces
+from pipelines.nearest import did_you_mean
 
 PREFIX = "gymnax:"
 SEED = 0  # purpose of a random draw
@@ -158,8 +158,8 @@ class Gymnax(Env):
 def _made(name: str, settings: GymnaxSettings) -> tuple[Any, Any]:
     wanted = name.removeprefix(PREFIX)
     if wanted not in gymnax.registered_envs:
-        close = difflib.get_close_matches(wanted, gymnax.registered_envs, n=1, cutoff=0.4)
-        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"known: {', '.join(gymnax.registered_envs)}"
+        known = gymnax.registered_envs
+        hint = did_you_mean(wanted, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
         raise UsageError(f"gymnax has no environment '{wanted}'", hint=hint)
     try:
         env, params = gymnax.make(wanted, **settings.options)

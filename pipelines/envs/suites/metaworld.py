@@ -13,7 +13,6 @@ Tasks are built from the classes: the library's gymnasium registrations give tes
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, ClassVar
 
 import gymnasium
@@ -30,6 +29,7 @@ from pipelines.envs.suites.metaworld_goals import NUM_GOALS
 from pipelines.envs.suites.metaworld_pool import ClassPool
 from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
 from pipelines.errors import UsageError
+from pipelines.nearest import did_you_mean
 
 PREFIX, ONE_CLASS, VERSION = "metaworld-", "metaworld-ml1-", "-v3"
 ATTEMPT_STEPS = 500
@@ -88,8 +88,8 @@ def class_name(given: str) -> str:
     name = given if given.endswith(VERSION) else given + VERSION
     if name not in ALL_CLASSES:
         short = [known.removesuffix(VERSION) for known in ALL_CLASSES]
-        close = difflib.get_close_matches(name.removesuffix(VERSION), short, n=1, cutoff=0.5)
-        hint = f"did you mean '{ONE_CLASS}{close[0]}'?" if close else f"its {len(short)} classes: {', '.join(short)}"
+        classes = f"its {len(short)} classes: {', '.join(short)}"
+        hint = did_you_mean(name.removesuffix(VERSION), short, prefix=ONE_CLASS, otherwise=classes)
         raise UsageError(f"Meta-World has no class '{given}'", hint=hint)
     return name
 

@@ -13,7 +13,6 @@ there is one more step, whose action counts for nothing and which shows the new 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 from typing import Any
 
@@ -29,6 +28,7 @@ from pipelines.envs.attempts import with_attempts
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
 from pipelines.errors import InputMissing, UsageError
+from pipelines.nearest import did_you_mean
 
 PREFIX, MULTI = "minigrid:", "babyai-multi"
 _WORDS = """go to the a open pick up red green blue purple yellow grey ball box key door object in front of you on your
@@ -47,6 +47,7 @@ _LEVELS = """GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToObjS4 Go
     ActionObjDoor FindObjS5 FindObjS6 FindObjS7 KeyCorridor KeyCorridorS3R1 KeyCorridorS3R2 KeyCorridorS3R3
     KeyCorridorS4R3 KeyCorridorS5R3 KeyCorridorS6R3 OneRoomS8 OneRoomS12 OneRoomS16 OneRoomS20"""
 LEVELS = tuple(_LEVELS.split())
+_SOME = f"levels are such as {LEVELS[0]}"
 _VERSION_ONE = ("GoToObjS6",)
 _NUMBERS = {word: FIRST_WORD + number for number, word in enumerate(WORDS)}
 
@@ -70,8 +71,7 @@ class BabyAISettings(SettingsModel):
     def _known(cls, levels: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in levels or ():
             if name not in LEVELS:
-                close = difflib.get_close_matches(name, LEVELS, n=1, cutoff=0.0)
-                raise ValueError(f"'{name}' is no level of {MULTI}; the closest is '{close[0]}'")
+                raise ValueError(f"'{name}' is no level of {MULTI}; {did_you_mean(name, LEVELS, otherwise=_SOME)}")
         return levels
 
     @model_validator(mode="after")
@@ -127,8 +127,7 @@ def checked_id(name: str) -> str:
     """`name`, where the library can make it. UsageError for no ID, InputMissing for one whose files it lacks."""
     known = [level for level in gymnasium.registry if level.startswith(("MiniGrid-", "BabyAI-"))]
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"IDs are such as '{PREFIX}{known[0]}'"
+        hint = did_you_mean(name, known, prefix=PREFIX, otherwise=f"IDs are such as '{PREFIX}{known[0]}'")
         raise UsageError(f"minigrid has no environment '{name}'", hint=hint)
     if name.startswith("MiniGrid-WFC-"):
         raise InputMissing(

@@ -7,7 +7,6 @@ An end by the step limit counts as an end of the game: terminated too, unless `t
 from __future__ import annotations
 
 import contextlib
-import difflib
 import random
 import warnings
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pipelines.config.base import SettingsModel
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv
 from pipelines.errors import UsageError
+from pipelines.nearest import did_you_mean
 
 PREFIX = "popgym-"
 TIME_SCALE = 1000.0
@@ -42,10 +42,9 @@ def settings_model(name: str) -> type[SettingsModel]:
 def make(name: str, settings: PopgymSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
     game = name.removeprefix(PREFIX)
     if game not in GAMES:
-        close = difflib.get_close_matches(game, GAMES, n=1, cutoff=0.4)
         kinds = [known.removesuffix("Easy") for known in GAMES if known.endswith("Easy")]
         games = f"games, each followed by Easy, Medium or Hard: {', '.join(kinds)}"
-        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else games
+        hint = did_you_mean(game, GAMES, prefix=PREFIX, otherwise=games)
         raise UsageError(f"POPGym has no game '{game}'", hint=hint)
     return GymnasiumEnv(name, lambda: Popgym(game, settings), num_envs=num_envs, seed=seed, split=split)
 

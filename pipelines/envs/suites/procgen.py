@@ -13,7 +13,6 @@ not a mode of the library's: it is memory in the games that have it, hard in the
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 import sys
@@ -32,6 +31,7 @@ from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.reference_scores import PROCGEN
 from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
 from pipelines.errors import UsageError
+from pipelines.nearest import did_you_mean
 
 PREFIX, MULTI = "procgen-", "procgen-multi"
 Mode = Literal["easy", "hard", "extreme", "memory", "exploration", "memory-hard"]
@@ -256,8 +256,7 @@ def _games(name: str, settings: ProcgenSettings) -> tuple[str, ...]:
         wanted = (name.removeprefix(PREFIX),)
     for game in wanted:
         if game not in GAMES:
-            close = difflib.get_close_matches(game, GAMES, n=1, cutoff=0.5)
-            hint = f"did you mean '{close[0]}'?" if close else f"games: {', '.join(GAMES)}"
+            hint = did_you_mean(game, GAMES, otherwise=f"games: {', '.join(GAMES)}")
             raise UsageError(f"there is no Procgen game '{game}'", hint=hint)
         if game not in able:
             modes = [mode for mode in get_args(Mode) if game in games_of(mode)]

@@ -11,7 +11,6 @@ ROM files, which are known by their SHA-1. Every actor's emulator is a process o
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import socket
@@ -32,6 +31,7 @@ from pipelines.envs.env import Env, EnvSpec, StepResult
 from pipelines.envs.suites.retro_emulator import BUTTONS, Cartridge
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, MultiBinary, Spaces
+from pipelines.nearest import did_you_mean
 
 PREFIX, VERSION = "retro:", "-v0"
 STATE, IDLE = range(2)  # purposes of random draws
@@ -217,8 +217,8 @@ def _game(name: str) -> str:
     for game in (wanted, wanted + VERSION):
         if game in known:
             return game
-    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"{len(known)} are known, such as {PREFIX}{known[0]}"
+    some = f"{len(known)} are known, such as {PREFIX}{known[0]}"
+    hint = did_you_mean(wanted, known, prefix=PREFIX, otherwise=some)
     raise UsageError(f"stable-retro knows no game '{wanted}'", hint=hint)
 
 

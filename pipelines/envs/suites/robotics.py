@@ -10,7 +10,6 @@ play separate seeds.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import re
 import warnings
@@ -25,6 +24,7 @@ from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.packages import refuse_from
 from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
 from pipelines.errors import UsageError
+from pipelines.nearest import did_you_mean
 
 PREFIX = "robotics:"
 _FAMILY = re.compile(r"(Fetch|PointMaze|AntMaze|AdroitHand)\w+-v(\d+)")
@@ -96,8 +96,7 @@ def settings_model(name: str) -> type[SettingsModel]:
 def make(name: str, settings: RoboticsSettings, *, num_envs: int, seed: int, split: str) -> Env:
     kind, known = name.removeprefix(PREFIX), names()
     if kind not in known:
-        close = difflib.get_close_matches(kind, known, n=1, cutoff=0.4)
-        hint = f"did you mean '{PREFIX}{close[0]}'?" if close else f"known: {', '.join(known)}"
+        hint = did_you_mean(kind, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
         raise UsageError(f"unknown environment '{name}'", hint=hint)
     if kind.startswith("Fetch"):
         refuse_from("mujoco", (3, 12), name=name, why="gymnasium-robotics sets joints in a way that it refuses")

@@ -204,7 +204,7 @@ def test_an_object_can_hide_its_goal_after_it_was_shown():
 
 def test_a_simulation_is_made_when_it_is_first_needed():
     env = make("metaworld-ml45", num_envs=300, seed=0)
-    assert all(single._env is None for single in env.envs)
+    assert all(single.env._env is None for single in env.envs)
     env.close()
 
 

@@ -216,7 +216,7 @@ def test_wrong_names_are_refused_with_the_closest():
         make("minigrid:MiniGrid-WFC-MazeSimple-v0", num_envs=1, seed=0)
     with pytest.raises(UsageError) as refused:
         make(MULTI, num_envs=1, seed=0, params={"levels": ["GoToOb"]})
-    assert "'GoToOb' is no level of babyai-multi; the closest is 'GoToObj'" in refused.value.problems[0]
+    assert "'GoToOb' is no level of babyai-multi; did you mean 'GoToObj'?" in refused.value.problems[0]
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_levels_of_test_are_left_out_of_training_where_all_are_trained_on():
     ("params", "said"),
     [
         ({"levels": ("Pickup", "GoTo"), "test_levels": ("Pickup",)}, "both of training and of test: Pickup"),
-        ({"test_levels": ("Pikup",)}, "the closest is 'Pickup'"),
+        ({"test_levels": ("Pikup",)}, "did you mean 'Pickup'?"),
         ({"test_levels": LEVELS}, "no level is left to train on"),
     ],
 )

@@ -220,7 +220,7 @@ def test_actions_that_a_game_does_not_have_are_replaced_by_random_ones():
     env.play_only(["MultiarmedBanditEasy"])
     env.reset()
     taken = []
-    bandit = env.envs[0]._game
+    bandit = env.envs[0].env._game
     step = bandit.step
     bandit.step = lambda action: taken.append(int(action)) or step(action)
     for t in range(200):
@@ -235,7 +235,7 @@ def test_choices_at_two_places_are_counted_through():
     env = make(MULTI, num_envs=1, seed=0)
     env.play_only(["MineSweeperEasy"])
     env.reset()
-    single = env.envs[0]
+    single = env.envs[0].env
     assert [tuple(map(int, single._move(k))) for k in (0, 3, 4, 15)] == [(0, 0), (0, 3), (1, 0), (3, 3)]
     env.close()
 
