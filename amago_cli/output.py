@@ -65,7 +65,7 @@ class TextOutput:
             self._result(failure.result)
 
     def _result(self, result: Result) -> None:
-        acted = result.seconds or result.status == "skipped"
+        acted = result.seconds > 0 or result.status == "skipped"
         if acted and self.invocation.quiet:
             return
         said = {name: value for name, value in result.metrics.items() if not _is_nothing(name, value, acted=acted)}

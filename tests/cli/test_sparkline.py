@@ -3,8 +3,39 @@ from __future__ import annotations
 import numpy as np
 
 from amago_cli.sparkline import flags, portrait, sparkline
+from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Box, Discrete, Ragged, Spaces
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
-from tests.lake.factories import SCHEMA, columns
+from tests.lake.factories import IMAGES, MIXED, RAGGED, SCHEMA, columns
+
+ROW = {
+    "uid": "ab" * 16, "env": "maze", "task": "left", "length": 500, "return": 2.5, "success": True,
+    "policy_id": "p", "policy_version": 3, "base_uid": None, "relabel_method": None,
+}  # fmt: skip
+MISSION = Schema(
+    Spaces(
+        observation={
+            "obs.mission": Ragged(max_length=40, dtype="uint8", scale=255.0),
+            "obs.mission.length": Discrete(n=41),
+            "obs.place": Box(shape=(2,)),
+        },
+        action=Discrete(n=3),
+    )
+)
+
+
+def drawn(schema: Schema, actions: int = 9, *, width: int = 100, **given: np.ndarray) -> dict[str, str]:
+    """The lines of a trajectory of `schema`, by name; the columns `given` in place of random ones."""
+    values = columns(np.random.default_rng(0), actions, schema) | given
+    text = portrait(Trajectory(values, TrajectoryInfo()), ROW, schema, width=width, unicode=True)
+    return {line[2:].partition("  ")[0].strip(): line for line in text.splitlines()[1:]}
+
+
+def told(*texts: str) -> dict[str, np.ndarray]:
+    """The columns of a mission that reads `texts`, step by step."""
+    padded = [MISSION.spaces.observation["obs.mission"].padded(text) for text in texts]  # type: ignore[union-attr]
+    lengths = np.array([length for _, length in padded], dtype=np.int32)
+    return {"obs.mission": np.stack([row for row, _ in padded]), "obs.mission.length": lengths}
 
 
 def test_a_character_stands_for_the_mean_of_its_share() -> None:
@@ -27,14 +58,41 @@ def test_flags_survive_being_drawn_together() -> None:
 
 def test_a_portrait_fits_the_terminal_and_shows_few_of_many_values() -> None:
     values = columns(np.random.default_rng(0), 500)
-    row = {
-        "uid": "ab" * 16, "env": "maze", "task": "left", "length": 500, "return": 2.5, "success": True,
-        "policy_id": "p", "policy_version": 3, "base_uid": None, "relabel_method": None,
-    }  # fmt: skip
-    text = portrait(Trajectory(values, TrajectoryInfo()), row, SCHEMA, width=70, unicode=True)
+    text = portrait(Trajectory(values, TrajectoryInfo()), ROW, SCHEMA, width=70, unicode=True)
     heading, *lines = text.splitlines()
     assert heading == f"{'ab' * 16}  maze left: 500 steps, return 2.5, success, p@3"
     assert max(map(len, lines)) <= 70
     assert [line.split()[0] for line in lines] == [
         "reward", "action", "obs.state[0]", "obs.state[1]", "obs.state[2]", "obs.bits[0]", "obs.bits[1]", "flags",
     ]  # fmt: skip
+
+
+def test_a_text_is_shown_as_text_where_it_changes() -> None:
+    lines = drawn(MISSION, 3, **told("go to the ball", "go to the ball", "well done", "well done"))
+    assert lines["obs.mission"].endswith("'go to the ball', 2: 'well done'")
+    assert "obs.mission.length" not in lines
+    assert "not shown" not in lines
+
+
+def test_a_long_text_fits_the_terminal() -> None:
+    long = drawn(MISSION, 1, width=40, **told("a" * 40, "b"))["obs.mission"]
+    assert len(long) <= 40
+    assert long.endswith("...")
+
+
+def test_a_text_of_a_foreign_lake_is_escaped() -> None:
+    assert "\x1b" not in drawn(MISSION, 1, **told("\x1b[2J", ""))["obs.place[0]"]
+    assert "\\n" in drawn(MISSION, 1, **told("a\nb", ""))["obs.mission"]
+
+
+def test_every_column_has_a_line_and_what_has_none_is_named() -> None:
+    lines = drawn(MIXED)
+    assert {"obs.flag", "obs.wide[0]", "obs.grid[0]"} <= set(lines)
+    assert "obs.wide[4..199], obs.grid[1..5]" in lines["not shown"]
+    assert "obs (20x20x3 pixels: --images DIR)" in drawn(IMAGES)["not shown"]
+
+
+def test_a_sequence_of_numbers_is_not_taken_for_a_text() -> None:
+    lines = drawn(RAGGED)
+    assert "obs (up to 100 uint8)" in lines["not shown"]
+    assert "obs.length" in lines
