@@ -18,6 +18,7 @@ from amago_cli.commands import (
     evaluate,
     examples,
     export,
+    init,
     relabel,
     run,
     settings,
@@ -53,7 +54,7 @@ _ABOUT = (
     "In-context reinforcement learning from the command line.\n\n"
     "A lake is a directory of experience; a run is a directory runs/NAME with its configuration, its"
     " checkpoints and evaluations. Repeating a command resumes it. Begin with `amago examples` and"
-    " `amago run quickstart`."
+    " `amago run quickstart`, or with an environment of your own: `amago init mymaze`."
 )
 
 
@@ -68,6 +69,7 @@ def amago(
 
 
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
+    ("Begin", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
     ("Look", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )

@@ -48,7 +48,9 @@ NEVER_IN = {"pipelines/lake/": ("torch", "gymnasium"), "pipelines/data/": ("torc
 
 
 def sources(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    """Python files; those of a user's project to begin with are data."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for path in found if path.parent.name != "starter")
 
 
 def named(path: Path) -> str:

@@ -1,0 +1,32 @@
+"""`amago init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, reader
+
+
+@reader
+def init(
+    common: Common,
+    name: Annotated[
+        Path, typer.Argument(metavar="NAME", help="The directory to make; its name names the environment.")
+    ],
+) -> Any:
+    """Write an environment of your own, a recipe and a test into a new directory, ready to run and to be changed.
+
+    Example: amago init mymaze
+    """
+    from amago_cli.output import Document
+    from amago_cli.template import write
+
+    written = write(name)
+    lines = [
+        *(f"wrote {path}" for path in written),
+        f"next: cd {name} && amago run recipe.toml --profile smoke && pytest",
+    ]
+    return Document(text="\n".join(lines), fields={"outputs": written})
