@@ -155,7 +155,7 @@ def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
             problems.append(str(error))
             continue
         key = tuple(path)
-        if chosen.get(key, value) != value:
+        if key in chosen and chosen[key] != value:
             problems.append(f"{'.'.join(key)}: given twice, as {chosen[key]!r} and as {value!r}")
         if any(isinstance(named.get(".".join(key[:end])), Mapping) for end in range(1, len(key))):
             problems.append(f"{'.'.join(key)}: given twice, by an option that decides the whole table as well")

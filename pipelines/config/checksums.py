@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.malformed import open_regular, read_limited
+
 
 class Mismatch(ValueError):
     """A file is not what was written; the message names it."""
@@ -25,7 +27,7 @@ def sealed(record: Mapping[str, Any], files: Mapping[str, bytes | memoryview]) -
 def read_sealed(path: Path) -> dict[str, Any]:
     """The record at `path`. ValueError if it is no such record, or not as it was written."""
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(read_limited(path))
     except (ValueError, RecursionError) as error:
         raise Mismatch(f"{path.name} cannot be read") from error
     if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
@@ -38,7 +40,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def read_checked(folder: Path, name: str, record: Mapping[str, Any]) -> bytes:
     """The content of a file that `record` vouches for. Mismatch if it is gone, or not as it was written."""
     try:
-        content = (folder / name).read_bytes()
+        with open_regular(folder / name) as file:
+            content = file.read()
     except FileNotFoundError as error:
         raise Mismatch(f"{name} is missing") from error
     if hashlib.sha256(content).hexdigest() != record["files"].get(name):

@@ -7,11 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None if there is none that can be read."""
+from pipelines.config.malformed import read_limited
+
+
+class Form(BaseModel):
+    """Fields whose types are relied on; a record may have others, and lack those with a default."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+def read_object(path: Path, form: type[Form] | None = None) -> dict[str, Any] | None:
+    """The JSON object in `path`; None if there is none that can be read, or that has fields of other types than
+    `form`.
+    """
     try:
-        return parse_object(path.read_bytes())
+        return parse_object(read_limited(path), form)
     except OSError:
         return None
 
@@ -19,7 +31,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects in the lines of `path`; lines that hold none are passed over."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_limited(path).splitlines()
     except OSError:
         return
     for line in lines:
@@ -28,10 +40,23 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def parse_object(text: bytes) -> dict[str, Any] | None:
-    """The JSON object that `text` is, None if it is none."""
+def parse_object(text: bytes, form: type[Form] | None = None) -> dict[str, Any] | None:
+    """The JSON object that `text` is; None if it is none, or has fields of other types than `form`."""
     try:
         data = json.loads(text)
+        if not isinstance(data, dict):
+            return None
+        if form is not None:
+            form.model_validate(data)
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    return data
+
+
+def fits(data: Any, form: type[Form]) -> bool:
+    """Whether the fields of `data` are of the types of `form`."""
+    try:
+        form.model_validate(data)
+    except ValidationError:
+        return False
+    return True

@@ -6,14 +6,17 @@ Precedence: defaults < recipe or file < its profile < `--set` and named options.
 from __future__ import annotations
 
 import copy
+import math
+import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.config import sizes
+from pipelines.config.malformed import read_limited, reason
 from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import STAGE_OVERRIDES, TABLES, Settings
 from pipelines.errors import InputMissing, UsageError
@@ -26,6 +29,10 @@ TAGS = {("env",): ("name", ""), ("agent", "sequence"): ("kind", "transformer")}
 # Where a recipe's profiles are: tables of settings, one of which may be chosen to be laid over the rest.
 PROFILES = "profiles"
 
+_MOST_BYTES = 4 << 20
+_MOST_DEEP = 64
+_DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{_MOST_DEEP}}}""")
+
 # Gives the model that validates an environment's own parameters, or raises UsageError for an unknown name.
 EnvModel = Callable[[str], type[BaseModel]]
 
@@ -33,14 +40,38 @@ EnvModel = Callable[[str], type[BaseModel]]
 def read_toml(path: Path) -> dict[str, Any]:
     """The document in `path`. InputMissing if it cannot be read, UsageError with line and column if wrong."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        content = read_limited(path, _MOST_BYTES)
     except FileNotFoundError as error:
         raise InputMissing(f"no configuration file '{path}'") from error
-    except (IsADirectoryError, PermissionError) as error:
+    except OSError as error:
         raise InputMissing(f"cannot read configuration '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' is not valid TOML: {error}") from error
+    try:
+        return parse_toml(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"'{path}' is not valid TOML: {reason(error)}") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The document that `text` is. ValueError or RecursionError for one that is wrong or nested too deeply."""
+    if _DEEP_KEY.search(text):  # whose parsing takes time that grows with the square of its parts
+        raise ValueError(f"a key has more than {_MOST_DEEP} parts")
+    document = tomllib.loads(text)
+    _refuse_depth(document)
+    return document
+
+
+def _refuse_depth(document: Any) -> None:
+    level = [document]
+    for _ in range(_MOST_DEEP):
+        level = [
+            part
+            for value in level
+            if isinstance(value, dict | list)
+            for part in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_MOST_DEEP} deep")
 
 
 def parse_assignment(text: str) -> tuple[list[str], Any]:
@@ -49,10 +80,14 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     path = key.strip().split(".")
     if not separator or not all(path):
         raise UsageError(f"'--set {text}' is not of the form key=value", hint="e.g. --set train.window=45")
+    if len(path) > _MOST_DEEP:
+        raise UsageError(f"'--set {text[:60]}...' has a key of more than {_MOST_DEEP} parts")
     try:
-        return path, tomllib.loads(f"value = {value}")["value"]
+        return path, parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return path, value.strip()
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"'--set {text[:60]}...': {reason(error)}") from error
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], *, where: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -187,7 +222,20 @@ def _judged(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings 
     except ValidationError as error:
         problems += describe(error, Settings)
     problems += _environment_problems(document.get("env"), env_model)
-    return settings, problems + _stage_problems(document)
+    problems += _stage_problems(document)
+    endless = dict(_not_finite(document))  # said once, whatever else a model says of it
+    problems = [text for text in problems if text.partition(":")[0] not in endless]
+    said = [f"{key}: input should be a finite number, got {value}" for key, value in endless.items()]
+    return settings, said + problems
+
+
+def _not_finite(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Keys of what is NaN or infinite, which no setting may be."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key, value
+    elif isinstance(value, Mapping | list | tuple):
+        for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _not_finite(part, f"{key}.{name}" if key else str(name))
 
 
 def _profile_problems(document: Mapping[str, Any], chosen: Any, env_model: EnvModel) -> list[str]:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import Field
 
 from pipelines.config.atomic import explained, write_atomically
+from pipelines.config.json_files import Form, read_object
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.locking import exclusive, locked
@@ -32,6 +34,34 @@ from pipelines.errors import InputMissing, IntegrityError, UsageError
 _ONCE_DEFAULT = {"agent.online_weight": 1.0, "agent.offline_weight": 0.1}
 _SINCE = "target_actor"
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
+
+
+class LakeRecord(Form):
+    """A lake that a run was trained on."""
+
+    id: str
+    lake: str
+    weight: float
+    last: float
+
+
+class BestRecord(Form):
+    """The best checkpoint so far."""
+
+    update: int
+    score: float
+    by: str
+
+
+class RunRecord(Form):
+    """What is read of run.json."""
+
+    name: str = ""
+    id: str | None = None
+    stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    lakes: list[LakeRecord] = Field(default_factory=list)
+    best: BestRecord | None = None
+    labelled: dict[str, str] = Field(default_factory=dict)
 
 
 class RunDirectory:
@@ -59,19 +89,19 @@ class RunDirectory:
         return self.config_path.is_file()
 
     def load_document(self) -> dict[str, Any]:
-        """The stored configuration; empty when nothing is recorded yet."""
-        return read_toml(self.config_path) if self.exists() else {}
+        """The stored configuration; empty when nothing is recorded yet. IntegrityError if it is damaged."""
+        try:
+            return read_toml(self.config_path) if self.exists() else {}
+        except UsageError as error:
+            raise IntegrityError(error.message, hint="restore it from a copy, or begin another run") from error
 
     def load_record(self) -> dict[str, Any]:
         """run.json; empty when nothing is recorded yet. IntegrityError if it is damaged."""
-        if not self.record_path.is_file():
+        if not self.record_path.exists():
             return {}
-        try:
-            record = json.loads(self.record_path.read_bytes())
-            if isinstance(record, dict) and isinstance(record.get("stages", {}), dict):
-                return record
-        except (OSError, ValueError):
-            pass
+        record = read_object(self.record_path, RunRecord)
+        if record is not None:
+            return record
         raise IntegrityError(
             f"'{self.record_path}' is damaged",
             hint="restore it from a copy, or remove it: the run goes on without its history and counts its steps anew",

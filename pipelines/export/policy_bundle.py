@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from pipelines.config.atomic import write_together
-from pipelines.config.checksums import read_checked, read_sealed, sealed
+from pipelines.config.checksums import Mismatch, read_checked, read_sealed, sealed
+from pipelines.config.json_files import Form, fits
+from pipelines.config.malformed import UNREADABLE, reason
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, zeros
@@ -30,6 +33,19 @@ from pipelines.learning.agent import Agent
 from pipelines.trust import require_all
 
 FORMAT, VERSION = "amago-policy", 1
+
+
+class Record(Form):
+    """What is read of policy.json."""
+
+    format: str
+    version: int
+    spaces: dict[str, Any]
+    agent: dict[str, Any]
+    window: int = Field(ge=1)
+
+
+_UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _NOT_ACTING = "target_heads."
 
 _LOADER = '''"""Acts with the policy in this directory; needs the package `amago`.
@@ -80,6 +96,8 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     directory = Path(directory)
     try:
         spec = read_sealed(directory / "policy.json")
+        if not fits(spec, Record):
+            raise Mismatch("policy.json has not the fields of one")
         files = {name: read_checked(directory, name, spec) for name in ("weights.safetensors", "policy.py")}
         if (spec["format"], spec["version"]) != (FORMAT, VERSION):
             raise InputMissing(f"'{directory}' has format {spec['format']} {spec['version']}", hint="upgrade amago")
@@ -88,13 +106,15 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
         spaces = Spaces.from_json(spec["spaces"])
         agent = Agent(spaces, AgentSettings.model_validate(spec["agent"]))
         missing, unexpected = agent.load_state_dict(load(files["weights.safetensors"]), strict=False)
+        if unexpected or any(not key.startswith(_NOT_ACTING) for key in missing):
+            raise Mismatch("its weights do not fit its settings")
+        return DeployedPolicy(agent.eval(), capacity=spec["window"], greedy=greedy, seed=seed)
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
-    except (ValueError, KeyError, SafetensorError, RuntimeError) as error:
-        raise IntegrityError(f"policy bundle '{directory}' is damaged: {error}") from error
-    if unexpected or any(not key.startswith(_NOT_ACTING) for key in missing):
-        raise IntegrityError(f"policy bundle '{directory}' is damaged: its weights do not fit its settings")
-    return DeployedPolicy(agent.eval(), capacity=int(spec["window"]), greedy=greedy, seed=seed)
+    except _UNREADABLE as error:
+        raise IntegrityError(
+            f"policy bundle '{directory}' is damaged: {reason(error)}", hint="copy it again, or make it again"
+        ) from error
 
 
 class DeployedPolicy:

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from pipelines.config.malformed import MALFORMED, open_regular
 from pipelines.lake.schema import Column
 
 # What reading a damaged Arrow file can raise.
-UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
+UNREADABLE = (pa.ArrowException, OSError, *MALFORMED)
 
 
 def storage_dtype(column: Column) -> np.dtype:
@@ -59,7 +60,7 @@ def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
 
 def mapped(path: Path, *, scattered: bool) -> mmap.mmap:
     """The file, mapped for reading; `scattered` if short ranges anywhere will be read: reading ahead is in vain."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if scattered:
         memory.madvise(mmap.MADV_RANDOM)

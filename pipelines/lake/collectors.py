@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pyarrow as pa
+from pydantic import Field
 
 from pipelines.config.atomic import explained
-from pipelines.config.json_files import parse_object
+from pipelines.config.json_files import Form, parse_object
 from pipelines.lake.sql import records
 
 if TYPE_CHECKING:
@@ -37,6 +38,34 @@ _COLUMNS = {
     **dict.fromkeys(("seed", "pid", "processes"), pa.int64()),
     **dict.fromkeys(("started", "process_started"), pa.float64()),
 }
+
+
+class Place(Form):
+    """A run's directory."""
+
+    path: str
+    absolute: str
+    id: str | None = None
+
+
+class Process(Form):
+    """A process of a collector."""
+
+    host: str | None = None
+    pid: int | None = None
+    started: float | None = None
+
+
+class CollectorRecord(Form):
+    """What is read of a collector's file."""
+
+    collector: str
+    run: Place | None = None
+    env: dict[str, Any] = Field(default_factory=dict)
+    seed: int | None = None
+    started: float | None = None
+    policies: dict[str, Place | None] = Field(default_factory=dict)
+    processes: list[Process] = Field(default_factory=list)
 
 
 def register(
@@ -68,7 +97,7 @@ def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
     """What a collector said of itself; None if nothing can be read."""
     try:
-        return parse_object(lake.storage.read(_key(collector)))
+        return parse_object(lake.storage.read(_key(collector)), CollectorRecord)
     except OSError:
         return None
 
@@ -80,10 +109,10 @@ def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
         if not name.endswith(".json") or name.startswith("."):
             continue
         try:
-            record = parse_object(lake.storage.read(f"{FOLDER}/{name}"))
+            record = parse_object(lake.storage.read(f"{FOLDER}/{name}"), CollectorRecord)
         except OSError:
             continue
-        if record is not None and isinstance(record.get("collector"), str):
+        if record is not None:
             found[record["collector"]] = record
     return found
 

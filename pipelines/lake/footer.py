@@ -15,12 +15,14 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
+from pipelines.config.json_files import Form, fits, parse_object
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.keys import segment_key, written_by
@@ -64,6 +66,20 @@ _END = struct.Struct("<i6s")  # an Arrow file ends with the length of its footer
 _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
 
 
+class Header(Form):
+    """What is read of a segment's header."""
+
+    kind: Literal["steps", "overlay"]
+    schema_id: str = Field(alias="schema")
+    writer: str
+    sequence: int = 0
+    t_commit: float
+    rows: int = Field(ge=0, lt=2**48)
+    columns: dict[str, int | None]
+    trajectories_bytes: int = Field(ge=0, lt=2**40)
+    replaces: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Footer:
     """`header` is the JSON object; `trajectories` the table by `TRAJECTORIES`, decoded when asked for
@@ -79,7 +95,9 @@ class Footer:
     def trajectories(self) -> pa.Table:
         try:
             stream = pa.decompress(base64.b64decode(self.packed), self.header["trajectories_bytes"], "zstd")
-            return _dated(aligned(pa.ipc.open_stream(stream).read_all()), float(self.header["t_commit"]))
+            table = aligned(pa.ipc.open_stream(stream).read_all())
+            _require_sound(table, self.header["rows"])
+            return _dated(table, float(self.header["t_commit"]))
         except UNREADABLE as error:
             raise IntegrityError(f"segment '{self.path}' is damaged: {error}") from error
 
@@ -105,6 +123,16 @@ class Footer:
     def uids(self) -> np.ndarray:
         """(n,) "S16" raw uuids."""
         return uid_array(self.trajectories["uid"])
+
+
+def _require_sound(table: pa.Table, rows: int) -> None:
+    """ValueError unless every trajectory has a name, and its rows are within the `rows` of the segment."""
+    table.validate(full=True)
+    if any(table[name].null_count for name in ("uid", "row0", "length")):
+        raise ValueError("a trajectory has no uid, place or length")
+    row0, length = table["row0"].to_numpy(), table["length"].to_numpy()
+    if len(row0) and not (row0.min() >= 0 and length.min() >= 0 and (length < rows - row0).all()):
+        raise ValueError("a trajectory has rows outside the segment")
 
 
 def aligned(table: pa.Table) -> pa.Table:
@@ -171,13 +199,15 @@ def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
         raise IntegrityError(f"'{path}' is not a segment of a lake") from error
     if _crc(text, packed) != crc:
         raise IntegrityError(f"segment '{path}' is damaged: its footer has a wrong checksum")
-    footer = Footer(json.loads(text), packed, path)
-    version = int(footer.header["format"])
-    if version > FORMAT:
+    header = parse_object(text)
+    version = header.get("format") if header is not None else None
+    if isinstance(version, int) and version > FORMAT:
         raise InputMissing(
             f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"
         )
-    return footer
+    if header is None or not fits(header, Header):
+        raise IntegrityError(f"segment '{path}' is damaged: its header has not the fields of one")
+    return Footer(header, packed, path)
 
 
 def read_footer(storage: Storage, id: str) -> Footer:

@@ -9,14 +9,46 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pipelines.config.json_files import read_object
+from pydantic import Field
+
+from pipelines.config.json_files import Form, read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.lake.store import Lake
 
 _NUMBER = re.compile(r"\d{6,}")
+
+
+class Snapshot(Form):
+    """What a checkpoint says of a lake that it drew from."""
+
+    id: str = ""
+    lake: str = ""
+    name: str | None = None
+    schema_id: str = Field(alias="schema")
+    where: str | None = None
+    weight: str | None = None
+    segments: list[str]
+    dropped: list[str] = Field(default_factory=list)
+    trajectories: int = 0
+    history: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+
+
+class Data(Form):
+    """What a checkpoint says of all that it drew from."""
+
+    lakes: list[Snapshot] = Field(default_factory=list)
+    view: Snapshot | None = None
+    sampler: dict[str, Any] = Field(default_factory=dict)
+
+
+class DrawnRecord(Form):
+    """What lineage reads of checkpoint.json."""
+
+    update: int
+    data: Data | None = None
 
 
 def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[dict[str, Any]]]:
@@ -29,7 +61,7 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
     if which == "latest":
         update = known[-1]
     elif which == "best":
-        record = read_object(directory.checkpoints / "best" / "checkpoint.json")
+        record = read_object(directory.checkpoints / "best" / "checkpoint.json", DrawnRecord)
         if record is None:
             raise InputMissing(f"no best checkpoint in '{directory.checkpoints}'", hint="name an update, or latest")
         update = int(record["update"])
@@ -41,7 +73,7 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
     if told_by is None:
         raise InputMissing(f"run '{directory.path}' has no update {update} yet", hint=f"its newest is {known[-1]}")
     path = directory.checkpoints / f"{told_by:06d}"
-    record = read_object(path / "checkpoint.json")
+    record = read_object(path / "checkpoint.json", DrawnRecord)
     if record is None:
         raise IntegrityError(f"checkpoint '{path}' is damaged", hint="name another one")
     data = record.get("data") or {}

@@ -16,6 +16,11 @@ from typing import Any
 import numpy as np
 
 OBSERVATION = "obs"
+MOST_CHOICES = 1 << 24
+"""Largest size of an axis, and number of choices of a discrete value: what a network could have an input for."""
+MOST_BYTES = 64 << 20
+"""Largest value of one step."""
+MOST_START = 2**31 - 1
 LENGTH = "length"  # the column "NAME.length" belongs to the ragged column NAME
 
 
@@ -181,6 +186,8 @@ class Spaces:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spaces:
         observation = {name: space_from_json(space) for name, space in data["observation"]}
+        if not all(isinstance(name, str) for name in observation):
+            raise ValueError("a column's name is not a text")
         return cls(observation=observation, action=space_from_json(data["action"]))
 
 
@@ -198,7 +205,37 @@ def space_to_json(space: Space) -> dict[str, Any]:
 def space_from_json(data: Mapping[str, Any]) -> Space:
     """Inverse of `space_to_json`."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "kind"}
-    return _KINDS[data["kind"]](**fields)
+    space: Space = _KINDS[data["kind"]](**fields)
+    require_sound(space)
+    return space
+
+
+def require_sound(space: Space) -> None:
+    """ValueError for a space that no values can have, or whose values are too large to be stored."""
+    whole = [*space.shape]
+    if isinstance(space, Discrete | MultiBinary):
+        whole.append(space.n)
+    elif isinstance(space, MultiDiscrete):
+        whole += space.nvec
+    for number in whole:
+        if type(number) is not int or not 1 <= number <= MOST_CHOICES:
+            raise ValueError(f"a size or number of choices is {number!r}, from 1 to {MOST_CHOICES:,} can be stored")
+    if np.dtype(space.dtype).kind not in "biuf":
+        raise ValueError(f"its dtype is {space.dtype!r}, not one of numbers")
+    size = np.dtype(space.dtype).itemsize * math.prod(space.shape)
+    if size > MOST_BYTES:
+        raise ValueError(f"a value has {size >> 20:,} MiB, up to {MOST_BYTES >> 20} can be stored")
+    bounds = (space.low, space.high) if isinstance(space, Box) else ()
+    for bound in bounds:
+        if bound is not None and (len(bound) != space.flat_size or not np.isfinite(np.array(bound, dtype=float)).all()):
+            raise ValueError("its bounds are not a number for each value")
+    starts = space.start if isinstance(space, MultiDiscrete) else (getattr(space, "start", 0),)
+    if starts is not None and not all(type(start) is int and abs(start) <= MOST_START for start in starts):
+        raise ValueError("its first value is not a whole number of 32 bits")
+    if isinstance(space, MultiDiscrete) and space.start is not None and len(space.start) != len(space.nvec):
+        raise ValueError("it has not a first value for each place")
+    if isinstance(space, Ragged) and not (np.isfinite(float(space.scale)) and space.scale > 0):
+        raise ValueError(f"its scale is {space.scale!r}")
 
 
 def zeros(space: Space, leading: tuple[int, ...] = ()) -> np.ndarray:

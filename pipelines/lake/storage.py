@@ -16,6 +16,7 @@ from typing import Protocol
 from pipelines.config import atomic
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.locking import exclusive
+from pipelines.config.malformed import read_limited
 
 FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
 _SCHEME = "s3:"
@@ -135,7 +136,7 @@ class LocalStorage:
             return 0
 
     def read(self, key: str) -> bytes:
-        return (self.root / key).read_bytes()
+        return read_limited(self.root / key)
 
     def tail(self, key: str, count: int) -> bytes:
         descriptor = os.open(self.root / key, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait

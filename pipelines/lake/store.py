@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config.atomic import explained, storage_error
+from pipelines.config.json_files import Form, parse_object
+from pipelines.config.malformed import MALFORMED
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
 from pipelines.lake.schema import Schema, digest
@@ -37,6 +39,15 @@ FEATURES: frozenset[str] = frozenset()  # required features that this version un
 _HEADER = "lake.json"
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
 _HEAL = "restore it from a copy, or collect into the lake with the environment that filled it: that writes it again"
+
+
+class Header(Form):
+    """What is read of lake.json."""
+
+    format: str
+    version: int
+    id: str
+    required_features: list[str]
 
 
 class Lake:
@@ -102,16 +113,14 @@ class Lake:
             raise InputMissing(f"no lake at '{path}'", hint="make one with: amago collect --env ENV --lake DIR")
         found = storage.url()
         try:
-            header = json.loads(storage.read(_HEADER))
-            name, version = header["format"], int(header["version"])
-            features = {str(feature) for feature in header["required_features"]}
-            lake = cls(storage, header)
+            header = parse_object(storage.read(_HEADER), Header)
         except OSError as error:
             raise InputMissing(f"lake '{found}' cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        if header is None:
             raise IntegrityError(
-                f"'{storage.url(_HEADER)}' is damaged", hint="restore it from a copy; the segments need it not"
-            ) from error
+                f"'{storage.url(_HEADER)}' is damaged", hint="restore it from a copy; the segments are unaffected"
+            )
+        name, version, features = header["format"], header["version"], set(header["required_features"])
         if name != FORMAT_NAME or version > VERSION:
             raise InputMissing(
                 f"lake '{found}' has format {name} {version}, this one reads {FORMAT_NAME} up to {VERSION}",
@@ -123,7 +132,7 @@ class Lake:
                 f"lake '{found}' needs features that this version lacks: {', '.join(unknown)}",
                 hint="upgrade amago",
             )
-        return lake
+        return cls(storage, header)
 
     @classmethod
     def find(cls, path: Path | str) -> Lake | None:
@@ -151,7 +160,7 @@ class Lake:
 
     def _is_written(self, key: str, schema: Schema) -> bool:
         try:
-            return bool(json.loads(self.storage.read(key)) == schema.to_json())
+            return bool(parse_object(self.storage.read(key)) == schema.to_json())
         except (FileNotFoundError, ValueError):
             return False
 
@@ -163,19 +172,21 @@ class Lake:
             key = _schema_key(schema_id)
             path = self.storage.url(key)
             try:
-                data = json.loads(self.storage.read(key))
+                data = parse_object(self.storage.read(key))
             except FileNotFoundError as error:
                 raise InputMissing(f"lake '{self.name}' has no schema {schema_id}", hint=_HEAL) from error
             except StorageError as error:
                 raise storage_error(error, f"read '{path}'") from error
-            except (OSError, ValueError) as error:
-                raise IntegrityError(f"schema '{path}' is damaged", hint=_HEAL) from error
+            except OSError as error:
+                raise IntegrityError(f"schema '{path}' is damaged: {error.strerror}", hint=_HEAL) from error
+            if data is None:
+                raise IntegrityError(f"schema '{path}' is damaged", hint=_HEAL)
             if digest(data) != schema_id:
                 raise IntegrityError(f"schema '{path}' does not hold what its name says", hint=_HEAL)
             try:
                 schema = Schema.from_json(data)
                 known = schema.id == schema_id
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except MALFORMED:
                 known = False
             if not known:  # it is whole, for its name is the hash of what is in it
                 raise InputMissing(f"schema '{path}' has what this version does not know", hint="upgrade amago")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipelines.config.atomic import explained, storage_error
+from pipelines.config.malformed import MALFORMED
 from pipelines.errors import AmagoError, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.storage import FRESH_SECONDS, Storage
@@ -84,7 +85,7 @@ def read_tombstone(storage: Storage, name: str) -> Tombstone:
         raise
     except OSError as error:
         raise storage_error(error, f"read '{storage.url(key)}'") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise IntegrityError(
             f"tombstone '{storage.url(key)}' is damaged",
             hint="restore it from a copy, or remove it: what it hid is seen again",

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.config.malformed import MALFORMED
 from pipelines.lake.crc import combined
 
 VERSION = 1
@@ -210,18 +211,25 @@ def parse(data: bytes) -> Content:
     content.valid = min(len(MAGIC), len(data))
     for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
         content.valid = end
-        if payload is None:
+        try:
+            _take(content, kind, payload)
+        except MALFORMED:
             content.damaged += 1
-        elif kind == b"H":
-            content.header = json.loads(bytes(payload))
-        elif kind == b"S":
-            content.marks.append(bytes(payload).decode())
-        elif kind == b"T":
-            content.records.append(_parts(payload))
-        elif kind == b"M":
-            content.records += _unfolded(*_parts(payload))
     content.foreign = not data.startswith(MAGIC) and content.header is None and not content.records
     return content
+
+
+def _take(content: Content, kind: bytes, payload: memoryview | None) -> None:
+    if payload is None:
+        content.damaged += 1
+    elif kind == b"H":
+        content.header = dict(json.loads(bytes(payload)))
+    elif kind == b"S":
+        content.marks.append(bytes(payload).decode())
+    elif kind == b"T":
+        content.records.append(_parts(payload))
+    elif kind == b"M":
+        content.records += list(_unfolded(*_parts(payload)))
 
 
 def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.config.atomic import write_atomically
 from pipelines.config.json_files import read_object
+from pipelines.config.malformed import MALFORMED
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env
@@ -88,7 +89,12 @@ def _require_space(path: Path) -> None:
 def stored(path: Path) -> dict[str, Any] | None:
     """The evaluation stored at `path`; None if there is none, or none that can be read."""
     report = read_object(path)
-    return report if report and report.keys() >= {"update", "env", "settings", "metrics", "known"} else None
+    try:
+        if report is not None:
+            tables(report)
+    except MALFORMED:
+        return None
+    return report
 
 
 def judge(

@@ -77,14 +77,15 @@ def trained(
     agent = load_agent(checkpoint, own=own)
     if env.spec.horizon is not None:
         agent.sequence.require_time(env.spec.horizon - 1)
-    policy = AgentPolicy(
-        agent,
-        num_actors=env.num_envs,
-        capacity=int(checkpoint.record["window"]),
-        greedy=greedy,
-        seed=seed,
-        precision=checkpoint.record.get("precision", "float32"),
-    )
+    with checkpoint.understood():
+        policy = AgentPolicy(
+            agent,
+            num_actors=env.num_envs,
+            capacity=checkpoint.record["window"],
+            greedy=greedy,
+            seed=seed,
+            precision=checkpoint.record.get("precision", "float32"),
+        )
     return Acting(
         policy=policy,
         policy_id=policy_id,
@@ -95,7 +96,8 @@ def trained(
 
 def require_spaces(checkpoint: Checkpoint, env: Env) -> None:
     """InputMissing, with what differs, unless the checkpoint was trained for the spaces of `env`."""
-    ours = Spaces.from_json(checkpoint.record["spaces"])
+    with checkpoint.understood():
+        ours = Spaces.from_json(checkpoint.record["spaces"])
     if ours != env.spec.spaces:
         raise InputMissing(
             f"checkpoint '{checkpoint.path}' was trained for other spaces than those of '{env.spec.name}': "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from pipelines.stages.lakes import Source, changes, described, make_mixture, ope
 from pipelines.stages.result import Result
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training import speed
+from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
 
@@ -115,7 +116,7 @@ class Trainer:
         self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
         self._mixture: Mixture | None = None
         self._batches: Prefetch | None = None
-        self._resumed: Mapping[str, Any] | None = None
+        self._resumed: Checkpoint | None = None
         self._learnt: dict[str, torch.Tensor] = {}
         self._saved, self._looked, self._salvaged, self._env_steps = -1, 0.0, 0.0, 0
         self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
@@ -127,9 +128,9 @@ class Trainer:
     def _continue(self, listener: Listener) -> None:
         if checkpoints.numbers(self.directory.checkpoints):
             checkpoint = checkpoints.load(self.directory.checkpoints)
-            self._require_spaces(checkpoint.record["spaces"])
+            self._require_spaces(checkpoint)
             self._learnt = self.learner.restore(checkpoint)
-            self._resumed, self._saved = checkpoint.record.get("data"), checkpoint.update
+            self._resumed, self._saved = checkpoint, checkpoint.update
             listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
         self.log.rewind(self.learner.update)
 
@@ -159,10 +160,14 @@ class Trainer:
             event = replace(event, stoppable=False)
         listener(event)
 
-    def _resume(self, mixture: Mixture, data: Mapping[str, Any]) -> None:
-        mixture.restore(data["lakes"])
-        mixture.load_state_dict(data["sampler"])
-        mixture.load_arrays({name: tensor.numpy() for name, tensor in self._learnt.items()})
+    def _resume(self, mixture: Mixture, checkpoint: Checkpoint) -> None:
+        data = checkpoint.record.get("data")
+        if data is None:
+            return
+        with checkpoint.understood():
+            mixture.restore(data["lakes"])
+            mixture.load_state_dict(data["sampler"])
+            mixture.load_arrays({name: tensor.numpy() for name, tensor in self._learnt.items()})
 
     def _refresh(self, listener: Listener) -> bool:
         """Take in what is new; whether there is something to draw from."""
@@ -260,8 +265,10 @@ class Trainer:
         losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
         return losses[-1] if losses else None
 
-    def _require_spaces(self, stored: Mapping[str, Any]) -> None:
-        if Spaces.from_json(stored) != self.learner.spaces:
+    def _require_spaces(self, checkpoint: Checkpoint) -> None:
+        with checkpoint.understood():
+            stored = Spaces.from_json(checkpoint.record["spaces"])
+        if stored != self.learner.spaces:
             raise InputMissing(
                 f"run '{self.directory.path}' was trained for other spaces than those of this lake",
                 hint="choose another --run, or start anew with --fresh",

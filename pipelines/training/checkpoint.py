@@ -20,23 +20,44 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
 from pipelines.config.atomic import explained, point, sync_directory
 from pipelines.config.checksums import read_checked, read_sealed, sealed
+from pipelines.config.json_files import Form, fits
+from pipelines.config.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.lake.snapshot import Data
 
+_UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _NAME = re.compile(r"\d{6,}")
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
 _LEFT_SECONDS = 60.0  # a link that is being put in its place is older only if its writer died
+
+
+class Record(Form):
+    """What is read of checkpoint.json."""
+
+    update: int
+    steps_seen: int
+    skipped_updates: int
+    skipped_in_a_row: int
+    spaces: dict[str, Any]
+    agent: dict[str, Any]
+    window: int = Field(ge=1)
+    precision: Literal["float32", "bf16"] = "float32"
+    seed: int
+    env: dict[str, Any]
+    data: Data | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +83,16 @@ class Checkpoint:
         """Optimiser, random states and sampler. IntegrityError if unreadable."""
         try:
             content = read_checked(self.path, "training.pt", self.record)
-            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, EOFError, ValueError) as error:
+            return dict(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))
+        except UNREADABLE as error:
+            raise _damaged(self.path, error) from error
+
+    @contextlib.contextmanager
+    def understood(self) -> Iterator[None]:
+        """Turn what using the content of this checkpoint raises into IntegrityError."""
+        try:
+            yield
+        except MALFORMED as error:
             raise _damaged(self.path, error) from error
 
 
@@ -120,14 +149,14 @@ def load(directory: Path, which: str = "latest") -> Checkpoint:
     try:
         record = _read_record(path)
         weights, average = (load_tensors(read_checked(path, name, record)) for name in _FILES[:2])
-    except (OSError, ValueError, SafetensorError) as error:
+    except _UNREADABLE as error:
         raise _damaged(path, error) from error
     return Checkpoint(path=path, record=record, weights=weights, average=average)
 
 
 def _read_record(path: Path) -> dict[str, Any]:
     record = read_sealed(path / "checkpoint.json")
-    if record.get("update") != int(path.name):
+    if record.get("update") != int(path.name) or not fits(record, Record):
         raise ValueError("checkpoint.json is not that of this checkpoint")
     return record
 
@@ -138,7 +167,7 @@ def _damaged(path: Path, error: Exception) -> IntegrityError:
     if good is not None:
         hint = f"the newest good one is {good}: name it (@{good}, --checkpoint {good}), or go on from it by removing "
         hint += "what is damaged and newer"
-    return IntegrityError(f"checkpoint '{path}' is damaged: {str(error).partition('. ')[0]}", hint=hint)
+    return IntegrityError(f"checkpoint '{path}' is damaged: {reason(error).partition('. ')[0]}", hint=hint)
 
 
 def _is_good(path: Path) -> bool:

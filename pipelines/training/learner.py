@@ -194,23 +194,26 @@ class Learner:
         Random numbers go on too, but from one kind of device to another: then they start anew, and a notice says so.
         """
         state = checkpoint.training_state()
-        self.agent.load_state_dict(dict(checkpoint.weights))
-        for name, mean in self._named_average().items():
-            mean.copy_(checkpoint.acting[name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["torch"])
-        if len(state["generator"]) == len(self.generator.get_state()):
-            self.generator.set_state(state["generator"])
-            if self.device.type == "cuda" and state["cuda"]:
-                torch.cuda.set_rng_state(state["cuda"][0], self.device)
-        else:  # of another kind of device
-            self.generator.manual_seed(self.seed + 1 + checkpoint.update)
-            self.notices.append(f"the run was on another kind of device; random numbers start anew on {self.device}")
-        self.update = checkpoint.update
-        self.steps_seen = int(checkpoint.record["steps_seen"])
-        self.skipped_updates = int(checkpoint.record["skipped_updates"])
-        self.skipped_in_a_row = int(checkpoint.record["skipped_in_a_row"])
-        return dict(state.get("data", {}))
+        with checkpoint.understood():
+            self.agent.load_state_dict(dict(checkpoint.weights))
+            for name, mean in self._named_average().items():
+                mean.copy_(checkpoint.acting[name])
+            self.optimizer.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["torch"])
+            if len(state["generator"]) == len(self.generator.get_state()):
+                self.generator.set_state(state["generator"])
+                if self.device.type == "cuda" and state["cuda"]:
+                    torch.cuda.set_rng_state(state["cuda"][0], self.device)
+            else:  # of another kind of device
+                self.generator.manual_seed(self.seed + 1 + checkpoint.update)
+                self.notices.append(
+                    f"the run was on another kind of device; random numbers start anew on {self.device}"
+                )
+            self.update = checkpoint.update
+            self.steps_seen = int(checkpoint.record["steps_seen"])
+            self.skipped_updates = int(checkpoint.record["skipped_updates"])
+            self.skipped_in_a_row = int(checkpoint.record["skipped_in_a_row"])
+            return dict(state.get("data", {}))
 
 
 def _parts(agent: Agent) -> list[str]:
@@ -230,12 +233,13 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
     """
     trusted = own.model_dump() if own is not None else None
     trust.require_all(checkpoint.record["agent"], where=f"checkpoint '{checkpoint.path}'", trusted=trusted)
-    agent = Agent(
-        Spaces.from_json(checkpoint.record["spaces"]),
-        AgentSettings.model_validate(checkpoint.record["agent"]),
-        seed=int(checkpoint.record["seed"]),
-    )
-    agent.load_state_dict(checkpoint.acting)
+    with checkpoint.understood():
+        agent = Agent(
+            Spaces.from_json(checkpoint.record["spaces"]),
+            AgentSettings.model_validate(checkpoint.record["agent"]),
+            seed=checkpoint.record["seed"],
+        )
+        agent.load_state_dict(checkpoint.acting)
     return agent.to(resolve_device(device)).eval()
 
 

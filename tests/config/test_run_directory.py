@@ -91,7 +91,7 @@ def test_defaults_written_out_by_versions_without_kinds_of_agents_are_no_change(
 def test_a_fresh_start_forgets_what_was_said_of_the_checkpoints(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.record("train", Settings())
-    run.update_record(best={"update": 3}, labelled={"before": "x"})
+    run.update_record(best={"update": 3, "score": 1.0, "by": "return_mean"}, labelled={"before": "x"})
     run.record("train", Settings())
     run.record("collect", Settings(), fresh=True)
     assert run.load_record().keys() >= {"best", "labelled"}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from pipelines.config.atomic import explained
+from pipelines.config.malformed import UNREADABLE
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.storage import Storage
@@ -55,7 +56,7 @@ def protections(storage: Storage) -> list[Protection]:
             )
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             raise IntegrityError(
                 f"'{storage.url(f'{FOLDER}/{name}')}' cannot be read: what it protects is not known",
                 hint="protect it anew, or remove the file",

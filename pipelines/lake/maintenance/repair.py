@@ -23,6 +23,8 @@ import pyarrow as pa
 
 from pipelines.config import atomic
 from pipelines.config.atomic import explained
+from pipelines.config.json_files import parse_object
+from pipelines.config.malformed import open_regular
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import footer as footers
@@ -207,7 +209,7 @@ def _memory(lake: Lake, id: str) -> tuple[dict[str, Any], pa.Table] | None:
         texts = {name.encode(): text.encode() for name, text in memory.items()}
         footer = footers.decode(texts, id)
         return dict(footer.header), footer.trajectories
-    except (OSError, ValueError, AttributeError, IntegrityError):
+    except (IntegrityError, *UNREADABLE):
         return None
 
 
@@ -226,7 +228,7 @@ def _keep_copy(storage: Storage, local: Path, key: str, id: str, ending: str) ->
     to = f"{QUARANTINE}/{id.rpartition('/')[2]}{ending}"
     if storage.exists(to):
         return
-    with open(storage.fetch(key), "rb") as content:
+    with open_regular(storage.fetch(key)) as content:
         staged = atomic.stage(local / "tmp", f"{REWRITTEN}.aside", lambda file: shutil.copyfileobj(content, file))
     storage.publish(staged, to)
 
@@ -260,6 +262,6 @@ def _conclude(lake: Lake, id: str, into: str | None, lost: Sequence[str], *, cer
     if not lost and certain:
         unmark(lake, id)
         return
-    marker = json.loads(lake.storage.read(marker_key(id)))
+    marker = parse_object(lake.storage.read(marker_key(id))) or {}
     marker |= {"repaired": time.time(), "into": into, "lost": list(lost)}
     lake.storage.write(marker_key(id), (json.dumps(marker, indent=1) + "\n").encode())

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipelines.config.locking import exclusive
+from pipelines.config.malformed import MALFORMED
 from pipelines.errors import InputMissing, Locked, StageFailed, StorageError
 from pipelines.lake.remote import conditional
 from pipelines.lake.remote.conditional import Conditional
@@ -145,5 +146,5 @@ def _parse(content: bytes) -> tuple[str, float]:
     try:
         data = json.loads(content)
         return str(data["holder"]), float(data["seconds"])
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return "somebody", 0.0
