@@ -206,7 +206,7 @@ def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
             f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"
         )
     if header is None or not fits(header, Header):
-        raise IntegrityError(f"segment '{path}' is damaged: its header has not the fields of one")
+        raise IntegrityError(f"segment '{path}' is damaged: its header has not the fields of a segment's")
     return Footer(header, packed, path)
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.config.atomic import explained, storage_error
 from pipelines.config.json_files import Form, parse_object
-from pipelines.config.malformed import MALFORMED
+from pipelines.config.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
 from pipelines.lake.schema import Schema, digest
@@ -172,15 +172,13 @@ class Lake:
             key = _schema_key(schema_id)
             path = self.storage.url(key)
             try:
-                data = parse_object(self.storage.read(key))
+                data = json.loads(self.storage.read(key))
             except FileNotFoundError as error:
                 raise InputMissing(f"lake '{self.name}' has no schema {schema_id}", hint=_HEAL) from error
             except StorageError as error:
                 raise storage_error(error, f"read '{path}'") from error
-            except OSError as error:
-                raise IntegrityError(f"schema '{path}' is damaged: {error.strerror}", hint=_HEAL) from error
-            if data is None:
-                raise IntegrityError(f"schema '{path}' is damaged", hint=_HEAL)
+            except UNREADABLE as error:
+                raise IntegrityError(f"schema '{path}' is damaged: {reason(error)}", hint=_HEAL) from error
             if digest(data) != schema_id:
                 raise IntegrityError(f"schema '{path}' does not hold what its name says", hint=_HEAL)
             try:

@@ -48,15 +48,15 @@ class Record(Form):
     """What is read of checkpoint.json."""
 
     update: int
-    steps_seen: int
-    skipped_updates: int
-    skipped_in_a_row: int
-    spaces: dict[str, Any]
-    agent: dict[str, Any]
-    window: int = Field(ge=1)
+    steps_seen: int = 0
+    skipped_updates: int = 0
+    skipped_in_a_row: int = 0
+    spaces: dict[str, Any] = Field(default_factory=dict)
+    agent: dict[str, Any] = Field(default_factory=dict)
+    window: int = Field(1, ge=1)
     precision: Literal["float32", "bf16"] = "float32"
-    seed: int
-    env: dict[str, Any]
+    seed: int = 0
+    env: dict[str, Any] = Field(default_factory=dict)
     data: Data | None = None
 
 

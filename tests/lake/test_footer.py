@@ -13,6 +13,8 @@ from pipelines.lake.footer import FORMAT, TRAJECTORIES, Footer, decode
 from pipelines.lake.store import Lake
 from tests.lake.factories import fill, footer_at, segment_files
 
+PLACES = {"uid": pa.array([b"a" * 16, b"b" * 16], pa.binary(16)), "row0": [0, 4], "length": [3, 4]}
+
 
 def packed(table: pa.Table, path: Path, **header: object) -> Footer:
     """A footer as another version would have written it."""
@@ -20,21 +22,21 @@ def packed(table: pa.Table, path: Path, **header: object) -> Footer:
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     raw = sink.getvalue()
-    about = {"format": 1, "t_commit": 5.0, "trajectories_bytes": raw.size} | header
+    about = {"format": 1, "t_commit": 5.0, "trajectories_bytes": raw.size, "rows": 20} | header
     return Footer(about, base64.b64encode(pa.compress(raw, "zstd", asbytes=True)), str(path))
 
 
 def test_a_table_of_another_version_has_our_columns(tmp_path: Path) -> None:
-    older = pa.table({"length": pa.array([3, 4], pa.int32()), "env": ["a", "b"], "mood": ["good", "bad"]})
+    older = pa.table({**PLACES, "length": pa.array([3, 4], pa.int32()), "env": ["a", "b"], "mood": ["good", "bad"]})
     table = packed(older, tmp_path).trajectories
     assert table.schema.equals(TRAJECTORIES)
     assert table["length"].to_pylist() == [3, 4]
-    assert table["tags"].to_pylist() == table["uid"].to_pylist() == [None, None]
+    assert table["tags"].to_pylist() == table["seed"].to_pylist() == [None, None]
     assert table["t_commit"].to_pylist() == [5.0, 5.0]
 
 
 def test_a_trajectory_keeps_the_time_it_was_first_committed(tmp_path: Path) -> None:
-    rewritten = pa.table({"t_commit": [1.0, None]})
+    rewritten = pa.table({**PLACES, "t_commit": [1.0, None]})
     found = packed(rewritten, tmp_path, replaces={"2026/a": [0, 1], "2026/b": [1, 1]})
     assert found.trajectories["t_commit"].to_pylist() == [1.0, 5.0]
     assert found.replaces == ("2026/a", "2026/b")
@@ -76,9 +78,40 @@ def test_a_file_cut_short_or_with_a_wrong_length_is_damaged(lake: Lake, tmp_path
             footer_at(other)
 
 
+HEADER = {
+    "kind": "steps",
+    "schema": "0" * 16,
+    "writer": "w",
+    "sequence": 0,
+    "t_commit": 1.0,
+    "rows": 1,
+    "columns": {},
+    "trajectories_bytes": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "values", [{"row0": [0, 16]}, {"row0": [-1, 4]}, {"length": [3, 2**62]}, {"uid": [None, None]}]
+)
+def test_trajectories_outside_their_segment_are_damage(tmp_path: Path, values: dict[str, list]) -> None:
+    with pytest.raises(IntegrityError, match="is damaged: a trajectory has"):
+        _ = packed(pa.table({**PLACES, **values}), tmp_path).trajectories
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rows": -1}, {"rows": "7"}, {"columns": []}, {"columns": {"a": "b"}}, {"replaces": {"a": [1]}}, {"kind": "x"}],
+    ids=str,
+)
+def test_a_header_with_a_right_checksum_and_wrong_content_is_damage(wrong: dict[str, object]) -> None:
+    text = json.dumps({**HEADER, "format": FORMAT, **wrong}).encode()
+    with pytest.raises(IntegrityError, match="has not the fields"):
+        decode({b"amago": text, b"trajectories": b"", b"crc": f"{zlib.crc32(text):08x}".encode()}, "x")
+
+
 def test_a_segment_of_the_first_format_is_read_and_one_of_the_next_is_refused(lake: Lake) -> None:
     for version, readable in ((1, True), (FORMAT, True), (FORMAT + 1, False)):
-        text = json.dumps({"format": version, "kind": "steps"}).encode()
+        text = json.dumps({**HEADER, "format": version}).encode()
         values = {b"amago": text, b"trajectories": b"", b"crc": f"{zlib.crc32(text):08x}".encode()}
         if readable:
             assert decode(values, "x").header["format"] == version
