@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from pipelines.config.base import SettingsModel
 from pipelines.config.problems import describe, refuse
 from pipelines.envs.env import Env
-from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES, Suite
+from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES
+from pipelines.envs.suites.suite import Suite
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 

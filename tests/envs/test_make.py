@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.envs import make as registry
 from pipelines.envs.make import catalogue, make, settings_model
-from pipelines.envs.suites.catalogue import Suite
+from pipelines.envs.suites.suite import Suite
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 

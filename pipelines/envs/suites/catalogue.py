@@ -6,64 +6,13 @@ the prefixes that they share.
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-from importlib.util import find_spec
-from types import ModuleType
+from pipelines.envs.suites.catalogue_built_in import BUILT_IN
+from pipelines.envs.suites.suite import MODULES, OWN_PATTERN, Suite
 
-from pipelines.errors import InputMissing
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """`pattern` is a name, or a prefix followed by `*`, which stands for what `placeholder` says. `extra`: the optional
-    dependency that brings the modules `requires`; `conflict`: which extras it does not go with, and why. `spaces`,
-    `tasks`, `horizon` and `ends` say in a few words, without importing anything, what is seen and done, what differs
-    between episodes (and how test differs from train), how long they are, and how one ends.
-    """
-
-    name: str
-    pattern: str
-    module: str
-    about: str
-    placeholder: str = "ID"
-    extra: str | None = None
-    requires: tuple[str, ...] = ()
-    conflict: str = ""
-    spaces: str = ""
-    tasks: str = ""
-    horizon: str = ""
-    ends: str = ""
-
-    def matches(self, name: str) -> bool:
-        if self.pattern.endswith("*"):
-            prefix = self.pattern[:-1]
-            return name.startswith(prefix) and len(name) > len(prefix)
-        return name == self.pattern
-
-    @property
-    def is_exact(self) -> bool:
-        return not self.pattern.endswith("*") and self is not OWN_CLASS
-
-    @property
-    def installed(self) -> bool:
-        return all(find_spec(package) is not None for package in self.requires)
-
-    def load(self, name: str) -> ModuleType:
-        """The suite's module. InputMissing where its extra is not installed."""
-        if not self.installed:
-            raise InputMissing(
-                f"environment '{name}' needs the extra '{self.extra}'",
-                hint=f'pip install "amago[{self.extra}]"' + (f" ({self.conflict})" if self.conflict else ""),
-            )
-        return importlib.import_module(self.module)
-
-
-_SUITES = "pipelines.envs.suites."
 OWN_CLASS = Suite(
     name="own",
-    pattern="module:attr",
-    module=f"{_SUITES}gymnasium_env",
+    pattern=OWN_PATTERN,
+    module=f"{MODULES}gymnasium_env",
     about="Your own gymnasium.Env: a class or factory, importable from Python's path",
     spaces="the environment's own",
     tasks="one, or a TaskEnv's; test: other seeds, or its own split",
@@ -79,70 +28,11 @@ _JAX_AND_OTHERS = (
     "stable-gymnax overwrites gymnax"
 )
 SUITES: tuple[Suite, ...] = (
-    Suite(
-        name="built-in",
-        pattern="meta-frozen-lake",
-        module=f"{_SUITES}frozen_lake",
-        about="Find the way over an unseen lake, then walk it again",
-        spaces="4 numbers, 5 choices",
-        tasks="hidden maps; test: a fifth of them, held out (from size 4 on)",
-        horizon="10 attempts of size x size steps",
-        ends="terminated after the last attempt, which ends at the goal, in a hole or at its time limit",
-    ),
-    Suite(
-        name="built-in",
-        pattern="dark-key-door",
-        module=f"{_SUITES}dark_key_door",
-        about="Find a hidden key, then a hidden door, again and again",
-        spaces="4 numbers, light: 8; 5 choices",
-        tasks="hidden start, key and door; test: other draws of them",
-        horizon="500 steps, attempts of 50",
-        ends="terminated and truncated at the horizon; an attempt ends at the door or at its time limit",
-    ),
-    Suite(
-        name="built-in",
-        pattern="tmaze",
-        module=f"{_SUITES}tmaze",
-        about="Remember a sign until the corridor's end",
-        spaces="2 numbers, 4 choices",
-        tasks="goal left or right; test: the same two",
-        horizon="corridor + 1 steps, active: + 3",
-        ends="terminated and truncated with its last step, whatever was done",
-    ),
-    Suite(
-        name="built-in",
-        pattern="goal-frozen-lake",
-        module=f"{_SUITES}goal_frozen_lake",
-        about="Walk to a goal cell that is shown; ready for hindsight relabelling",
-        spaces="6 numbers, goal and achieved goal of 2; 5 choices",
-        tasks="maps and shown goals; test: a fifth of the maps, held out",
-        horizon="size x size steps",
-        ends="terminated at the goal or in a hole; truncated at the time limit",
-    ),
-    Suite(
-        name="built-in",
-        pattern="alchemy",
-        module=f"{_SUITES}alchemy",
-        about="Find out what potions do to stones, trial after trial with one hidden chemistry",
-        spaces="39 numbers, 40 choices",
-        tasks="hidden chemistries, 167,424; test: a fifth of them, held out",
-        horizon="10 trials of 20 steps",
-        ends="terminated and truncated after the last trial",
-    ),
-    Suite(
-        name="built-in",
-        pattern="mazerunner",
-        module=f"{_SUITES}mazerunner",
-        about="Visit goals in order in an unseen maze; ready for relabelled instructions",
-        spaces="7 numbers, place of 2, goals of 2 each; 5 choices",
-        tasks="unseen mazes, shown goals; test: a fifth of the mazes, held out",
-        horizon="250 steps",
-        ends="terminated at the last goal; terminated and truncated at the time limit",
-    ),
+    *BUILT_IN,
     Suite(
         name="mujoco",
         pattern="half-cheetah-vel",
-        module=f"{_SUITES}half_cheetah_vel",
+        module=f"{MODULES}half_cheetah_vel",
         about="Run at a velocity that only the reward tells",
         extra="mujoco",
         requires=("mujoco",),
@@ -152,10 +42,34 @@ SUITES: tuple[Suite, ...] = (
         ends="truncated after the last attempt",
     ),
     Suite(
+        name="mujoco",
+        pattern="cheetah-dir",
+        module=f"{MODULES}directions",
+        about="Run forward or backward, which only the reward reveals",
+        extra="mujoco",
+        requires=("mujoco",),
+        spaces="17 numbers, Box of 6",
+        tasks="two hidden directions; test: the same two",
+        horizon="2 attempts of 200 steps",
+        ends="truncated after the last attempt",
+    ),
+    Suite(
+        name="mujoco",
+        pattern="ant-dir",
+        module=f"{MODULES}directions",
+        about="Walk in a direction that only the reward reveals",
+        extra="mujoco",
+        requires=("mujoco",),
+        spaces="27 numbers, Box of 8",
+        tasks="hidden angles; test: six of 30 bands, held out",
+        horizon="2 attempts of 200 steps",
+        ends="the last attempt's end: terminated by a fall, truncated at its time limit",
+    ),
+    Suite(
         name="dm_control",
         pattern="dmc:*",
         placeholder="DOMAIN-TASK",
-        module=f"{_SUITES}dm_control",
+        module=f"{MODULES}dm_control",
         about="DeepMind's control suite",
         extra="dmc",
         requires=("shimmy", "dm_control"),
@@ -167,7 +81,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="robotics",
         pattern="robotics:*",
-        module=f"{_SUITES}robotics",
+        module=f"{MODULES}robotics",
         about="Fetch, PointMaze, AntMaze and AdroitHand; goals ready for hindsight relabelling",
         extra="robotics",
         requires=("gymnasium_robotics",),
@@ -179,7 +93,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="gymnasium",
         pattern="gym:*",
-        module=f"{_SUITES}gymnasium_env",
+        module=f"{MODULES}gymnasium_env",
         about="Any environment registered with gymnasium",
         spaces="the environment's own",
         tasks="one; test: other seeds",
@@ -191,7 +105,7 @@ SUITES: tuple[Suite, ...] = (
             name="metaworld",
             pattern=f"metaworld-ml{classes}",
             placeholder="TASK",
-            module=f"{_SUITES}metaworld",
+            module=f"{MODULES}metaworld",
             about=f"A robot arm learns a task of {number} within the episode",
             extra="metaworld",
             requires=("metaworld",),
@@ -211,7 +125,7 @@ SUITES: tuple[Suite, ...] = (
         Suite(
             name="metaworld",
             pattern=f"metaworld-mt{classes}",
-            module=f"{_SUITES}metaworld",
+            module=f"{MODULES}metaworld",
             about=f"A robot arm does tasks of {classes} classes, which it is told",
             extra="metaworld",
             requires=("metaworld",),
@@ -225,7 +139,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="crafter",
         pattern="crafter",
-        module=f"{_SUITES}crafter",
+        module=f"{MODULES}crafter",
         about="Survive in an unseen world, or follow instructions there",
         extra="crafter",
         requires=("crafter", "numba"),
@@ -237,7 +151,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="procgen",
         pattern="procgen-multi",
-        module=f"{_SUITES}procgen",
+        module=f"{MODULES}procgen",
         about="Two attempts at a level of one of 16 games",
         extra="procgen",
         requires=("procgen", "gym3"),
@@ -250,7 +164,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="procgen",
         pattern="procgen-*",
-        module=f"{_SUITES}procgen",
+        module=f"{MODULES}procgen",
         about="A game whose levels are drawn from numbers",
         placeholder="GAME",
         extra="procgen",
@@ -264,7 +178,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="atari",
         pattern="atari-multi",
-        module=f"{_SUITES}atari",
+        module=f"{MODULES}atari",
         about="Many games of the Atari 2600, one in each episode (ALE is under GPL-2.0)",
         extra="atari",
         requires=("ale_py",),
@@ -276,7 +190,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="atari",
         pattern="atari-*",
-        module=f"{_SUITES}atari",
+        module=f"{MODULES}atari",
         about="A game of the Atari 2600 (ALE is under GPL-2.0)",
         placeholder="GAME",
         extra="atari",
@@ -289,7 +203,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="retro",
         pattern="retro:*",
-        module=f"{_SUITES}retro",
+        module=f"{MODULES}retro",
         about="Games of old consoles; bring your own ROM files (env.rom_dir)",
         placeholder="GAME",
         extra="retro",
@@ -302,7 +216,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="gymnax",
         pattern="gymnax:*",
-        module=f"{_SUITES}gymnax_env",
+        module=f"{MODULES}gymnax_env",
         about="An environment of gymnax, compiled for all actors at once",
         placeholder="NAME",
         extra="jax",
@@ -316,7 +230,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="xland",
         pattern="xland",
-        module=f"{_SUITES}xland",
+        module=f"{MODULES}xland",
         about="Find out an unseen game's rules, attempt after attempt (XLand-MiniGrid)",
         extra="jax",
         requires=("xminigrid",),
@@ -329,7 +243,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="minigrid",
         pattern="babyai-multi",
-        module=f"{_SUITES}minigrid",
+        module=f"{MODULES}minigrid",
         about="Follow an instruction in one of many grid worlds, twice",
         extra="minigrid",
         requires=("minigrid",),
@@ -341,7 +255,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="minigrid",
         pattern="minigrid:*",
-        module=f"{_SUITES}minigrid",
+        module=f"{MODULES}minigrid",
         about="A grid world of MiniGrid or BabyAI",
         extra="minigrid",
         requires=("minigrid",),
@@ -353,7 +267,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="popgym",
         pattern="popgym-multi",
-        module=f"{_SUITES}popgym_multi",
+        module=f"{MODULES}popgym_multi",
         about="One of 27 memory games, which a first attempt without rewards tells",
         extra="popgym",
         requires=("popgym", "mazelib"),
@@ -365,7 +279,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         name="popgym",
         pattern="popgym-*",
-        module=f"{_SUITES}popgym",
+        module=f"{MODULES}popgym",
         about="A game that takes memory, such as RepeatPreviousEasy (16 games at 3 levels)",
         placeholder="GAME",
         extra="popgym",

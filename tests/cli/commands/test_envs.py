@@ -27,7 +27,7 @@ def test_an_unknown_one_is_a_usage_error(amago: Amago) -> None:
 
 
 def test_the_list_says_what_is_seen_and_done_and_what_is_missing(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.envs.suites.catalogue.find_spec", lambda module: None)
+    monkeypatch.setattr("pipelines.envs.suites.suite.find_spec", lambda module: None)
     entries = {entry["name"]: entry for entry in amago("envs", "--output", "json").json["metrics"]["environments"]}
     assert all(entry[field] for entry in entries.values() for field in ("spaces", "tasks", "horizon", "ends", "about"))
     assert (entries["tmaze"]["extra"], entries["tmaze"]["installed"]) == (None, True)
@@ -49,7 +49,7 @@ def test_one_is_described_with_its_end_and_its_split(amago: Amago) -> None:
 @pytest.mark.parametrize(
     ("name", "extra", "where"),
     [
-        ("metaworld-ml45", "metaworld", "catalogue"),
+        ("metaworld-ml45", "metaworld", "suite"),
         ("gym:LunarLander-v3", "box2d", "gymnasium_env"),
         ("gym:HalfCheetah-v5", "mujoco", "gymnasium_env"),
     ],

@@ -1,0 +1,107 @@
+"""Multi-armed bandits with hidden means (Duan et al., 2016, "RL^2"; Lee et al., NeurIPS 2023, for Gaussian ones).
+
+Every arm has a mean, uniform over [0, 1) and fixed for the episode. `bernoulli`: an arm pays 1 with that chance, else
+0. `gaussian`: it pays its mean plus noise of deviation `noise`. The episode terminates after its steps. Observation,
+float32 (1,): steps done / steps; the previous action and reward are given to every policy anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.config.base import SettingsModel
+from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.lake.spaces import Box, Discrete, Spaces
+
+MEAN, REWARD, ANGLE = range(3)  # purposes of random draws; those of rewards are counted by the step
+_PARTS = 1_000_000  # means are whole numbers of these, so that their names are exact
+
+
+class BanditSettings(SettingsModel):
+    """Parameters of `bandit`."""
+
+    arms: int = Field(10, ge=2, le=1000)
+    """Number of arms."""
+    steps: int = Field(100, ge=1)
+    """Steps of an episode."""
+    rewards: Literal["bernoulli", "gaussian"] = "bernoulli"
+    """Distribution of an arm's rewards around its mean."""
+    noise: float = Field(0.3, ge=0)
+    """Standard deviation of Gaussian rewards."""
+
+
+class Bandit(NativeEnv):
+    """N bandits. State: `means` (N, arms) in millionths, `time`."""
+
+    def __init__(self, name: str, settings: BanditSettings, *, num_envs: int, seed: int, split: str) -> None:
+        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
+        self.settings = settings
+        self.means = np.zeros((num_envs, settings.arms), dtype=np.int64)
+        self.time = np.zeros(num_envs, dtype=np.int64)
+        self._row = np.arange(num_envs)
+
+    def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        arms = np.arange(self.settings.arms)
+        self.means[indices] = self.draws.integers(episodes[:, None], MEAN, _PARTS, arms)
+        self.time[indices] = 0
+
+    def _assign(self, actor: int, task: str) -> None:
+        means = [round(float(text) * _PARTS) for text in task.removeprefix("means=").split(",")]
+        if len(means) != self.settings.arms or not all(0 <= mean < _PARTS for mean in means):
+            raise ValueError("a mean from 0 to 1 for each arm is needed")
+        self.means[actor] = means
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        return {"obs": (self.time / self.settings.steps).astype(np.float32)[:, None]}
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        s = self.settings
+        self.time += 1
+        mean, episode = self.means[self._row, actions] / _PARTS, self.episodes.current
+        chance = self.draws.uniform(episode, REWARD, self.time)
+        if s.rewards == "bernoulli":
+            reward = chance < mean
+        else:  # Box and Muller's transform of two uniform numbers
+            radius = np.sqrt(-2.0 * np.log1p(-chance))
+            angle = 2.0 * np.pi * self.draws.uniform(episode, ANGLE, self.time)
+            reward = mean + s.noise * radius * np.cos(angle)
+        over = self.time >= s.steps
+        return StepResult(
+            observation=self._observe(),
+            reward=reward.astype(np.float32),
+            terminated=over,
+            truncated=self._nobody,
+            reset=self._nobody,
+            attempt_end=over,
+            success=self._nobody,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """The arms' means."""
+        return ["means=" + ",".join(f"{mean / _PARTS:.6f}" for mean in self.means[i].tolist()) for i in indices]
+
+    def expert(self) -> np.ndarray:
+        """The best arm, by one who knows it."""
+        return self.means.argmax(axis=1).astype(np.int32)
+
+
+def settings_model(name: str) -> type[BanditSettings]:
+    return BanditSettings
+
+
+def make(name: str, settings: BanditSettings, *, num_envs: int, seed: int, split: str) -> Bandit:
+    return Bandit(name, settings, num_envs=num_envs, seed=seed, split=split)
+
+
+def _spec(name: str, s: BanditSettings) -> EnvSpec:
+    return EnvSpec(
+        name=name,
+        spaces=Spaces(observation={"obs": Box(shape=(1,))}, action=Discrete(n=s.arms)),
+        horizon=s.steps,
+        about=f"{s.arms} arms with hidden means and {s.rewards} rewards, {s.steps} pulls",
+        split="separate draws of the means, from one distribution",
+        random_return=s.steps * (_PARTS - 1) / 2 / _PARTS,
+    )

@@ -1,0 +1,138 @@
+"""Point-Robot: walk to a hidden point of the plane in attempt after attempt (Rakelly et al., ICML 2019, "PEARL").
+
+Each attempt begins at (0, 0); an action in [-1, 1]^2 moves by `step_size` times it. A step pays minus the distance to
+the goal; `sparse`: 1 minus that distance within `goal_radius` of it, else 0. The goal is the same in all attempts of
+an episode: on the upper half of the circle of radius 1 (`half-circle`), on all of it (`circle`), or anywhere in [-1,
+1]^2 (`square`). An attempt lasts all of its steps, succeeds if its last one ends within `goal_radius` of the goal,
+and that step returns the next attempt's start. The last attempt terminates the episode. Observation, float32 (4,): x,
+y, 1 at the start of an attempt, attempts finished / attempts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.protocol import ProtocolSettings
+from pipelines.envs.suites.bands import spread
+from pipelines.lake.spaces import Box, Spaces
+
+PLACE, HEIGHT = range(2)  # purposes of random draws
+_PARTS = 1_000_000  # coordinates are whole numbers of these, so that their names are exact
+
+
+class PointRobotSettings(ProtocolSettings):
+    """Parameters of `point-robot`."""
+
+    PAPER: ClassVar = {"holdout": False}
+
+    goals: Literal["half-circle", "circle", "square"] = "half-circle"
+    """Where the goal may be."""
+    sparse: bool = False
+    """Pay near the goal alone."""
+    goal_radius: float = Field(0.2, gt=0)
+    """Distance within which a sparse reward is paid, and an attempt succeeds."""
+    attempts: int = Field(3, ge=1)
+    """Attempts at one goal, in one episode."""
+    attempt_steps: int = Field(20, ge=1)
+    """Steps of an attempt."""
+    step_size: float = Field(0.1, gt=0)
+    """Longest move along an axis in a step."""
+    holdout: bool = True
+    """Keep a fifth of the angles (of a square: of x), in six bands, for `split = "test"`; false: all on both sides."""
+
+
+class PointRobot(NativeEnv):
+    """N robots. State: `place` (N, 2), `goal` (N, 2) in millionths, `clock` (steps in the attempt), `attempt`."""
+
+    def __init__(self, name: str, settings: PointRobotSettings, *, num_envs: int, seed: int, split: str) -> None:
+        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
+        self.settings, self._split = settings, split
+        self.place = np.zeros((num_envs, 2))
+        self.goal = np.zeros((num_envs, 2), dtype=np.int64)
+        self.clock, self.attempt = np.zeros((2, num_envs), dtype=np.int64)
+        self._fresh = np.zeros(num_envs, dtype=bool)
+
+    def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        s, share = self.settings, self.draws.uniform(episodes, PLACE)
+        if s.holdout:
+            share = spread(share, self._split)
+        if s.goals == "square":
+            goal = np.stack([2 * share - 1, 2 * self.draws.uniform(episodes, HEIGHT) - 1], axis=1)
+        else:
+            angle = share * np.pi * (1 if s.goals == "half-circle" else 2)
+            goal = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        self.goal[indices] = np.rint(goal * _PARTS)
+        self.place[indices] = 0.0
+        self.clock[indices] = self.attempt[indices] = 0
+        self._fresh[indices] = True
+
+    def _assign(self, actor: int, task: str) -> None:
+        x, y = (round(float(text) * _PARTS) for text in task.removeprefix("goal=").split(","))
+        if max(abs(x), abs(y)) > _PARTS:
+            raise ValueError("goals are within [-1, 1]^2")
+        self.goal[actor] = x, y
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        observation = np.empty((self.num_envs, 4), dtype=np.float32)
+        observation[:, :2] = self.place
+        observation[:, 2] = self._fresh
+        observation[:, 3] = self.attempt / self.settings.attempts
+        return {"obs": observation}
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        s = self.settings
+        self.clock += 1
+        self.place = self.place + s.step_size * np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0)
+        distance = np.linalg.norm(self.place - self.goal / _PARTS, axis=1)
+        near = distance <= s.goal_radius
+        reward = np.where(near, 1.0 - distance, 0.0) if s.sparse else -distance
+        over = self.clock >= s.attempt_steps
+        self.attempt += over
+        terminated = self.attempt >= s.attempts
+        again = over & ~terminated
+        self.place[again] = 0.0
+        self.clock[over] = 0
+        self._fresh = again.copy()
+        return StepResult(
+            observation=self._observe(),
+            reward=reward.astype(np.float32),
+            terminated=terminated,
+            truncated=self._nobody,
+            reset=again,
+            attempt_end=over,
+            success=over & near,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """The goal's coordinates."""
+        return ["goal={:.6f},{:.6f}".format(*(self.goal[i] / _PARTS)) for i in indices]
+
+    def expert(self) -> np.ndarray:
+        """Straight to the goal, by one who knows it."""
+        way = (self.goal / _PARTS - self.place) / self.settings.step_size
+        longest = np.abs(way).max(axis=1, keepdims=True)
+        return (way / np.maximum(longest, 1.0)).astype(np.float32)
+
+
+def settings_model(name: str) -> type[PointRobotSettings]:
+    return PointRobotSettings
+
+
+def make(name: str, settings: PointRobotSettings, *, num_envs: int, seed: int, split: str) -> PointRobot:
+    return PointRobot(name, settings, num_envs=num_envs, seed=seed, split=split)
+
+
+def _spec(name: str, s: PointRobotSettings) -> EnvSpec:
+    return EnvSpec(
+        name=name,
+        spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Box(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))),
+        horizon=s.attempts * s.attempt_steps,
+        num_attempts=s.attempts,
+        has_success=True,
+        about=f"{'sparse rewards, ' if s.sparse else ''}{s.attempts} attempts of {s.attempt_steps} steps at one point",
+        split="a fifth of the goals is held out" if s.holdout else "all goals on both sides",
+    )
