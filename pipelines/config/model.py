@@ -102,7 +102,7 @@ class CriticSettings(ModelSettings):
     low: float = Field(default=-1e5, description="value of the first bin, in multiplied rewards")
     high: float = Field(default=1e5, description="value of the last bin")
     labels: Literal["two-hot", "hl-gauss"] = Field(
-        default="two-hot", description="a target's label: the two bins about it, or a Gaussian's mass on all"
+        default="hl-gauss", description="a target's label: a Gaussian's mass on all bins, or shares of the nearest two"
     )
     label_sigma: Annotated[float, Field(gt=0)] = Field(default=0.75, description="deviation of that Gaussian, in bins")
 

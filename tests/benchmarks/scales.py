@@ -23,7 +23,8 @@ MOVES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
 AGENTS: dict[str, dict[str, Any]] = {
     "actor-critic": {"kind": "actor-critic"},
     "actor-critic, two-hot": {"kind": "actor-critic", "critic": {"kind": "two-hot", "hidden": [64, 64]}},
-    "multi-task": {"kind": "multi-task", "critic": {"hidden": [64, 64], "labels": "hl-gauss"}},
+    "multi-task": {"kind": "multi-task"},
+    "multi-task, two-hot labels": {"kind": "multi-task", "critic": {"hidden": [64, 64], "labels": "two-hot"}},
 }
 NETWORK = {
     "timestep": {"hidden": [64, 64], "output": 64},

@@ -17,7 +17,7 @@ CASES = {
     **{f"multi-task {action}": (action, MULTI) for action in ("discrete", "multi_discrete", "multi_binary", "box")},
     "gumbel": ("multi_discrete", {"actor": {"hidden": [32], "gumbel": True}}),
     "two-hot maximised": ("box", {"critic": {"kind": "two-hot", "hidden": [64, 64]}}),
-    "hl-gauss": ("discrete", MULTI | {"critic": {"labels": "hl-gauss", "hidden": [64, 64]}}),
+    "two-hot labels": ("discrete", MULTI | {"critic": {"labels": "two-hot", "hidden": [64, 64]}}),
     "beta": ("box", {"actor": {"hidden": [32], "distribution": "beta"}}),
     "mixture": ("box", {"actor": {"hidden": [32], "distribution": "gaussian-mixture"}}),
 }

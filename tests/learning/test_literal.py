@@ -11,7 +11,7 @@ from tests.learning.factories import ACTIONS, agent, batch
 from tests.learning.literal import Literal
 
 MULTI = {"kind": "multi-task"}
-EVEN = {"symlog": False, "bins": 5, "low": -3, "high": 2, "hidden": [6]}
+EVEN = {"labels": "two-hot", "symlog": False, "bins": 5, "low": -3, "high": 2, "hidden": [6]}
 SMALL = {"actor": {"hidden": [8]}, "critic": {"hidden": [8, 6]}, "timestep": {"hidden": [8], "output": 8}}
 LENGTHS = {"lengths": (5, 3), "rows": 5}
 
@@ -32,10 +32,10 @@ CASES = {
     "online actor in targets of a box": ("box", {"target_actor": False}),
     "exp": ("box", {"filter": {"kind": "exp"}}),
     "leaky relu": ("discrete", {"filter": {"kind": "leaky-relu"}}),
-    "two-hot maximised": ("box", {"critic": {"kind": "two-hot", "hidden": [8, 6]}}),
+    "two-hot maximised": ("box", {"critic": {"kind": "two-hot", "labels": "two-hot", "hidden": [8, 6]}}),
     "two-hot of choices maximised": ("discrete", {"critic": {"kind": "two-hot", "hidden": [8, 6]}}),
-    "hl-gauss": ("discrete", MULTI | {"critic": {"labels": "hl-gauss", "hidden": [6]}}),
-    "few bins": ("box", MULTI | {"critic": {"bins": 5, "low": -3, "high": 2, "hidden": [6]}}),
+    "hl-gauss": ("discrete", MULTI | {"critic": {"hidden": [6]}}),
+    "few bins": ("box", MULTI | {"critic": {"labels": "two-hot", "bins": 5, "low": -3, "high": 2, "hidden": [6]}}),
     "bins even in value": ("box", MULTI | {"critic": EVEN}),
     "bins even in value maximised": ("box", {"critic": EVEN | {"kind": "two-hot"}}),
     "gaussian over bins even in value": ("discrete", MULTI | {"critic": EVEN | {"labels": "hl-gauss"}}),

@@ -12,10 +12,13 @@ from pipelines.nets.norms import symexp, symlog
 from pipelines.nets.readout import TwoHot
 
 SETTINGS = CriticSettings(ensemble=3, hidden=(8, 7))
-TWO_HOT = SETTINGS.model_copy(update={"kind": "two-hot", "bins": 11, "low": -20, "high": 20})
+TWO_HOT = SETTINGS.model_copy(update={"kind": "two-hot", "bins": 11, "low": -20, "high": 20, "labels": "two-hot"})
+GAUSS = TWO_HOT.model_copy(update={"labels": "hl-gauss"})
 EVEN = TWO_HOT.model_copy(update={"symlog": False, "low": -3, "high": 5})
 GAMMAS = (0.1, 0.9)
-KINDS = pytest.mark.parametrize("settings", [SETTINGS, TWO_HOT, EVEN], ids=["scalar", "two-hot", "even two-hot"])
+KINDS = pytest.mark.parametrize(
+    "settings", [SETTINGS, TWO_HOT, GAUSS, EVEN], ids=["scalar", "two-hot", "hl-gauss", "even two-hot"]
+)
 
 
 def member(critic, index, x, frozen=False):
@@ -142,7 +145,9 @@ def test_values_are_not_rounded_to_lower_precision():
 
 
 def test_two_bins_about_a_target_have_its_distance_as_shares():
-    readout = TwoHot(CriticSettings(kind="two-hot", bins=3, low=-1, high=1))  # bins at -log 2, 0, log 2 of symlog
+    readout = TwoHot(
+        CriticSettings(kind="two-hot", bins=3, low=-1, high=1, labels="two-hot")
+    )  # bins at -log 2, 0, log 2 of symlog
     half = float(torch.expm1(torch.log(torch.tensor(2.0)) / 2))
     labels = readout.labels(torch.tensor([0.0, 1.0, half, 50.0, -50.0]))
     expected = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0.5, 0.5], [0, 0, 1], [1, 0, 0]])

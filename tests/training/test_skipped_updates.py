@@ -19,8 +19,8 @@ from tests.training.test_learner import SPACES, batch
 
 CASES: dict[str, dict[str, Any]] = {
     "actor-critic": {},
-    "two-hot": {"kind": "multi-task"},
-    "hl-gauss": {"kind": "multi-task", "critic": {"labels": "hl-gauss"}},
+    "hl-gauss": {"kind": "multi-task"},
+    "two-hot": {"kind": "multi-task", "critic": {"labels": "two-hot"}},
     "two-hot maximised": {"critic": {"kind": "two-hot"}},
 }
 SPECTRAL = (".left", ".right")  # estimates of the weights alone: an update that is skipped refines them too
