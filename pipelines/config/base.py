@@ -18,6 +18,8 @@ def count_or_auto(low: int, high: int) -> BeforeValidator:
     """Return a validator of a whole number within limits, or "auto", with one complaint about anything else."""
 
     def checked(value: Any) -> Any:
+        if type(value) is float and value.is_integer():
+            value = int(value)
         if value == "auto" or (type(value) is int and low <= value <= high):
             return value
         raise PydanticCustomError("count", f"Input should be a whole number from {low} to {high}, or 'auto'")

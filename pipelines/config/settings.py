@@ -99,11 +99,12 @@ class EnvSettings(SettingsModel):
 class CollectSettings(SettingsModel):
     """`[collect]`: rolling out a policy into a lake."""
 
-    steps: int = Field(10_000, ge=1)
-    """Environment steps in all (over all actors); in a chain, per epoch."""
+    steps: Annotated[int | Literal["auto"], count_or_auto(1, 2**63 - 1)] = "auto"
+    """Environment steps in all (over all actors); in a chain, per epoch. `auto`: 10,000; outside a chain two of the
+    longest episodes, if those are more."""
     actors: Annotated[int | Literal["auto"], count_or_auto(1, 65_536)] = "auto"
     """Environments stepped at once. `auto`: 16, more where they are quick, as a batch (up to 128) or in workers (256);
-    fixed as a run begins."""
+    outside a chain so few that each ends two episodes or more. Fixed as a run begins."""
     workers: Annotated[int | Literal["auto"], count_or_auto(0, 1_024)] = "auto"
     """Processes that step environments, also in `evaluate` (0: this one). `auto`: as many as a trial finds useful."""
     on_env_error: Literal["stop", "restart"] = "stop"

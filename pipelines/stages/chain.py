@@ -22,7 +22,7 @@ from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
 from pipelines.sources.make import open_source
-from pipelines.stages.environment import make_env, with_actors
+from pipelines.stages.environment import collect_steps, make_env, with_actors
 from pipelines.stages.forecast import Forecast, Work
 from pipelines.stages.lakes import require_mixtures, weighed
 from pipelines.stages.result import Result
@@ -51,7 +51,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
     started, spaces, horizon = time.monotonic(), None, None
     with directory.lock("run", "collect", "train"):
         if settings.env.name:
-            collects = [step.settings.collect.steps for step in plan(settings) if step.entry.stage == "collect"]
+            collects = [collect_steps(step.settings) for step in plan(settings) if step.entry.stage == "collect"]
             settings = with_actors(settings, None if fresh else directory.load_document(), collects=collects)
         directory.refuse_changes("run", settings, fresh=fresh)
         if settings.env.name:
@@ -92,7 +92,8 @@ def plan(settings: Settings) -> Iterator[Step]:
                 continue
             stage_settings = settings.for_stage(entry)
             if entry.stage in totals:
-                totals[entry.stage] += getattr(stage_settings, entry.stage).steps
+                steps = collect_steps(stage_settings) if entry.stage == "collect" else stage_settings.train.steps
+                totals[entry.stage] += steps
             if entry.stage == "train":
                 progress = numbers[place][epoch] / max(len(numbers[place]) - 1, 1)
                 stage_settings = weighed(stage_settings, progress)
@@ -109,6 +110,8 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
 
 def _work(step: Step) -> Work:
     """What `step` does, for the estimate of the time left."""
+    if step.entry.stage == "collect":
+        return Work(step.epoch, step.place, "collect", collect_steps(step.settings))
     table = getattr(step.settings, step.entry.stage, None)
     amount = getattr(table, "episodes" if step.entry.stage == "evaluate" else "steps", 1)
     return Work(step.epoch, step.place, step.entry.stage, amount)

@@ -23,7 +23,6 @@ from urllib.parse import quote
 import numpy as np
 
 from pipelines.config.cores import threads
-from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
@@ -41,6 +40,7 @@ from pipelines.lake.trajectory import Trajectories
 from pipelines.lake.writer import Writer
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.actor import Rollout
+from pipelines.stages.collect_notices import comment, comment_exploration, explain_size
 from pipelines.stages.environment import make_env, with_actors, workers
 from pipelines.stages.following import Following
 from pipelines.stages.identity import behaviour, collector_name, stored_steps
@@ -65,7 +65,9 @@ def run(
     with contextlib.ExitStack() as stack:
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
-            settings = with_actors(settings, None if fresh else directory.load_document())
+        wanted = settings.collect
+        settings = with_actors(settings, directory.load_document() if directory and not fresh else None)
+        if directory is not None:
             directory.refuse_changes("collect", settings, fresh=fresh)
             name = collector_name(settings, directory)
         else:
@@ -80,8 +82,13 @@ def run(
         use_threads(settings.train.threads)
         acting = collector.first_policy(listener)
         collector.begin(acting)
+        steps = settings.collect.steps
+        assert isinstance(steps, int)
+        if "auto" in (wanted.steps, wanted.actors):
+            explain_size(steps, collector.env.num_envs, collector.env.spec.horizon, listener)
         if add:
-            settings = _with_steps(settings, collector.before + settings.collect.steps)
+            steps += collector.before
+            settings = settings.model_copy(update={"collect": settings.collect.model_copy(update={"steps": steps})})
         if directory is not None:  # nothing is written before everything asked for is there
             directory.record("collect", settings, fresh=fresh)
             if not fresh or replaced:  # another stage of a new run may have named it meanwhile
@@ -100,37 +107,15 @@ def run(
             )
 
         try:
-            metrics = collector.collect(settings.collect.steps, listener)
+            metrics = collector.collect(steps, listener)
         except ActorsFailed as error:
             collector.finish()
             error.result = result("failed", collector.metrics())
             raise
-    _comment(collector, metrics, settings, listener)
+    comment(metrics, collector.env.spec.horizon, listener)
+    if metrics["steps"] and collector.exploration is None:
+        comment_exploration(settings, listener)
     return result("done" if metrics["steps"] else "skipped", metrics)
-
-
-def _with_steps(settings: Settings, steps: int) -> Settings:
-    return settings.model_copy(update={"collect": settings.collect.model_copy(update={"steps": steps})})
-
-
-def _comment(collector: Collector, metrics: dict[str, Any], settings: Settings, listener: Listener) -> None:
-    """Say what the figures leave out."""
-    ended, unfinished, steps = metrics["trajectories"], metrics["unfinished"], metrics["steps"]
-    if not steps:
-        text = f"collector '{collector.name}' has {collector.steps:,} steps already; --add N collects N more"
-        listener(Notice(text=text))
-    elif not ended:
-        horizon = collector.env.spec.horizon
-        longest = f", an episode takes up to {horizon:,}" if horizon else ""
-        each = f"{steps // metrics['actors']:,} steps of each of {metrics['actors']} actors"
-        hint = "there is no return: give more --steps, or fewer --actors"
-        listener(Notice(text=f"no episode ended in {each}{longest}; {hint}", level="warning"))
-    elif unfinished > ended:
-        text = f"means are over the {ended:,} episodes that ended; {unfinished:,} longer ones were cut off at the end"
-        listener(Notice(text=text, level="warning"))
-    given = settings.exploration != ExplorationSettings()
-    if steps and given and collector.exploration is None and behaviour(settings)["policy"] != "random":
-        listener(Notice(text="the policy acted as it is (epsilon 0); --explore applies the schedule of [exploration]"))
 
 
 class Collector:

@@ -20,9 +20,12 @@ from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed, UsageError
 from pipelines.rollout.policy_client import RandomPolicy
 
+STEPS = 10_000  # of a collect; more where two episodes may have more
 FEW, MANY = 16, 128  # actors
 MOST = 256  # of environments that are stepped in workers
 _EPISODES = 4  # of each actor in a run, at least, with more than FEW
+_LEAST_EPISODES = 2  # of each actor outside a chain
+_BATCH_SECONDS = 1e-3  # a step of all actors, of which the loop about the environments takes some 0.1 ms
 _TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
 _ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that tell how long they are
 _WORTH_SECONDS = 2e-3  # a step of all actors that is shorter is not shared out
@@ -99,46 +102,74 @@ def with_actors(
     collects: Sequence[int] = (),
     trial: Callable[[Env, float], Trial | None] = try_out,
 ) -> Settings:
-    """`settings` with a number of actors in place of "auto": that of the run which has begun, if it is `stored`.
+    """Return `settings` with numbers in place of "auto" for steps and actors: those of the run that has begun, if it is
+    `stored`. `collects`: the steps of each time that a chain collects.
 
     More actors make a policy faster where all step as one batch, and messages to workers rarer where each steps
-    quickly: as many as help, and leave each a few episodes. `collects`: steps of each time that a chain collects.
+    quickly: as many as help, and leave each a few episodes. Outside a chain each ends two episodes or more, if need be
+    with fewer actors and more steps.
     """
-    if settings.collect.actors != "auto":
-        return settings
-    begun = (stored or {}).get("collect", {}).get("actors")
-    if isinstance(begun, int):
-        actors = begun
-    else:
-        actors = _enough_actors(settings, collects or [settings.collect.steps], trial)
-    return settings.model_copy(update={"collect": settings.collect.model_copy(update={"actors": actors})})
+    begun, wanted = (stored or {}).get("collect", {}), settings.collect
+    steps, actors = _number(wanted.steps, begun.get("steps")), _number(wanted.actors, begun.get("actors"))
+    if collects and steps is None:
+        steps = STEPS
+    if steps is None or actors is None:
+        with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
+            steps = steps or max(STEPS, _LEAST_EPISODES * (env.spec.horizon or 0))
+            actors = actors or _enough_actors(settings, env, collects, steps, trial)
+    return settings.model_copy(update={"collect": wanted.model_copy(update={"steps": steps, "actors": actors})})
 
 
-def _enough_actors(settings: Settings, collects: Sequence[int], trial: Callable[[Env, float], Trial | None]) -> int:
-    """Each ends an episode in the first of `collects`, so that there is something to learn from, and some in all.
+def _number(wanted: Any, begun: Any) -> int | None:
+    return next((value for value in (wanted, begun) if isinstance(value, int)), None)
+
+
+def collect_steps(settings: Settings) -> int:
+    """Return the steps of a collect in a chain."""
+    return STEPS if settings.collect.steps == "auto" else settings.collect.steps
+
+
+def _enough_actors(
+    settings: Settings, env: Env, collects: Sequence[int], steps: int, trial: Callable[[Env, float], Trial | None]
+) -> int:
+    """Return so many that each ends an episode in the first of `collects`, so that there is something to learn from,
+    and some in all; outside a chain two in `steps`.
 
     Episodes are as long as random ones where that is who acts, at first at least, else as the longest.
     """
-    env, cores, wanted = make_env(settings, actors=1, seed=0), available_cores(), settings.collect.workers
-    steps = min(collects[0], sum(collects) / _EPISODES)  # in which each actor shall end an episode
-    with contextlib.closing(env):
-        alone = isinstance(env, GymnasiumEnv)
-        seen = trial(env, steps / (2 * FEW)) if alone and wanted != 0 else None
+    alone, wanted, cores = isinstance(env, GymnasiumEnv), settings.collect.workers, available_cores()
+    share = min(collects[0], sum(collects) / _EPISODES) if collects else steps / _EPISODES
+    seen = None
+    if alone and (wanted != 0 or not collects):
+        seen = trial(env, share / (2 * FEW) if collects else steps / _LEAST_EPISODES)
     seconds = seen.seconds if seen else 0.0
     length: float | None = env.spec.horizon
     if seen and seen.length and settings.collect.policy in ("auto", "random") and not settings.collect.follow:
         length = seen.length
     if length is None:
         return FEW
-    most = int(min(MOST if alone else MANY, steps / length))
+    few, most = FEW, int(min(MOST if alone else MANY, share / length))
+    if not collects:
+        if (each := int(steps / (_LEAST_EPISODES * length))) < FEW:
+            return max(each, 1)
+        few = _quick(seconds, most=most)
     if alone:
-        return enough(seconds, most=most, workers=wanted, cores=cores)
-    return max(FEW, 1 << max(most, 1).bit_length() - 1)
+        return enough(seconds, most=most, workers=wanted, cores=cores, few=few)
+    return max(few, 1 << max(most, 1).bit_length() - 1)
 
 
-def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: int) -> int:
+def _quick(seconds: float, *, most: int) -> int:
+    """Return so many actors, `FEW` up to `most`, that what a step of all costs beside the environments is a small part
+    of it."""
+    actors = FEW
+    while 2 * actors <= most and 0 < seconds * actors < _BATCH_SECONDS:
+        actors *= 2
+    return actors
+
+
+def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: int, few: int | None = None) -> int:
     """Actors, up to `most`, of environments that take `seconds` for a step of one: so many that a message to a worker
-    is worth it, `FEW` where that does not make them worth workers.
+    is worth it, `few` (`FEW`) where that does not make them worth workers.
     """
 
     def messages(actors: int) -> int:
@@ -152,7 +183,7 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
     worth = 0.0
     if workers == "auto":  # a step in a trial is dearer than one in a batch
         worth = max(2 * _WORTH_SECONDS, _QUICK_SECONDS * actors)
-    return actors if messages(actors) and seconds * actors > worth else FEW
+    return actors if messages(actors) and seconds * actors > worth else few or FEW
 
 
 def workers(settings: Settings, *, actors: int) -> int:

@@ -22,7 +22,9 @@ def settings(name="meta-frozen-lake", *, env=None, **collect):
     ("name", "steps", "actors"),
     [
         ("tmaze", 10**6, 128),
-        ("tmaze", 10, 16),  # an episode has 11 steps
+        ("tmaze", 10, 1),  # an episode has 11 steps
+        ("tmaze", 2 * 11 * 5, 5),
+        ("tmaze", 2 * 11 * 16, 16),
         ("tmaze", 4 * 11 * 32, 32),
         ("tmaze", 4 * 11 * 32 - 1, 16),
     ],
@@ -41,7 +43,10 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
         (0.15, None, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # at most 12 steps
         (0.15, None, {"workers": 2, "steps": 4 * 12 * 32 - 1}, 16),
         (1e9, 9.0, {"workers": 2}, 16),
-        (0.05, 9.0, {"workers": 0}, 16),
+        (0.05, 9.0, {"workers": 0}, 32),  # the loop about them takes a part of it
+        (0.015, 9.0, {"workers": 0}, 128),
+        (0.015, 9.0, {"workers": 0, "steps": 4 * 9 * 32}, 32),
+        (0.1, 9.0, {"workers": 0}, 16),
         (0.05, 9.0, {"workers": 2, "actors": 24}, 24),
         (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32, "policy": "random"}, 32),
         (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32 - 1, "policy": "expert"}, 16),  # may last as long as any
@@ -66,6 +71,37 @@ def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, length, coll
 )
 def test_actors_of_a_chain_end_an_episode_the_first_time_and_four_in_all(collects, actors):
     assert with_actors(settings("tmaze", steps=4 * 11 * 32), collects=collects).collect.actors == actors
+
+
+@pytest.mark.parametrize(
+    ("horizon", "collect", "expected"),
+    [
+        (400, {}, (10_000, 12)),
+        (1500, {}, (10_000, 3)),
+        (6000, {}, (12_000, 1)),
+        (6000, {"steps": 8000}, (8000, 1)),
+        (6000, {"actors": 4}, (12_000, 4)),
+        (1500, {"actors": 16}, (10_000, 16)),
+    ],
+)
+def test_steps_and_actors_are_such_that_each_actor_ends_two_episodes(horizon, collect, expected):
+    sized = with_actors(settings("dark-key-door", env={"horizon": horizon}, **collect)).collect
+    assert (sized.steps, sized.actors) == expected
+
+
+def test_a_chain_collects_as_many_steps_however_long_episodes_are():
+    sized = with_actors(settings("dark-key-door", env={"horizon": 6000}), collects=[10_000] * 4).collect
+    assert (sized.steps, sized.actors) == (10_000, 16)
+
+
+def test_episodes_that_are_short_at_random_need_no_fewer_actors():
+    walk = settings(WALK, env={"length": 6000}, workers=0)
+    assert with_actors(walk, trial=lambda env, longest: Trial(1e-3, 180.0)).collect.actors == 16
+    assert with_actors(walk, trial=lambda env, longest: Trial(1e-3, None)).collect.actors == 1
+
+
+def test_a_run_goes_on_with_the_steps_that_it_began_with():
+    assert with_actors(settings(), {"collect": {"steps": 700, "actors": 2}}).collect.steps == 700
 
 
 def test_a_chain_counts_all_its_epochs(tmp_path):

@@ -214,7 +214,7 @@ def test_a_count_is_a_number_or_auto(amago: Amago) -> None:
 
 def test_the_number_of_actors_is_fixed_when_a_run_begins(amago: Amago) -> None:
     first = ("collect", "--env", "tmaze", "-s", "env.corridor=3", "--run", "a", "--output", "json")
-    assert amago(*first, "--steps", 100).json["metrics"]["actors"] == 16
+    assert amago(*first, "--steps", 128).json["metrics"]["actors"] == 16
     longer = amago(*first, "--steps", 20_000)
     assert longer.code == 0, longer.err
     assert longer.json["metrics"]["actors"] == 16

@@ -1,0 +1,69 @@
+"""What `amago collect --env ENV` as it stands collects ends episodes, so that its result shows a return."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.load import resolve
+from pipelines.envs.make import catalogue, requirement
+from pipelines.events import Event, Notice
+from pipelines.stages import collect
+from pipelines.stages.environment import env_model
+
+BUILT_IN = sorted(entry.name for entry in catalogue() if entry.extra is None and not entry.is_pattern)
+SUITES = (
+    "half-cheetah-vel",
+    "gym:HalfCheetah-v5",
+    "dmc:cartpole-balance",
+    "robotics:FetchReach-v4",
+    "metaworld-ml10",
+    "metaworld-ml45",
+    "metaworld-mt10",
+    "crafter",
+    "procgen-multi",
+    "procgen-bigfish",
+    "atari-multi",
+    "atari-pong",
+    "gymnax:CartPole-v1",
+    "xland",
+    "babyai-multi",
+    "minigrid:MiniGrid-DoorKey-5x5-v0",
+    "popgym-multi",
+    "popgym-RepeatPreviousEasy",
+)
+
+
+def shown(name: str, place: Path) -> dict:
+    settings = resolve({"env": {"name": name}}, env_model=env_model)
+    return dict(collect.run(settings, lake=place / "lake").metrics)
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "gym:CartPole-v1", "gym:Pendulum-v1"])
+def test_the_default_shows_a_return(name: str, tmp_path: Path) -> None:
+    metrics = shown(name, tmp_path)
+    assert metrics["return_mean"] is not None
+    assert metrics["trajectories"] >= 2
+    assert metrics["steps"] >= 10_000
+
+
+def test_fewer_actors_than_usual_are_explained(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    long = resolve({"env": {"name": "dark-key-door", "horizon": 1500}}, env_model=env_model)
+    metrics = collect.run(long, lake=tmp_path / "lake", listener=heard.append).metrics
+    assert (metrics["actors"], metrics["trajectories"]) == (3, 6)
+    texts = [event.text for event in heard if isinstance(event, Notice)]
+    assert "10,000 steps of 3 actors: an episode may take 1,500" in texts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SUITES)
+def test_the_default_shows_a_return_in_every_suite(name: str, tmp_path: Path) -> None:
+    extra, installed = requirement(name)
+    if not installed:
+        pytest.skip(f"amago[{extra}] is not installed")
+    metrics = shown(name, tmp_path)
+    assert metrics["return_mean"] is not None
+    assert metrics["trajectories"] >= 2
