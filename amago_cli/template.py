@@ -19,9 +19,9 @@ def write(directory: Path) -> list[Path]:
     """Write the files into a new directory, whose name the module and its class get. UsageError if there is something
     in it, or if the name cannot be a module's.
     """
-    module = _module(directory.resolve().name)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"'{directory}' exists already", hint="choose another name")
+    module = _module(directory.resolve().name)
     source = resources.files("amago_cli") / "starter"
     written = []
     with explained(f"write '{directory}'"):
