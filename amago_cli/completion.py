@@ -86,6 +86,13 @@ def profiles(ctx: Any, incomplete: str) -> Iterable[str]:
 
 
 @_completes
+def sizes(ctx: Any, incomplete: str) -> Iterable[str]:
+    from pipelines.config.sizes import SIZES
+
+    return SIZES
+
+
+@_completes
 def environments(ctx: Any, incomplete: str) -> Iterable[str]:
     from importlib import metadata
 

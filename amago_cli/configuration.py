@@ -19,7 +19,7 @@ from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
 from pipelines.config.sizes import SIZES, names_network, preset, sequence_kind
 from pipelines.errors import UsageError, masked
-from pipelines.events import Listener, Notice
+from pipelines.events import Listener, Notice, silent
 from pipelines.lake.storage import is_remote
 from pipelines.trust import typed
 
@@ -42,20 +42,28 @@ class Request:
             self.source = common.config
         typed(self.file)
         self.assignments = _assignments(common.assignments, named)
-        self.is_tiny = False
+        self._is_tiny = False
 
-    def fit(self, run: Path, base: Mapping[str, Any] | None = None) -> None:
-        """Choose the network's size where nobody has: `tiny` without a GPU. A run that has begun keeps its own."""
+    def fitted(self, run: Path, base: Mapping[str, Any] | None = None, *, listener: Listener = silent) -> Settings:
+        """The settings, with a network of the size `tiny`, which is told, where nobody says how large it shall be and
+        there is no GPU. A run that has begun keeps its own. May import torch, to look for a GPU.
+        """
         directory = RunDirectory(run)
         if {"train", "run"} & directory.load_record().get("stages", {}).keys():
             if base is None:  # all of its settings would come from there
                 self.file = {"size": directory.load_document().get("size", ""), **self.file}
-            return
+        elif not self._says_size(base or {}):
+            train = merge(base or {}, self._whole({})).get("train")
+            self._is_tiny = not _has_gpu(train.get("device", "auto") if isinstance(train, Mapping) else "auto")
+        if self._is_tiny:
+            text = "a tiny network, as there is no GPU; --size small, base or large chooses another"
+            listener(Notice(stage="train", text=text))
+        return self.settings(base)
+
+    def _says_size(self, base: Mapping[str, Any]) -> bool:
         given = self._whole({})
-        chosen = given.get("size") or (base or {}).get("size")
-        if not (chosen or names_network(given) or names_network(base or {}, changed=True)):
-            train = merge(base or {}, given).get("train")
-            self.is_tiny = not _has_gpu(train.get("device", "auto") if isinstance(train, Mapping) else "auto")
+        sized = given.get("size") or base.get("size")
+        return bool(sized) or names_network(given) or names_network(base, changed=True)
 
     def _whole(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """What this call says on top of `base`, with the chosen profile and all options."""
@@ -68,19 +76,13 @@ class Request:
         """The validated settings. UsageError lists every fault."""
         from pipelines.stages.environment import env_model
 
-        size = "tiny" if self.is_tiny else self.file.get("size")
+        size = "tiny" if self._is_tiny else self.file.get("size")
         if base and size in SIZES:  # what is stored in full has every width
             base = merge(base, preset(size, sequence_kind(self._whole(base))))
-        document = merge(base or {}, self.file) | ({"size": "tiny"} if self.is_tiny else {})
+        document = merge(base or {}, self.file) | ({"size": "tiny"} if self._is_tiny else {})
         if PROFILES in self.file and "profile" not in self.file:  # what the base was made with is not asked of the file
             document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
-
-    def tell_size(self, listener: Listener) -> None:
-        """Tell that `fit` has chosen."""
-        if self.is_tiny:
-            text = "a tiny network, as there is no GPU; --size small, base or large chooses another"
-            listener(Notice(stage="train", text=text))
 
     def profile(self) -> str:
         """The profile that this call asks for and the file does not record; "" when there is none."""

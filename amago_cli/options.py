@@ -94,6 +94,7 @@ Size = Annotated[
         "--size",
         metavar="SIZE",
         help="Size of the network: tiny, small, base or large. Without a GPU tiny, if nothing is said of the network.",
+        autocompletion=completion.sizes,
     ),
     Sets("size"),
 ]

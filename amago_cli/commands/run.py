@@ -45,12 +45,11 @@ def run(
     chosen = request.profile()
     run = run or Path("runs") / file_safe(f"{name}-{chosen}" if chosen else name)
     common.concerns(run=run, lake=run / "lake")
-    request.fit(run)
-    settings = request.settings()
+    request.settings()  # refuses faults before anything is said
     if common.dry_run:
-        return preview(common, settings, writes={"run": run})
+        return preview(common, request.fitted(run), writes={"run": run})
     with common.listening() as listener:
-        request.tell_size(listener)
+        settings = request.fitted(run, listener=listener)
         from pipelines.stages import chain as engine
 
         return engine.run(settings, run=run, listener=listener, fresh=fresh)

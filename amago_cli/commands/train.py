@@ -77,7 +77,6 @@ def train(
     if run is None:
         run = source if source is not None and len(from_lake or ()) == 1 and is_run(source) else Path("runs") / "train"
     request, base = Request(common, common.named), stored(run) or stored(source)
-    request.fit(run, base)
     settings = request.settings(base)
     lakes = shares(from_lake or settings.train.lakes, run)
     common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
@@ -85,9 +84,10 @@ def train(
         if not settings.train.follow:
             for place, _, _ in lakes:
                 locate(place)
+        settings = request.fitted(run, base)
         return preview(common, settings, writes={"run": run, "checkpoints": run / "checkpoints"})
     with common.listening() as listener:
-        request.tell_size(listener)
+        settings = request.fitted(run, base, listener=listener)
         from pipelines.stages import train as engine
 
         return engine.run(settings, run=run, lakes=lakes, listener=listener, fresh=fresh)

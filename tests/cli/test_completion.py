@@ -46,6 +46,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("amago lake lin", {"lineage"}),
         ("amago run quick", {"quickstart"}),
         ("amago run quickstart --profile s", {"smoke"}),
+        ("amago run quickstart --size ", {"tiny", "small", "base", "large"}),
         ("amago examples quick", {"quickstart"}),
         ("amago collect --env tma", {"tmaze"}),
         ("amago collect --env gym:CartPole", {"gym:CartPole-v0", "gym:CartPole-v1"}),

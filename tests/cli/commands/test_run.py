@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,22 @@ def test_a_log_says_at_once_what_starts_what_it_costs_and_every_evaluation(amago
     assert re.fullmatch(rf"epoch 2/2 evaluate: now: update 4, {score}, {best}", said[4])
     assert len(said) == 5
     assert amago("run", recipe, "--fresh", "-q").err == ""
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "mine.toml"])
+def test_the_first_line_is_there_before_libraries_are_imported(tmp_path: Path, recipe: str) -> None:
+    (tmp_path / "mine.toml").write_text('env.name = "tmaze"\n[[stages]]\nstage = "collect"\n')
+    code = """
+import sys
+from amago_cli import app, progress
+
+def say(self, event):
+    print(event.stage, event.text, "torch" in sys.modules, file=sys.stderr)
+    raise KeyboardInterrupt
+
+progress.Lines.__call__ = say
+app.main(["run", sys.argv[1]])
+"""
+    command = [sys.executable, "-P", "-c", code, recipe]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[0] == f"run runs/{Path(recipe).stem} starting False", done.stderr
