@@ -137,6 +137,10 @@ class LakeSettings(SettingsModel):
     """Merge small segments once there are 16 or more of about one size: sampling from few files is faster."""
 
 
+# What `train.window` is where it is "auto": as long as the longest episode, up to a bound.
+CONTEXT_LENGTH, LONGEST_CONTEXT = 128, 256
+
+
 class TrainSettings(SettingsModel):
     """`[train]`: gradient updates on windows drawn from a lake."""
 
@@ -144,8 +148,9 @@ class TrainSettings(SettingsModel):
     """Gradient updates in all; in a chain, per epoch."""
     batch_size: int = Field(24, ge=1)
     """Windows per update."""
-    window: int = Field(128, ge=1)
-    """Actions per window; also the context length of the acting policy, in steps."""
+    window: Annotated[int | Literal["auto"], count_or_auto(1, 2**31 - 1)] = "auto"
+    """Actions per window; also the context length of the acting policy, in steps. `auto`: as many as an episode may
+    have, up to 256 (128 where that is not known); fixed as training begins."""
     burn_in: int = Field(0, ge=0)
     """First steps of a window that give the encoder a memory but do not count in the losses, unless the window begins
     its trajectory; for recurrent encoders."""
@@ -220,9 +225,14 @@ class TrainSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _some_steps_count(self) -> TrainSettings:
-        if self.burn_in >= self.window:
+        if self.window != "auto" and self.burn_in >= self.window:
             raise ValueError(f"burn_in {self.burn_in} leaves no step of a window of {self.window} to learn from")
         return self
+
+    @property
+    def context_length(self) -> int:
+        """The window as a number, also before `auto` has become one."""
+        return max(CONTEXT_LENGTH, self.burn_in + 1) if self.window == "auto" else self.window
 
 
 class EvaluateSettings(SettingsModel):

@@ -22,6 +22,7 @@ from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
 from pipelines.sources.make import open_source
+from pipelines.stages.context import with_stored_window, with_window
 from pipelines.stages.environment import collect_steps, make_env, with_actors
 from pipelines.stages.forecast import Forecast, Work
 from pipelines.stages.lakes import require_mixtures, weighed
@@ -53,6 +54,8 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         if settings.env.name:
             collects = [collect_steps(step.settings) for step in plan(settings) if step.entry.stage == "collect"]
             settings = with_actors(settings, None if fresh else directory.load_document(), collects=collects)
+        if not fresh:
+            settings = with_stored_window(settings, directory.load_document())
         directory.refuse_changes("run", settings, fresh=fresh)
         if settings.env.name:
             with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
@@ -60,6 +63,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
                 spaces, horizon = env.spec.spaces, env.spec.horizon
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_source(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # likewise
+        settings = with_window(settings, horizon, listener)
         if fresh:
             _erase(directory)
         directory.record("run", settings, fresh=fresh)

@@ -23,10 +23,11 @@ from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
-from pipelines.events import Listener, silent
+from pipelines.events import Listener, Notice, silent
 from pipelines.lake.store import Lake
 from pipelines.sources.scores import Reference, reference, reference_of_environment
 from pipelines.stages.environment import make_env, workers
+from pipelines.stages.played import differences
 from pipelines.stages.policies import trained
 from pipelines.stages.result import Result, Table
 from pipelines.training import checkpoint as checkpoints
@@ -47,6 +48,10 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     gate.parse(wanted.require)
     known_returns = _reference(settings)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
+    trained_in = checkpoint.record.get("env") or {}
+    if trained_in.get("name") and (changed := differences(settings.env, trained_in)):
+        text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
+        listener(Notice(text=text, level="warning"))
     tasks = _tasks(settings, directory, listener)
     path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings, tasks)}.json"
     report = stored(path)

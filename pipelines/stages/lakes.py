@@ -179,7 +179,7 @@ def make_mixture(
             versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
     return Mixture(
         views,
-        length=train.window,
+        length=train.context_length,
         seed=seed,
         strategy=strategy,
         anneal_steps=train.anneal_steps,

@@ -25,7 +25,9 @@ from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
+from pipelines.stages.context import with_stored_window, with_window
 from pipelines.stages.lakes import Source, changes, described, make_mixture, open_lakes, require_shares, wait_for
+from pipelines.stages.played import longest_episode, with_environment
 from pipelines.stages.result import Result
 from pipelines.training import checkpoint as checkpoints
 from pipelines.training import speed
@@ -55,8 +57,12 @@ def run(
     directory = RunDirectory(run)
     started = time.monotonic()
     with directory.lock("train"):
+        if not fresh:
+            settings = with_stored_window(settings, directory.load_document())
         directory.refuse_changes("train", settings, fresh=fresh)
         opened = open_lakes(sources, follow=settings.train.follow, listener=listener)
+        settings = with_environment(settings, opened, listener)
+        settings = with_window(settings, longest_episode(opened), listener)
         shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
         trainer = Trainer(settings, directory, opened[0].only_schema().spaces, listener=listener, resume=not fresh)
         if not fresh:

@@ -95,7 +95,7 @@ class Workshop:
             self._agent_policy = AgentPolicy(
                 learner.agent,
                 num_actors=collector.env.num_envs,
-                capacity=settings.train.window,
+                capacity=settings.train.context_length,
                 seed=collector.policy_seed,
                 device=learner.device,
                 precision=settings.train.precision,

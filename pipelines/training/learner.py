@@ -172,7 +172,7 @@ class Learner:
                 "skipped_in_a_row": self.skipped_in_a_row,
                 "spaces": self.spaces.to_json(),
                 "agent": self.agent_settings.model_dump(mode="json"),
-                "window": self.settings.window,
+                "window": self.settings.context_length,
                 "precision": self.settings.precision,
                 "seed": self.seed,
             },

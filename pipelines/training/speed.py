@@ -57,7 +57,7 @@ def described(sequence: nn.Module, settings: TrainSettings, device: torch.device
         dtype = DTYPES[settings.precision]
         if device.type == "cpu":
             dtype = torch.float32  # see attention.attend
-        length, model = settings.window + 1, cast(TransformerSettings, sequence.settings)
+        length, model = settings.context_length + 1, cast(TransformerSettings, sequence.settings)
         sight = replace(sight.within(length), dropout=model.dropout_attention)
         facts["attention"] = choose(model.attention, device, dtype, sight, length=length, packed=settings.packing)
     return facts

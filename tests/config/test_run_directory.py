@@ -52,7 +52,7 @@ def test_only_the_tables_of_a_stage_that_was_done_are_compared(tmp_path: Path) -
     run.record("train", other)
     with pytest.raises(UsageError) as refused:
         run.record("train", Settings())
-    assert refused.value.problems == ("train.window: 7 -> 128",)
+    assert refused.value.problems == ("train.window: 7 -> 'auto'",)
 
 
 @pytest.mark.parametrize(

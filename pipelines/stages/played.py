@@ -1,0 +1,84 @@
+"""Environments in which lakes were filled, as their collectors recorded them, and how another one differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.config.settings import EnvSettings, Settings
+from pipelines.envs.make import settings_model
+from pipelines.errors import InputMissing, UsageError
+from pipelines.events import Listener, Notice
+from pipelines.lake import collectors
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.store import Lake
+
+
+def longest_episode(lakes: Sequence[Lake]) -> int | None:
+    """Return the most steps of an episode in the environments that filled `lakes`, else of those that are there; None
+    where there are none."""
+    found = [record.get("horizon") for lake in lakes for record in collectors.read_all(lake).values()]
+    known = [horizon for horizon in found if isinstance(horizon, int) and horizon > 0]
+    if not found or len(known) < len(found):
+        lengths = [query(lake, "select max(length) from trajectories")[1][0][0] for lake in lakes]
+        known += [length for length in lengths if length is not None]
+    return max(known, default=None)
+
+
+def with_environment(settings: Settings, lakes: Sequence[Lake], listener: Listener) -> Settings:
+    """Return `settings` with the environment in which `lakes` were filled, unless they name one. Where there are
+    several, or where the one that is named is none of them, the listener gets a warning.
+    """
+    found = _environments(lakes)
+    named = settings.env.name
+    if not found or (named and any(not differences(settings.env, env) for env in found)):
+        return settings
+    if not named and len(found) == 1:
+        return settings.model_copy(update={"env": EnvSettings.model_validate(found[0])})
+    if named and len(found) == 1:
+        text = f"the run's environment is not the lake's: {'; '.join(differences(settings.env, found[0]))}"
+    else:
+        kinds = ", ".join(sorted(_described(env) for env in found))
+        text = f"the lakes were filled in {len(found)} environments ({kinds})"
+        text += f", not in '{named}'" if named else "; evaluate will need --env"
+    listener(Notice(text=text, level="warning"))
+    return settings
+
+
+def differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
+    """Return a phrase for each setting of our environment that differs from `theirs`."""
+    mine = ours.model_dump(mode="json")
+    if mine["name"] != theirs["name"]:
+        return [f"env.name is {mine['name']!r}, not {theirs['name']!r}"]
+    return [
+        f"env.{key} is {mine.get(key)!r}, not {theirs.get(key)!r}"
+        for key in sorted({**mine, **theirs})
+        if mine.get(key) != theirs.get(key)
+    ]
+
+
+def _described(env: Mapping[str, Any]) -> str:
+    params = " ".join(f"{key}={value}" for key, value in env.items() if key != "name")
+    return f"{env['name']} {params}".strip()
+
+
+def _environments(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
+    """Return those that collectors of `lakes` recorded, each once; not what only a source of data called one."""
+    found: list[dict[str, Any]] = []
+    for lake in lakes:
+        for record in collectors.read_all(lake).values():
+            env = {key: value for key, value in (record.get("env") or {}).items() if key != "source"}
+            if isinstance(env.get("name"), str) and env["name"] and env not in found and _exists(env["name"]):
+                found.append(env)
+    return found
+
+
+def _exists(name: str) -> bool:
+    """Whether there is an environment of that name, installed and trusted or not."""
+    try:
+        settings_model(name)
+    except InputMissing:
+        return True
+    except UsageError:
+        return False
+    return True
