@@ -273,6 +273,10 @@ class ExportSettings(SettingsModel):
     """safetensors: the policy; the others: trajectories of the lake."""
     where: str = ""
     """Of trajectories: SQL predicate over the `trajectories` table; empty: all."""
+    author: str = ""
+    """Of a dataset of Minari: who made it; several with commas."""
+    description: str = ""
+    """Of a dataset of Minari: what it holds; empty: the environments and how many episodes."""
     checkpoint: str = "latest"
     """`latest`, `best`, or an update number."""
 

@@ -202,6 +202,12 @@ class Env(ABC):
         """What the actors `indices` are asked to do, in words; "" where nothing is said."""
         return [""] * len(indices)
 
+    def seeds(self, indices: np.ndarray) -> Sequence[int | None]:
+        """The seeds with which the episodes of the actors `indices` were reset; None where an episode has none of its
+        own.
+        """
+        return [None] * len(indices)
+
     def achieved(self, indices: np.ndarray) -> np.ndarray:
         """Which of `spec.achievements` the present episodes of the actors `indices` (m,) have had: (m, K) bool."""
         return np.zeros((len(indices), len(self.spec.achievements)), dtype=bool)

@@ -162,6 +162,9 @@ class GymnasiumEnv(Env):
         """What a `TaskEnv` says, else the first text of the observation with which the episode began."""
         return [self._goals[i] for i in indices.tolist()]
 
+    def seeds(self, indices: np.ndarray) -> list[int | None]:
+        return self._seeds[indices].tolist()
+
     def achieved(self, indices: np.ndarray) -> np.ndarray:
         if not self.spec.achievements:
             return super().achieved(indices)

@@ -116,7 +116,8 @@ def _step(env: Env, board: Board) -> dict[str, Any]:
     over = (result.terminated | result.truncated) & ~failed & np.isfinite(result.reward)
     if over.any():
         ended = np.flatnonzero(over)
-        answer["ended"] = ended.tolist(), env.tasks(ended), env.goal_texts(ended), env.achieved(ended)
+        facts = env.tasks(ended), env.goal_texts(ended), env.achieved(ended), env.seeds(ended)
+        answer["ended"] = ended.tolist(), *facts
         answer |= _begin(env, board, over)
     return answer
 

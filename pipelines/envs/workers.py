@@ -46,8 +46,8 @@ class Part(Env):
         self._asked: list[int] | None = None
         self._ready = np.zeros(self.num_envs, dtype=bool)  # have begun the episode that is yet to be asked for
         self._not_begun: list[Failure] = []
-        # Task, goal and achievements of an episode that has ended.
-        self._told: dict[int, tuple[str, str, np.ndarray]] = {}
+        # Task, goal, achievements and seed of an episode that has ended.
+        self._told: dict[int, tuple[str, str, np.ndarray, int | None]] = {}
         self._seen = {name: np.zeros_like(column) for name, column in board.begun.items()}
 
     def step(self, actions: np.ndarray) -> StepResult:
@@ -173,6 +173,9 @@ class Part(Env):
             return super().achieved(indices)
         return np.array(self._facts(indices, "achieved", 2, missing=np.zeros(len(self.spec.achievements), dtype=bool)))
 
+    def seeds(self, indices: np.ndarray) -> list[int | None]:
+        return self._facts(indices, "seeds", 3, missing=None)
+
     def _facts(self, indices: np.ndarray, method: str, place: int, *, missing: Any) -> list[Any]:
         """What was reported at an episode's end, else what workers answer now (`missing` where they have died)."""
         found = {actor: self._told[actor][place] for actor in indices.tolist() if actor in self._told}
@@ -296,6 +299,9 @@ class WorkerEnv(Env):
     def _of(self, actor: int, ask: Callable[[Env, np.ndarray], Any]) -> Any:
         part, place = next((p, w) for p, w in zip(self._parts, self._places, strict=True) if w.start <= actor < w.stop)
         return ask(part, np.array([actor - place.start]))[0]
+
+    def seeds(self, indices: np.ndarray) -> list[int | None]:
+        return [self._of(actor, lambda part, i: part.seeds(i)) for actor in indices.tolist()]
 
     def play_only(self, tasks: Sequence[str]) -> None:
         request = pickle.dumps(("play_only", (tuple(tasks),)))

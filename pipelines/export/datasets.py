@@ -8,7 +8,7 @@ parquet: `steps-SCHEMA-NNNNN.parquet` with the step columns and before them `uid
 trajectories one after another, and `trajectories.parquet`, a row for each with `file`, `row_group`, `first_row` (in
 that row group) and `rows`. A column of shape (a, b) is a list of a * b values; its field's metadata has `shape`.
 
-hdf5, minari: see `hdf5`.
+hdf5, minari: see there.
 
 `dataset.json` says what the folder holds; `complete` is true once all is there.
 """
@@ -33,8 +33,9 @@ from pipelines.config.atomic import explained, write_atomically
 from pipelines.config.json_files import read_object
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
-from pipelines.export.hdf5 import flat, minari_dataset
+from pipelines.export.hdf5 import flat
 from pipelines.export.items import Exported, Item, plain
+from pipelines.export.minari import minari_dataset
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.reading import Reader
@@ -65,7 +66,7 @@ def export(
         return Exported(trajectories=len(uids), steps=known["steps"], written=0, bytes=known["bytes"])
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
     reader = Reader(lake, listener=listener)
-    done = FORMATS[form](_told(reader, uids, listener), to)
+    done = FORMATS[form](_told(reader, uids, listener), to, about)
     counts = {"trajectories": len(uids), "steps": done.steps, "bytes": done.bytes, "digest": digest}
     write_atomically(to / MARK, json.dumps({**mark, "complete": True, **counts}, indent=1))
     return done
@@ -95,7 +96,7 @@ def _told(reader: Reader, uids: Sequence[str], listener: Listener) -> Iterator[I
         listener(Progress(stage="export", done=number, total=len(uids), unit="trajectories"))
 
 
-def _npz(items: Iterable[Item], to: Path) -> Exported:
+def _npz(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
     trajectories = steps = written = size = 0
     for item in items:
         path = to / f"{item.uid}.npz"
@@ -110,7 +111,7 @@ def _npz(items: Iterable[Item], to: Path) -> Exported:
     return Exported(trajectories=trajectories, steps=steps, written=written, bytes=size)
 
 
-def _parquet(items: Iterable[Item], to: Path) -> Exported:
+def _parquet(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
     for old in to.glob("*.parquet"):  # of an attempt that was interrupted, or of fewer trajectories
         old.unlink()
     parts: dict[str, _Part] = {}
@@ -209,7 +210,7 @@ def _described(column: Column) -> pa.Field:
     return plain.with_metadata({"shape": json.dumps(list(column.shape)), "dtype": column.dtype, "role": column.role})
 
 
-FORMATS: Mapping[str, Callable[[Iterable[Item], Path], Exported]] = {
+FORMATS: Mapping[str, Callable[[Iterable[Item], Path, Mapping[str, Any]], Exported]] = {
     "npz": _npz,
     "parquet": _parquet,
     "hdf5": flat,

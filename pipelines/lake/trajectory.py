@@ -17,7 +17,8 @@ class TrajectoryInfo:
 
     `policy_version` counts gradient updates of the policy that acted (0: untrained; -1: no trained policy).
     `success`: whether the task's goal was reached (None where the task has none); `attempts`: success of each
-    attempt of a multi-attempt task, in order. `epsilon`: mean exploration rate. Times are seconds since the
+    attempt of a multi-attempt task, in order. `seed`: with which the environment was reset, or that of the collector
+    where an episode has none of its own. `epsilon`: mean exploration rate. Times are seconds since the
     epoch.
     """
 

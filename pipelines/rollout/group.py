@@ -113,6 +113,8 @@ class Group:
             each: dict[str, list[Any] | np.ndarray] = {"task": tasks}
             each |= {"epsilon": self.epsilon[actors] / lengths, "t_start": self.began[actors]}
             each |= {"t_end": np.full(len(actors), time.time())}
+            seeds = list(self.env.seeds(actors))
+            each |= {"seed": seeds} if None not in seeds else {}
             each |= {"attempts": attempts} if any(attempts) else {}
             each |= {"goal_text": goals} if any(goals) else {}
             each |= {"success": success} if spec.has_success and not unfinished else {}

@@ -197,7 +197,7 @@ class D4rl:
             begin=pieces.begin[first:last] - origin,
             end=pieces.end[first:last] - origin,
             terminated=pieces.terminated[first:last],
-            truncated=pieces.truncated[first:last],
+            truncated=pieces.truncated[first:last] | self._both(first, last),
             observation={name: values[origin:stop] for name, values in arrays.observation.items()},
             following={name: values[origin:stop] for name, values in arrays.following.items()},
             after=after,
@@ -214,6 +214,15 @@ class D4rl:
         columns = self._intake.columns(laid.raw, first=first)
         infos = [self._info(first + int(place), bool(laid.dropped[place])) for place in np.flatnonzero(laid.usable)]
         return Trajectories(columns, laid.raw.rows, infos)
+
+    def _both(self, first: int, last: int) -> np.ndarray:
+        """(k,) whether a trajectory was truncated as well as terminated, which flat files cannot say: our own record
+        does.
+        """
+        records = self._arrays.records
+        if records is None:
+            return np.zeros(last - first, dtype=bool)
+        return np.array([bool(json.loads(scalar(text)).get("truncated")) for text in records[first:last]], dtype=bool)
 
     def _info(self, number: int, dropped: bool) -> TrajectoryInfo:
         tags = {**self._tags, EPISODE: str(number)}

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.lake.spaces import Ragged
+from pipelines.lake.spaces import LENGTH, Ragged
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
 from pipelines.sources.intake import Intake, Raw, agreed
@@ -28,7 +28,7 @@ METADATA = "metadata.json"
 SPACES = "amago_spaces"  # in the metadata of a dataset that we wrote
 RECORD = "amago"  # of an episode of it
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+?-v\d+")
-_TAGS = ("dataset_id", "algorithm_name", "author", "code_permalink", "minari_version")
+_TAGS = ("dataset_id", "algorithm_name", "author", "author_email", "code_permalink", "description", "minari_version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,11 @@ class Minari:
         self._count = int(metadata.get("total_episodes", 0))
         if not self._count:
             raise InputMissing(f"{self._what} has no episodes")
+        # What the collector's record keeps of it, so that an export can say it again.
+        self.described = {
+            "env_spec": metadata.get("env_spec") or "",
+            "observation_space": self._space(metadata, "observation_space"),
+        }
         self._tags = texts({name: _line(metadata.get(name)) for name in _TAGS})
         self._episodes = _open(data, str(metadata.get("data_format", "hdf5")), self._leaves, reader.action_jpeg)
         self.fingerprint = fingerprint([data / METADATA, *self._episodes.files], self._count, self.steps)
@@ -114,12 +119,16 @@ class Minari:
             raise IntegrityError(f"{self._what}: its {name} is damaged", hint="fetch or make it again") from error
 
     def _own_leaves(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Of a dataset that we wrote: a ragged column lies there padded, beside its length."""
+        """Of a dataset that we wrote: a ragged column is stored as texts, or padded beside its length."""
         if self._ours is None:
             return leaves
-        paths = own_paths(list(self.spaces.observation))
+        spaces = self.spaces.observation
+        texts_ = {leaf.column for leaf in leaves if isinstance(leaf.space, Ragged)}
+        stored = [name for name in spaces if name.removesuffix(f".{LENGTH}") not in texts_ or name in texts_]
+        paths = own_paths(stored)
         return [
-            Leaf(column=name, path=paths[name], space=_padded(space)) for name, space in self.spaces.observation.items()
+            Leaf(column=name, path=paths[name], space=spaces[name] if name in texts_ else _padded(spaces[name]))
+            for name in stored
         ]
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:

@@ -58,7 +58,8 @@ def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent
     if not uids:
         what = "no trajectory that matches" if wanted.where.strip() else "no trajectories"
         raise InputMissing(f"lake '{store.name}' has {what}")
-    about = {"lake": store.id, "where": wanted.where}
+    said = {"author": wanted.author, "description": wanted.description}
+    about = {"lake": store.id, "where": wanted.where, **{name: text for name, text in said.items() if text}}
     done = datasets.export(store, uids, to, form=wanted.format, about=about, listener=listener)
     return Result(
         command="export",

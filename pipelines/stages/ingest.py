@@ -153,7 +153,9 @@ class Ingestion:
         }
 
     def _register(self, lake: Lake, directory: RunDirectory | None) -> None:
-        about = {"name": self._place, "fingerprint": self._source.fingerprint}
+        about: dict[str, Any] = {"name": self._place, "fingerprint": self._source.fingerprint}
+        if described := getattr(self._source, "described", None):
+            about["described"] = described
         env = {**self._settings.env.model_dump(mode="json"), "source": about}
         env["name"] = env.get("name") or self._source.env
         collectors.register(

@@ -64,6 +64,8 @@ def stored(lake: Lake, schema: Schema, lengths: list[int]) -> list[Trajectory]:
             _keep_inside(schema, values)
             if number % 2:
                 values["terminated"][-1], values["truncated"][-1] = 0, 1
+            if number == 2:
+                values["truncated"][-1] = 1  # as well as terminated
             values["reset"][1 + number % length] = 1
             info = replace(INFO, seed=number, tags={"note": f"n{number}"})
             found.append(Trajectory(values, info, writer.append(values, info)))
@@ -108,7 +110,7 @@ def test_hdf5_is_laid_out_as_d4rl_has_it(tmp_path: Path) -> None:
     import h5py
 
     lake = Lake.create(tmp_path / "lake")
-    first, second = stored(lake, BOUNDED, [3, 2])
+    first, second = stored(lake, BOUNDED, [3, 2])[:2]
     export(lake, [first.uid, second.uid], tmp_path / "set", form="hdf5", about={})
     low, high = np.array([-2.0, 0.0, -0.1]), np.array([2.0, 7.5, 0.3])
     with h5py.File(tmp_path / "set" / "dataset.hdf5") as file:

@@ -68,7 +68,8 @@ def ordered(stored):
     found = {}
     for columns, info in stored:
         told = {name: values.tobytes() for name, values in columns.items()}
-        found[info.task] = told | {"told": (info.goal_text, info.success, info.attempts, info.epsilon)}
+        said = (info.goal_text, info.success, info.attempts, info.epsilon, info.seed)
+        found[info.task] = told | {"told": said}
     assert len(found) == len(stored)
     return found
 

@@ -1,0 +1,132 @@
+"""Datasets that are exported, read by the packages that others use: minari and d3rlpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from pipelines.lake.reading import trajectories
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import Trajectory
+from pipelines.stages import collect, export
+from tests.stages.recipes import tiny
+
+pytest.importorskip("h5py")
+ENVS = {"CartPole-v1": {}, "Pendulum-v1": {"g": 9.0, "max_episode_steps": 40}}
+
+
+@pytest.fixture(params=ENVS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, name: str) -> Path:
+    """Episodes of an environment of gymnasium, half of them by worker processes."""
+    for number, workers in enumerate((0, 1)):
+        env = {"name": f"gym:{name}", **ENVS[name]}
+        settings = tiny(env=env, seed=number, collect={"steps": 160, "actors": 2, "workers": workers})
+        collect.run(settings, lake=tmp_path / "lake")
+    return tmp_path / "lake"
+
+
+def exported(lake: Path, to: Path, form: str, **said: str) -> list[Trajectory]:
+    """The trajectories in the order of the export."""
+    export.dataset(tiny(export={"to": str(to), "format": form, **said}), lake=lake)
+    return list(trajectories(Lake.open(lake)))
+
+
+def test_flat_flags_are_exclusive_and_all_ends_are_kept(tmp_path: Path, lake: Path) -> None:
+    import h5py
+
+    sent = exported(lake, tmp_path / "set", "hdf5")
+    with h5py.File(tmp_path / "set" / "dataset.hdf5") as file:
+        terminals, timeouts = file["terminals"][()], file["timeouts"][()]
+    assert not (terminals & timeouts).any()
+    assert (terminals | timeouts).sum() == len(sent)
+    assert terminals.sum() == sum(int(each.columns["terminated"][-1]) for each in sent)
+
+
+def replayed(env: gymnasium.Env, seed: int, actions: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """What an environment shows and pays after a reset with `seed`, over some actions."""
+    observation, _ = env.reset(seed=seed)
+    seen, paid = [observation], []
+    for action in actions:
+        given = action.astype(env.action_space.dtype) if action.ndim else int(action)
+        observation, reward, *_ = env.step(given)
+        seen.append(observation)
+        paid.append(float(reward))
+    return np.array(seen), paid
+
+
+def test_minari_recovers_the_environment_and_every_episode_can_be_played_again(
+    tmp_path: Path, lake: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    sent = exported(lake, tmp_path / "mine-v1", "minari", author="Ada, Grace", description="by hand")
+    dataset = minari.load_dataset("mine-v1")
+    env: Any = dataset.recover_environment()
+    assert dataset.observation_space == env.observation_space  # with its bounds
+    metadata = dataset.storage.metadata
+    assert (metadata["author"], metadata["description"]) == ({"Ada", "Grace"}, "by hand")
+    seeds = [each["seed"] for each in dataset.storage.get_episode_metadata(range(dataset.total_episodes))]
+    assert len(set(seeds)) == len(seeds) == len(sent)
+    for seed, episode in zip(seeds, dataset.iterate_episodes(), strict=True):
+        assert all(dataset.observation_space.contains(each) for each in episode.observations)
+        seen, paid = replayed(env, seed, episode.actions)
+        np.testing.assert_allclose(episode.observations, seen, atol=1e-4)
+        np.testing.assert_allclose(episode.rewards, paid, atol=1e-4)
+    if name.startswith("Pendulum"):
+        assert env.unwrapped.g == 9.0
+        assert env.spec.max_episode_steps == 40
+
+
+def test_d3rlpy_takes_a_minari_dataset(tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    d3rlpy = pytest.importorskip("d3rlpy")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    sent = exported(lake, tmp_path / "mine-v1", "minari")
+    buffer, env = d3rlpy.datasets.get_minari("mine-v1")
+    assert env.observation_space.shape == sent[0].columns["obs"].shape[1:]
+    assert_is_buffer(buffer, sent)
+
+
+def test_d3rlpy_takes_flat_arrays(tmp_path: Path, lake: Path) -> None:
+    import h5py
+
+    d3rlpy = pytest.importorskip("d3rlpy")
+    sent = exported(lake, tmp_path / "set", "hdf5")
+    with h5py.File(tmp_path / "set" / "dataset.hdf5") as file:
+        names = ("observations", "actions", "rewards", "terminals", "timeouts")
+        arrays = {name: file[name][()] for name in names}
+    buffer = d3rlpy.dataset.MDPDataset(**arrays)
+    assert_is_buffer(buffer, sent)
+    for episode, trajectory in zip(buffer.episodes, sent, strict=True):
+        np.testing.assert_array_equal(episode.observations, trajectory.columns["obs"][:-1])
+
+
+def assert_is_buffer(buffer: Any, sent: list[Trajectory]) -> None:
+    """Observations are not compared here: `get_minari` of d3rlpy 2.8 forgets that Minari has T + 1 of them."""
+    assert len(buffer.episodes) == len(sent)
+    for episode, trajectory in zip(buffer.episodes, sent, strict=True):
+        np.testing.assert_array_equal(episode.rewards[:, 0], trajectory.columns["reward"][1:])
+        assert episode.terminated == bool(trajectory.columns["terminated"][-1])
+
+
+@pytest.mark.parametrize("keep_timeouts", [False, True])
+def test_d4rls_own_rule_keeps_every_terminal_step(tmp_path: Path, lake: Path, keep_timeouts: bool) -> None:
+    """D4RL's `qlearning_dataset`: a step that is a timeout has no next observation, unless the file has one."""
+    import h5py
+
+    sent = exported(lake, tmp_path / "set", "hdf5")
+    with h5py.File(tmp_path / "set" / "dataset.hdf5") as file:
+        arrays = {name: values[()] for name, values in file.items() if isinstance(values, h5py.Dataset)}
+    kept = np.ones(len(arrays["rewards"]), dtype=bool) if keep_timeouts else ~arrays["timeouts"].astype(bool)
+    assert arrays["terminals"][kept].sum() == sum(int(each.columns["terminated"][-1]) for each in sent)
+    after = np.concatenate([each.columns["obs"][1:] for each in sent])
+    np.testing.assert_array_equal(arrays["next_observations"][kept], after[kept])
