@@ -22,7 +22,8 @@ from pipelines.stages.versions import make_versions
 from tests.data.test_strategy import WINDOW, places
 from tests.stages.recipes import tiny
 
-ROOT = Path(__file__).resolve().parents[2]
+# As a shell reads it: a line that ends in a backslash goes on in the next.
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "relabelling.md").read_text().replace("\\\n", "")
 ENVS = {
     "mazerunner": {"name": "mazerunner", "size": 9, "goals": 3, "max_episode_steps": 30},
     "goal-frozen-lake": {"name": "goal-frozen-lake"},
@@ -120,7 +121,7 @@ def test_a_weight_makes_three_quarters_of_the_drawn_steps_relabelled(tmp_path: P
     collect.run(tiny(env=env, collect={"steps": 1000}), lake=tmp_path / "lake")
     relabel.run(tiny(env=env, relabel={"relabeler": "hindsight:future", "copies": 3}), lake=tmp_path / "lake")
     lake = Lake.open(tmp_path / "lake")
-    weight = re.search(r'--weight "(case when base_uid.*?)"', (ROOT / "docs" / "relabelling.md").read_text(), re.DOTALL)
+    weight = re.search(r'--weight "(case when base_uid.*?)"', PAGE, re.DOTALL)
     assert weight is not None
     chosen = select(lake, weight=weight[1])
     view = View(lake, lake.only_schema().id, selection=Selection(evaluate=chosen.weights_of))
