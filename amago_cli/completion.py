@@ -114,7 +114,9 @@ def runs(ctx: Any, incomplete: str) -> Iterable[str]:
 
 @_completes
 def lakes(ctx: Any, incomplete: str) -> Iterable[str]:
-    return _paths(incomplete, lambda path: _is_run(path) or (path / "lake.json").is_file())
+    from pipelines.config.places import is_lake, is_run
+
+    return _paths(incomplete, lambda path: is_run(path) or is_lake(path))
 
 
 @_completes
@@ -171,11 +173,9 @@ def _checkpoints(run: Path) -> list[str]:
 
 
 def _runs(incomplete: str) -> Iterator[str]:
-    return _paths(incomplete, _is_run)
+    from pipelines.config.places import is_run
 
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file()
+    return _paths(incomplete, is_run)
 
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:

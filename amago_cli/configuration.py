@@ -117,11 +117,6 @@ def stored(directory: Path | None) -> dict[str, Any]:
     return RunDirectory(directory).load_document() if directory is not None else {}
 
 
-def is_run(directory: Path) -> bool:
-    """Whether `directory` is a run rather than a bare lake."""
-    return RunDirectory(directory).exists()
-
-
 def file_safe(name: str) -> str:
     """`gym:ALE/Pong-v5` -> "gym-ALE-Pong-v5"."""
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"

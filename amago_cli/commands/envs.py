@@ -50,11 +50,18 @@ def _extra(entry: Any) -> str:
 
 
 def _describe(name: str) -> Any:
-    from pipelines.envs.make import entry_of, make, requirement, settings_model
+    from pipelines.envs.make import entry_of, make, parameters, requirement
     from pipelines.lake.spaces import space_to_json
     from pipelines.stages.result import Result, Table
 
-    model = settings_model(name)
+    listed = [
+        (f"env.{each.name}", "(required)" if each.required else each.default, each.about) for each in parameters(name)
+    ]
+    table = Table(title="parameters", columns=("key", "default", "meaning"), rows=listed)
+    if any(default == "(required)" for _, default, _ in listed):
+        return Result(
+            command="envs", metrics={"name": name, "parameters": dict(row[:2] for row in listed)}, tables=(table,)
+        )
     env = make(name, num_envs=1, seed=0)
     try:
         spec = env.spec
@@ -64,10 +71,6 @@ def _describe(name: str) -> Any:
     extra, _ = requirement(name)
     spaces = {**spec.spaces.observation, "action": spec.spaces.action}
     described = {column: space_to_json(space) for column, space in spaces.items()}
-    parameters = [
-        (f"env.{key}", _default(field), (field.description or "").replace("\n", " "))
-        for key, field in model.model_fields.items()
-    ]
     metrics = {
         "name": spec.name,
         "suite": entry.suite,
@@ -90,17 +93,13 @@ def _describe(name: str) -> Any:
         metrics={
             **metrics,
             "spaces": described,
-            "parameters": {key: default for key, default, _ in parameters},
+            "parameters": {key: default for key, default, _ in listed},
         },
         tables=(
             Table(title="spaces", columns=("column", "kind", "what"), rows=rows),
-            Table(title="parameters", columns=("key", "default", "meaning"), rows=parameters),
+            table,
         ),
     )
-
-
-def _default(field: Any) -> Any:
-    return "(required)" if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _bounds(fields: dict[str, Any]) -> str:

@@ -51,7 +51,8 @@ def export(
 
     Example: amago export runs/quickstart --format parquet --where success
     """
-    from amago_cli.configuration import Request, is_run, preview
+    from amago_cli.configuration import Request, preview
+    from pipelines.config.places import is_run
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
 

@@ -69,9 +69,10 @@ def train(
 
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
-    from amago_cli.configuration import Request, is_run, preview, stored
+    from amago_cli.configuration import Request, preview, stored
     from amago_cli.lakes import directory, locate, shares
     from pipelines.config.lakes import parse_share
+    from pipelines.config.places import is_run
 
     source = directory(parse_share(from_lake[0])[0]) if from_lake else None
     if run is None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from pipelines.nearest import did_you_mean
 from pipelines.registry import Registry
 
 TIMESTEP_ENCODERS = Registry("timestep encoder", {"auto": "pipelines.nets.timestep:TimestepEncoder"})
@@ -40,7 +41,10 @@ class ModelSettings(BaseModel):
 def known(registry: Registry, kind: str) -> str:
     """`kind`, if it may name a member of `registry`; ValueError if not."""
     if ":" not in kind and kind not in registry.names():
-        raise ValueError(f"unknown {registry.kind} '{kind}'; known: {', '.join(registry.names())}, or module:attr")
+        otherwise = f"known: {', '.join(registry.names())}, or module:attr"
+        raise ValueError(
+            f"unknown {registry.kind} '{kind}'; {did_you_mean(kind, registry.names(), otherwise=otherwise)}"
+        )
     return kind
 
 

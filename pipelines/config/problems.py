@@ -38,6 +38,8 @@ def _line(fault: dict[str, Any], model: type[BaseModel], prefix: str) -> str:
     key = ".".join([*([prefix] if prefix else []), *parts])
     if fault["type"] == "extra_forbidden":
         return unknown_key(key, parts[-1], fields)
+    if fault["type"] == "value_error":  # one of our own, which says what it got
+        return f"{key or 'document'}: {fault['msg'].removeprefix('Value error, ')}"
     message = fault["msg"][:1].lower() + fault["msg"][1:]
     if fault["type"] in ("model_type", "model_attributes_type"):
         message = "input should be a table"

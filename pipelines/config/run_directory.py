@@ -27,6 +27,7 @@ from pipelines.config.json_files import Form, read_object
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.locking import exclusive, locked
+from pipelines.config.places import hint, is_run
 from pipelines.config.settings import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES, Settings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 
@@ -82,11 +83,12 @@ class RunDirectory:
         """The run at `path`; InputMissing if there is none."""
         run = cls(path)
         if not run.exists():
-            raise InputMissing(f"no run at '{path}'", hint="a run is a directory with config.toml, e.g. runs/cartpole")
+            what = "a run is a directory with config.toml, e.g. runs/cartpole"
+            raise InputMissing(f"no run at '{path}'", hint=hint(run.path, is_run, inside="runs in it", otherwise=what))
         return run
 
     def exists(self) -> bool:
-        return self.config_path.is_file()
+        return is_run(self.path)
 
     def load_document(self) -> dict[str, Any]:
         """The stored configuration; empty when nothing is recorded yet. IntegrityError if it is damaged."""

@@ -12,6 +12,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -211,13 +212,13 @@ class GymnasiumEnv(Env):
             said = f"needs the module '{error.name}'" if error.name else f"cannot be made: {error}"
             raise InputMissing(f"environment '{self._name}' {said}") from error
         except (Exception, SystemExit) as error:
-            raise StageFailed(f"environment '{self._name}' cannot be made: {_told(error)}", hint=_WHOLE) from error
+            raise StageFailed(f"environment '{self._name}' cannot be made: {told(error)}", hint=_WHOLE) from error
 
     def _failed(self, where: str, i: int, error: BaseException) -> tuple[Failure, BaseException]:
         self._broken.add(i)
         message = (
             f"environment '{self._name}' failed in {where} (actor {self.episodes.offset + i}, "
-            f"reset seed {self._seeds[i]}): {_told(error)}"
+            f"reset seed {self._seeds[i]}): {told(error)}"
         )
         return Failure(actors=(i,), message=message, trace="".join(traceback.format_exception(error))), error
 
@@ -228,14 +229,14 @@ class GymnasiumEnv(Env):
         self._broken.discard(i)
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """What was raised, and where, unless that is here."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = _OURS in Path(last.filename).parents
     return f"{type(error).__name__}: {error}" + ("" if ours else f" ({last.filename}, line {last.lineno})")
 
 
-def first_sentence(env: gymnasium.Env) -> str:
+def first_sentence(env: Any) -> str:
     """Of the class's own docstring: headings are left out, links become their text."""
     documented = type(env.unwrapped).__dict__.get("__doc__") or ""
     text = re.sub(r"^\s*#.*$", "", documented, flags=re.MULTILINE)

@@ -8,20 +8,23 @@ entry points `amago.environment`, whose value is a `module:attr` of the kind a u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
 
+import gymnasium
 from pydantic import ValidationError
 
 from pipelines.config.base import SettingsModel
 from pipelines.config.problems import describe, refuse
+from pipelines.envs.constructor import Parameter
 from pipelines.envs.env import Env
 from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES
 from pipelines.envs.suites.suite import Suite
 from pipelines.errors import UsageError
-from pipelines.nearest import did_you_mean
+from pipelines.nearest import did_you_mean, nearest
 
 Split = Literal["train", "test"]
 _GROUP = "amago.environment"
@@ -54,13 +57,30 @@ def make(
         settings = model.model_validate(dict(params or {}))
     except ValidationError as error:
         refuse(describe(error, model, "env"), f"environment '{name}'")
-    return module.make(target, settings, num_envs=num_envs, seed=seed, split=split)
+    label = {"label": name} if target != name else {}
+    return module.make(target, settings, num_envs=num_envs, seed=seed, split=split, **label)
 
 
 def settings_model(name: str) -> type[SettingsModel]:
     """The model of the parameters of environment `name`. Errors as for `make`."""
     target, suite = _resolve(name)
     return suite.load(name).settings_model(target)
+
+
+def parameters(name: str) -> list[Parameter]:
+    """The parameters of environment `name`: those of its model, and those of a constructor of the user's own."""
+    target, suite = _resolve(name)
+    module = suite.load(name)
+    listed = [
+        Parameter(
+            name=key,
+            default=None if field.is_required() else field.get_default(call_default_factory=True),
+            about=" ".join((field.description or "").split()),
+            required=field.is_required(),
+        )
+        for key, field in module.settings_model(target).model_fields.items()
+    ]
+    return listed + (module.constructor(target) if suite is OWN_CLASS else [])
 
 
 def require_trust(name: str, params: Mapping[str, Any]) -> None:
@@ -104,11 +124,13 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """Every environment that can be named, without importing any."""
+    """Every environment that can be named, without importing any. An entry point with the name of a built-in, which
+    `make` refuses, is not listed."""
     entries = [_entry(suite) for suite in SUITES]
     plugged = [
         Entry(name=point.name, suite="installed", about=point.value, extra=None, installed=True)
         for point in metadata.entry_points(group=_GROUP)
+        if _built_in(point.name) is None
     ]
     return entries + sorted(plugged, key=lambda entry: entry.name)
 
@@ -134,15 +156,37 @@ def _entry(suite: Suite) -> Entry:
 
 def _resolve(name: str) -> tuple[str, Suite]:
     """What to build (an entry point's target in place of its name) and the suite that builds it."""
-    for suite in SUITES:
-        if suite is not OWN_CLASS and suite.matches(name):
-            return name, suite
+    suite = _built_in(name)
     for point in metadata.entry_points(group=_GROUP):
+        if point.name == name and suite is not None:
+            package = point.dist.name if point.dist is not None else "an installed package"
+            raise UsageError(
+                f"environment '{name}' is one of amago's suite '{suite.name}' and one of {package}, '{point.value}'",
+                hint=f"for the latter give '{point.value}'; for the former uninstall {package}",
+            )
         if point.name == name:
             return point.value, OWN_CLASS
+    if suite is not None:
+        return name, suite
     module, _, attribute = name.partition(":")
     if module.replace(".", "").isidentifier() and attribute.isidentifier():
         return name, OWN_CLASS
-    names = [entry.name for entry in catalogue()]
-    hint = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}", cutoff=0.4)
-    raise UsageError(f"unknown environment '{name}'", hint=hint)
+    raise UsageError(f"unknown environment '{name}'", hint=_meant(name))
+
+
+def _built_in(name: str) -> Suite | None:
+    return next((suite for suite in SUITES if suite is not OWN_CLASS and suite.matches(name)), None)
+
+
+def _meant(name: str) -> str:
+    """A hint for a name that is none: an ID of gymnasium without its prefix, else the nearest name."""
+    if name in gymnasium.registry:
+        return f"did you mean 'gym:{name}'?"
+    for suite in SUITES:
+        if suite.pattern[:-1].rstrip("-:") == name:
+            return f"did you mean '{_entry(suite).name}'?"
+    bare = {id.rpartition("-v")[0].lower(): id for id in gymnasium.registry}  # the newest version comes last
+    close = nearest(re.sub(r"^gym:|-v\d+$", "", name.lower()), bare, cutoff=0.85)
+    if close is not None:
+        return f"did you mean 'gym:{bare[close]}'?"
+    return did_you_mean(name, [entry.name for entry in catalogue()], otherwise="amago envs lists them")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.config.atomic import explained, storage_error
 from pipelines.config.json_files import Form, parse_object
 from pipelines.config.malformed import MALFORMED, UNREADABLE, reason
+from pipelines.config.places import hint, is_lake
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
 from pipelines.lake.schema import Schema, digest
@@ -110,7 +111,10 @@ class Lake:
         """
         storage = _locate(path)
         if storage is None:
-            raise InputMissing(f"no lake at '{path}'", hint="make one with: amago collect --env ENV --lake DIR")
+            make = "make one with: amago collect --env ENV --lake DIR"
+            if not is_remote(path):
+                make = hint(Path(path), is_lake, inside=f"lakes in it, see amago lake ls {path}", otherwise=make)
+            raise InputMissing(f"no lake at '{path}'", hint=make)
         found = storage.url()
         try:
             header = parse_object(storage.read(_HEADER), Header)

@@ -6,7 +6,9 @@ import pytest
 from pydantic import Field, ValidationError
 
 from pipelines.config.base import SettingsModel
+from pipelines.config.load import assign
 from pipelines.config.problems import describe, refuse, unknown_key
+from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 
 
@@ -75,3 +77,14 @@ def test_the_tag_of_a_union_is_no_part_of_the_key() -> None:
 
 def test_a_table_is_expected_where_a_value_came() -> None:
     assert lines({"inner": 3}) == ["inner: input should be a table, got 3"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("sequence.kind", "lstm"), ("kind", "actor-critc")])
+def test_a_complaint_of_our_own_is_shown_as_it_is(key: str, value: str) -> None:
+    document: dict[str, object] = {}
+    assign(document, ["agent", *key.split(".")], value)
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(document)
+    (line,) = describe(caught.value, Settings)
+    assert line.startswith(f"agent.{key}: unknown ")
+    assert line.endswith("or module:attr" if value == "lstm" else "did you mean 'actor-critic'?")

@@ -32,6 +32,22 @@ def test_the_nearest_name_is_offered():
         settings_model("meta-frozenlake")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("CartPole-v1", "gym:CartPole-v1"),
+        ("cartpole", "gym:CartPole-v1"),
+        ("metaworld-ml1", "metaworld-ml1-TASK"),
+        ("atari", "atari-GAME"),
+        ("zzz", None),
+    ],
+)
+def test_an_id_of_gymnasium_is_offered_with_its_prefix(name, meant):
+    with pytest.raises(UsageError) as caught:
+        settings_model(name)
+    assert caught.value.hint == (f"did you mean '{meant}'?" if meant else "amago envs lists them")
+
+
 def test_a_missing_extra_says_how_to_install_it_and_beside_what_not(monkeypatch):
     suite = Suite(
         name="far",

@@ -8,9 +8,9 @@ an episode begins. What shows pictures is left out: it needs a display.
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -20,7 +20,7 @@ from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.suites.packages import refuse_from, release
-from pipelines.errors import InputMissing, UsageError
+from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
 PREFIX = "dmc:"
@@ -45,10 +45,13 @@ def names() -> list[str]:
     return [found[1] for found in map(_ID.fullmatch, gymnasium.registry) if found and found[1] != "compatibility-env"]
 
 
-def _has_quadrupeds() -> bool:
-    """dm_control before 1.0.38 asks numpy for `in1d`, which numpy 2.4 took away."""
-    source = inspect.getsource(importlib.import_module("dm_control.suite.quadruped"))
-    return hasattr(np, "in1d") or "np.in1d(" not in source
+class _WithIn1d:
+    """numpy with `in1d`, which numpy 2.4 took away and dm_control before 1.0.38 asks for in its quadrupeds."""
+
+    in1d = staticmethod(np.isin)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
 
 
 def settings_model(name: str) -> type[SettingsModel]:
@@ -61,13 +64,10 @@ def make(name: str, settings: DmControlSettings, *, num_envs: int, seed: int, sp
     task = name.removeprefix(PREFIX)
     known = names()
     if task not in known:
-        hint = did_you_mean(task, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
+        hint = did_you_mean(task, known, prefix=PREFIX, cutoff=0.75, otherwise=f"known: {', '.join(known)}")
         raise UsageError(f"unknown environment '{name}'", hint=hint)
-    if task.startswith("quadruped-") and not _has_quadrupeds():
-        raise InputMissing(
-            f"environment '{name}': this release of dm_control needs an older numpy for its quadrupeds",
-            hint='pip install "numpy<2.4"',
-        )
+    if task.startswith("quadruped-") and not hasattr(np, "in1d"):
+        importlib.import_module("dm_control.suite.quadruped").np = _WithIn1d()  # type: ignore[attr-defined]
     in_suite = "-" in task
     limit = settings.max_episode_steps
 

@@ -1,13 +1,14 @@
 """`gym:ID` and `module:attr`: environments of gymnasium's single-environment interface.
 
 `gym:` IDs are made by `gymnasium.make`, with every key that is not a setting below passed on; `module:attr` is called
-with those keys and must return a `gymnasium.Env`, perhaps a `TaskEnv` (a class or a factory).
+with those keys and must return a `gymnasium.Env`, perhaps a `TaskEnv` (a class or a factory). A VectorEnv, or a factory
+with a parameter `num_envs`, makes all actors at once.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,10 +18,12 @@ from pydantic import ConfigDict, Field
 from pipelines import trust
 from pipelines.config.base import SettingsModel
 from pipelines.envs.attempts import Attempts
+from pipelines.envs.constructor import Parameter, parameters, refuse_wrong
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv, first_sentence
 from pipelines.envs.spec import MAX_LENGTH
 from pipelines.envs.task_env import TaskEnv
+from pipelines.envs.vector_env import BatchedEnv, is_vector
 from pipelines.errors import InputMissing, UsageError
 from pipelines.registry import Registry
 
@@ -56,28 +59,41 @@ def settings_model(name: str) -> type[SettingsModel]:
     return GymnasiumSettings
 
 
-def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, split: str) -> Env:
-    """`gym:ID`, or `module:attr`; an attr that is a subclass of our own `Env` is made as a batch."""
+def make(
+    name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, split: str, label: str | None = None
+) -> Env:
+    """`gym:ID`, or `module:attr`; subclasses of our own `Env` and VectorEnvs are made as a batch.
+    `label` is what the environment is called, if not `name`."""
     require_trust(name, settings.kwargs)
-    if name.startswith(PREFIX):
-        extra, installed = requirement(name)
-        if not installed:
-            raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
-        limit = settings.max_episode_steps
-        kwargs: dict[str, Any] = {"disable_env_checker": True} | settings.kwargs  # the codecs check every step
-        if limit is not None:
-            kwargs["max_episode_steps"] = limit
+    made = _registered if name.startswith(PREFIX) else _own
+    return made(name, label or name, settings, num_envs=num_envs, seed=seed, split=split)
 
-        def registered() -> gymnasium.Env:
-            return gymnasium.make(name.removeprefix(PREFIX), **kwargs)
 
-        return _batch(name, registered, settings, num_envs=num_envs, seed=seed, split=split)
-    target = OWN.get(name)
-    kwargs = settings.kwargs
-    if settings.attempts is not None and (_is_batch(target) or "attempts" in _parameters(target)):
+def _registered(name: str, label: str, settings: GymnasiumSettings, **which: Any) -> Env:
+    extra, installed = requirement(name)
+    if not installed:
+        raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
+    limit = settings.max_episode_steps
+    kwargs: dict[str, Any] = {"disable_env_checker": True} | settings.kwargs  # the codecs check every step
+    if limit is not None:
+        kwargs["max_episode_steps"] = limit
+    return _batch(label, lambda: gymnasium.make(name.removeprefix(PREFIX), **kwargs), settings, **which)
+
+
+def _own(name: str, label: str, settings: GymnasiumSettings, **which: Any) -> Env:
+    target, kwargs = OWN.get(name), settings.kwargs
+    if settings.attempts is not None and (
+        _is_batch(target) or any(each.name == "attempts" for each in parameters(target))
+    ):
         kwargs, settings = {**kwargs, "attempts": settings.attempts}, settings.model_copy(update={"attempts": None})
+    refuse_wrong(label, target, kwargs, without=_given_by_us(target))
     if _is_batch(target):
-        return target(num_envs=num_envs, seed=seed, split=split, **kwargs)
+        env: Env = target(**which, **kwargs)
+        if label != name:
+            env.spec = replace(env.spec, name=label)
+        return env
+    if is_vector(target):
+        return _vector(label, target, kwargs, settings, **which)
 
     def own() -> gymnasium.Env:
         env = target(**kwargs)
@@ -87,7 +103,33 @@ def make(name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, sp
             env = gymnasium.wrappers.TimeLimit(env, settings.max_episode_steps)
         return env
 
-    return _batch(name, own, settings, num_envs=num_envs, seed=seed, split=split)
+    return _batch(label, own, settings, **which)
+
+
+def _vector(label: str, target: Any, kwargs: Mapping[str, Any], settings: GymnasiumSettings, **which: Any) -> Env:
+    for key in ("attempts", "max_episode_steps"):
+        if getattr(settings, key) is not None:
+            raise UsageError(f"env.{key}: a VectorEnv ends its episodes by itself", hint="give it to its constructor")
+    return BatchedEnv(
+        label,
+        lambda num_envs: target(num_envs=num_envs, **kwargs),
+        success_key=settings.success_key,
+        max_length=settings.max_length,
+        **which,
+    )
+
+
+def constructor(name: str) -> list[Parameter]:
+    """The parameters that `module:attr` takes beside those of `GymnasiumSettings`. Imports it."""
+    if name.startswith(PREFIX):
+        return []
+    OWN.require_trust(name)
+    target = OWN.get(name)
+    return parameters(target, without=_given_by_us(target))
+
+
+def _given_by_us(target: Any) -> tuple[str, ...]:
+    return ("num_envs", "seed", "split") if _is_batch(target) else ("num_envs",) if is_vector(target) else ()
 
 
 def requirement(name: str) -> tuple[str | None, bool]:
@@ -114,14 +156,6 @@ def require_trust(name: str, params: Mapping[str, Any]) -> None:
 def _is_batch(target: Any) -> bool:
     """Whether `target` is a class of our own interface, all actors at once."""
     return isinstance(target, type) and issubclass(target, Env)
-
-
-def _parameters(target: Any) -> frozenset[str]:
-    """Names of the parameters that a class or factory takes."""
-    try:
-        return frozenset(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # of some that are written in C
-        return frozenset()
 
 
 def _batch(

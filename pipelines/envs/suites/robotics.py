@@ -96,7 +96,13 @@ def settings_model(name: str) -> type[SettingsModel]:
 def make(name: str, settings: RoboticsSettings, *, num_envs: int, seed: int, split: str) -> Env:
     kind, known = name.removeprefix(PREFIX), names()
     if kind not in known:
-        hint = did_you_mean(kind, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
+        hint = did_you_mean(
+            kind,
+            known,
+            prefix=PREFIX,
+            otherwise=f"for others than the four families, gym:gymnasium_robotics:{kind}",
+            cutoff=0.75,
+        )
         raise UsageError(f"unknown environment '{name}'", hint=hint)
     if kind.startswith("Fetch"):
         refuse_from("mujoco", (3, 12), name=name, why="gymnasium-robotics sets joints in a way that it refuses")

@@ -24,8 +24,6 @@ def test_the_contract(check):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", dm_control.names())
 def test_every_task_can_be_played(task):
-    if task.startswith("quadruped-") and not dm_control._has_quadrupeds():
-        pytest.skip("this dm_control and this numpy have no quadrupeds")
     contract.observations_are_what_the_spec_says(f"dmc:{task}", num_envs=1, steps=3)
 
 
@@ -81,7 +79,8 @@ def test_a_version_that_fails_later_is_refused_before(monkeypatch):
         make("dmc:cheetah-run", num_envs=1, seed=0)
 
 
-def test_a_task_that_this_numpy_breaks_is_refused_before(monkeypatch):
-    monkeypatch.setattr(dm_control, "_has_quadrupeds", lambda: False)
-    with pytest.raises(InputMissing, match=r'pip install "numpy<2.4"'):
-        make("dmc:quadruped-walk", num_envs=1, seed=0)
+def test_quadrupeds_play_whatever_numpy_has():
+    env = make("dmc:quadruped-walk", num_envs=1, seed=0)
+    env.reset()
+    assert np.isfinite(env.step(np.zeros((1, 12), np.float32)).reward).all()
+    assert dm_control._WithIn1d().in1d(np.array([1, 2]), [2]).tolist() == [False, True]

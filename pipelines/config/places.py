@@ -1,0 +1,39 @@
+"""Hints about a path where nothing was found: what lies in it, or beside it under a similar name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.nearest import nearest
+
+_SHOWN = 3
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run is recorded at `path`."""
+    return (path / "config.toml").is_file()
+
+
+def is_lake(path: Path) -> bool:
+    """Whether `path` is a lake or a run that has one."""
+    return (path / "lake.json").is_file() or (path / "lake" / "lake.json").is_file()
+
+
+def hint(path: Path, wanted: Callable[[Path], bool], *, inside: str, otherwise: str) -> str:
+    """Where something `wanted` is, as `path` does not have it: in it (`inside` is said before the names), beside it, or
+    in runs/ under that name; else `otherwise`."""
+    try:
+        found = _members(path, wanted)
+        if found:
+            return f"{inside}: {', '.join(map(str, found[:_SHOWN]))}{', ...' if len(found) > _SHOWN else ''}"
+        known = [*_members(path.parent, wanted), *_members(Path("runs"), wanted)]
+        names = {place.name: str(place) for place in reversed(known)}
+        close = nearest(path.name, names, cutoff=0.6)
+    except OSError:
+        close = None
+    return otherwise if close is None else f"did you mean '{names[close]}'?"
+
+
+def _members(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    return [child for child in sorted(folder.iterdir()) if wanted(child)] if folder.is_dir() else []

@@ -1,0 +1,64 @@
+"""Parameters of classes and factories that a user brings: listed, and checked before anything is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.config.problems import refuse, unknown_key
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One parameter of an environment, as `-s env.NAME=...` sets it."""
+
+    name: str
+    default: Any = None
+    about: str = ""
+    required: bool = False
+
+
+def parameters(target: Any, *, without: Collection[str] = ()) -> list[Parameter]:
+    """The named parameters of a class or factory but those in `without`; none where they cannot be told."""
+    return [
+        Parameter(
+            name=name,
+            default=None if found.default is found.empty else found.default,
+            about="" if found.annotation is found.empty else _text(found.annotation),
+            required=found.default is found.empty,
+        )
+        for name, found in (_signature(target) or {}).items()
+        if found.kind in _NAMED and name not in without
+    ]
+
+
+def refuse_wrong(name: str, target: Any, given: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
+    """UsageError, which lists all faults, for what `target` requires and is not `given`, and for what it does not
+    take."""
+    signature = _signature(target)
+    if signature is None:
+        return
+    known = {parameter.name: parameter for parameter in parameters(target, without=without)}
+    missing = [parameter.name for parameter in known.values() if parameter.required and parameter.name not in given]
+    problems = [f"env.{key}: required; give it with -s env.{key}=..." for key in missing]
+    if all(found.kind is not inspect.Parameter.VAR_KEYWORD for found in signature.values()):
+        unknown = [key for key in given if key not in known]
+        problems += [
+            unknown_key(f"env.{key}", key, known) if known else f"env.{key}: it takes no parameters" for key in unknown
+        ]
+    refuse(problems, f"environment '{name}'")
+
+
+def _signature(target: Any) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):  # of some that are written in C
+        return None
+
+
+def _text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

@@ -1,0 +1,182 @@
+"""A `gymnasium.vector.VectorEnv` as an environment of several actors.
+
+It must let us reset single actors (AutoresetMode.DISABLED): then episode k begins with the seed that an environment of
+gymnasium's single interface would get. With SAME_STEP it resets them by itself, and only the first episodes are seeded.
+NEXT_STEP is refused: the step that resets one actor would be a step of all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import iterate
+
+from pipelines.envs.attempts import succeeded
+from pipelines.envs.constructor import parameters
+from pipelines.envs.draws import Draws
+from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.gymnasium_env import RESET, first_sentence, told
+from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
+from pipelines.errors import AmagoError, StageFailed, UsageError
+from pipelines.lake.spaces import Spaces
+
+_MODES = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
+
+
+class BatchedEnv(Env):
+    """The `num_envs` environments of the VectorEnv that `factory` makes of their number. `success_key` as of
+    `GymnasiumEnv`."""
+
+    def __init__(
+        self,
+        name: str,
+        factory: Callable[[int], Any],
+        *,
+        num_envs: int,
+        seed: int,
+        split: str,
+        success_key: str | None = None,
+        max_length: int = MAX_LENGTH,
+    ) -> None:
+        super().__init__(num_envs=num_envs)
+        self._name, self._success_key, self._test = name, success_key, split == "test"
+        self._draws = Draws(seed, split, name)
+        self.env = self._made(factory)
+        self._resets_itself = _mode(self.env) is AutoresetMode.SAME_STEP
+        self._observations = ObservationCodec(self.env.single_observation_space, name=name, max_length=max_length)
+        self._actions = ActionCodec(self.env.single_action_space, name=name)
+        self.spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation=self._observations.spaces, action=self._actions.space),
+            horizon=self.env.spec.max_episode_steps if self.env.spec is not None else None,
+            has_success=success_key is not None,
+            about=first_sentence(self.env),
+            split="separate seeds",
+        )
+        self._seeds = np.zeros(num_envs, dtype=np.int64)
+        self._columns = self._observations.empty(num_envs)
+        self._goals = [""] * num_envs
+        self._ended = np.zeros(num_envs, dtype=bool)
+        self._begun: Any = None  # what a step showed of the episodes that it began
+
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        mask = np.ones(self.num_envs, dtype=bool) if mask is None else mask
+        indices = np.flatnonzero(mask)
+        episodes = self.episodes.advance(indices)
+        self._seeds[indices] = 2 * self._draws.integers(episodes, RESET, 2**30) + self._test
+        shown = self._shown(mask)
+        columns = {name: column.copy() for name, column in self._columns.items()}
+        for i, observation in enumerate(self._each(shown)):
+            if mask[i]:
+                self._write(observation, columns, i)
+                self._goals[i] = self._observations.text(observation)
+        self._ended = self._ended & ~mask
+        self._columns = columns
+        return columns
+
+    def _shown(self, mask: np.ndarray) -> Any:
+        """A batch of observations in which the actors in `mask` have begun an episode."""
+        seeds: Any = self._seeds.tolist()
+        if self._begun is not None and self._resets_itself and (self._ended | ~mask).all():
+            return self._begun
+        if mask.all():
+            return self._call("reset", lambda: self.env.reset(seed=seeds))[0]
+        if self._resets_itself:
+            raise StageFailed(f"environment '{self._name}' resets actors by itself, at the end of their episodes only")
+        return self._call("reset", lambda: self.env.reset(seed=seeds, options={"reset_mask": mask.copy()}))[0]
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        batch = np.stack([np.asarray(action) for action in self._actions.decode(actions)])
+        taken = batch.astype(self.env.single_action_space.dtype)
+        shown, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(taken))
+        terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
+        over = terminated | truncated
+        if not np.isfinite(reward).all():
+            raise StageFailed(f"environment '{self._name}' failed in step: it gave reward {reward}")
+        columns = self._observations.empty(self.num_envs)
+        finals = self._finals(info, over) if self._resets_itself and over.any() else {}
+        for i, observation in enumerate(self._each(shown)):
+            self._write(finals.get(i, observation), columns, i)
+        self._begun, self._ended, self._columns = shown, over, columns
+        return StepResult(
+            observation=columns,
+            reward=np.array(reward, dtype=np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            reset=np.zeros(self.num_envs, dtype=bool),
+            attempt_end=over,
+            success=self._succeeded(info, over),
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        return [self._name for _ in indices]
+
+    def goal_texts(self, indices: np.ndarray) -> list[str]:
+        return [self._goals[i] for i in indices.tolist()]
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _made(self, factory: Callable[[int], Any]) -> VectorEnv:
+        env = self._call("its constructor", lambda: factory(self.num_envs))
+        if not isinstance(env, VectorEnv):
+            raise UsageError(f"environment '{self._name}' gives {type(env).__name__}, not a gymnasium.vector.VectorEnv")
+        if env.num_envs != self.num_envs:
+            raise UsageError(f"environment '{self._name}' gives {env.num_envs} actors, {self.num_envs} were asked for")
+        if _mode(env) not in _MODES:
+            raise UsageError(
+                f"environment '{self._name}' resets its actors in the step after an episode's end",
+                hint="make it with autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, or SAME_STEP",
+            )
+        return env
+
+    def _call(self, where: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except AmagoError:
+            raise
+        except (Exception, SystemExit) as error:
+            message = f"environment '{self._name}' failed in {where}: {told(error)}"
+            raise StageFailed(message, hint="-v shows where it came from") from error
+
+    def _each(self, shown: Any) -> Iterator[Any]:
+        return iter(iterate(self.env.observation_space, shown))
+
+    def _write(self, observation: Any, columns: Mapping[str, np.ndarray], i: int) -> None:
+        try:
+            self._observations.write(observation, columns, i)
+        except ValueError as error:
+            raise StageFailed(f"environment '{self._name}' failed (actor {i}): {error}") from error
+
+    def _finals(self, info: Mapping[str, Any], over: np.ndarray) -> dict[int, Any]:
+        """The last observations of the episodes that ended, by actor."""
+        final = info.get("final_obs")
+        if final is None:
+            raise StageFailed(f"environment '{self._name}' ended an episode without info['final_obs']")
+        each = final if isinstance(final, np.ndarray) and final.dtype == object else list(self._each(final))
+        return {i: each[i] for i in np.flatnonzero(over).tolist()}
+
+    def _succeeded(self, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:
+        success = np.zeros(self.num_envs, dtype=bool)
+        if self._success_key is not None and over.any():
+            last = info.get("final_info", {}) if self._resets_itself else info
+            for i in np.flatnonzero(over):
+                own = {key: values[i] for key, values in last.items() if np.ndim(values)}
+                success[i] = succeeded(own, self._success_key, name=self._name)
+        return success
+
+
+def _mode(env: VectorEnv) -> AutoresetMode:
+    """How `env` resets its actors; one that does not say does it as gymnasium's own do by default."""
+    mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+
+
+def is_vector(target: Any) -> bool:
+    """Whether a class or factory makes a VectorEnv: one of its subclasses, or a function of `num_envs`."""
+    if isinstance(target, type):
+        return issubclass(target, VectorEnv)
+    return any(parameter.name == "num_envs" for parameter in parameters(target))

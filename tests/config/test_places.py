@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.places import hint, is_lake, is_run
+from pipelines.config.run_directory import RunDirectory
+from pipelines.errors import InputMissing
+from pipelines.lake.store import Lake
+
+
+@pytest.fixture(autouse=True)
+def _two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("cartpole", "maze"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
+        Lake.create(tmp_path / "runs" / name / "lake")
+
+
+def hint_of(place: str, kind: type[RunDirectory] | type[Lake]) -> str | None:
+    with pytest.raises(InputMissing) as caught:
+        kind.open(place)
+    return caught.value.hint
+
+
+@pytest.mark.parametrize("kind", [RunDirectory, Lake])
+@pytest.mark.parametrize("place", ["cartpole", "runs/cartpol", "cartpoel"])
+def test_the_nearest_name_beside_it_or_in_runs_is_offered(place: str, kind: type[RunDirectory] | type[Lake]) -> None:
+    assert hint_of(place, kind) == "did you mean 'runs/cartpole'?"
+
+
+def test_a_directory_of_several_says_what_is_in_it() -> None:
+    assert hint_of("runs", RunDirectory) == "runs in it: runs/cartpole, runs/maze"
+    assert hint_of("runs", Lake) == "lakes in it, see amago lake ls runs: runs/cartpole, runs/maze"
+
+
+def test_what_is_like_nothing_says_how_to_make_one() -> None:
+    assert (hint_of("nowhere/at/all", Lake) or "").startswith("make one with: amago collect")
+    assert hint(Path("zzz"), is_run, inside="", otherwise="none") == "none"
+    assert is_lake(Path("runs/maze"))

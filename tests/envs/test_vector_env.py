@@ -1,0 +1,117 @@
+"""A VectorEnv plays what the same environments play one by one, where it lets single actors be reset."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from pipelines.envs.draws import Draws
+from pipelines.envs.make import make
+from pipelines.errors import StageFailed, UsageError
+from tests.envs import contract
+from tests.envs.own import Everything, Line
+
+HERE = "tests.envs.test_vector_env"
+FLAGS = ("reward", "terminated", "truncated", "attempt_end", "success")
+
+
+def many(num_envs, mode="Disabled", length=4):
+    """Everything, all actors at once."""
+    return SyncVectorEnv([lambda: Everything(length=length)] * num_envs, autoreset_mode=AutoresetMode(mode))
+
+
+def too_few(num_envs):
+    return SyncVectorEnv([Line], autoreset_mode=AutoresetMode.DISABLED)
+
+
+def broken(num_envs):
+    return SyncVectorEnv([lambda: Line(fault="raise")] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def not_a_vector(num_envs):
+    return Line()
+
+
+class Steps(SyncVectorEnv):
+    """CartPole, reset in the step after an episode's end."""
+
+    def __init__(self, num_envs):
+        super().__init__([lambda: gymnasium.make("CartPole-v1")] * num_envs)
+
+
+def played(env, steps=30):
+    rng = np.random.default_rng(0)
+    rows = [dict(env.reset())]
+    for _ in range(steps):
+        result = env.step(rng.integers(3, size=env.num_envs).astype(np.int32))
+        rows.append(dict(result.observation) | {name: getattr(result, name) for name in FLAGS})
+        over = result.terminated | result.truncated
+        if over.any():
+            rows.append(dict(env.reset(over)))
+    return rows
+
+
+def test_the_same_is_played_as_one_by_one(monkeypatch):
+    params = {"success_key": "is_success"}
+    monkeypatch.setattr("pipelines.envs.vector_env.Draws", lambda seed, split, name: Draws(seed, split, "one"))
+    monkeypatch.setattr("pipelines.envs.gymnasium_env.Draws", lambda seed, split, name: Draws(seed, split, "one"))
+    ours = make("tests.envs.own:Everything", num_envs=3, seed=5, params=params)
+    theirs = make(f"{HERE}:many", num_envs=3, seed=5, params=params)
+    assert theirs.spec.spaces == ours.spec.spaces
+    for mine, other in zip(played(ours), played(theirs), strict=True):
+        assert mine.keys() == other.keys()
+        for column, values in mine.items():
+            np.testing.assert_array_equal(values, other[column], err_msg=column)
+
+
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        contract.observations_are_what_the_spec_says,
+        contract.what_was_shown_is_never_written_again,
+        contract.the_same_seed_plays_the_same,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_the_contract_holds(check, mode):
+    check(f"{HERE}:many", params={"mode": mode})
+
+
+def test_with_same_step_the_final_observation_is_the_episodes_own():
+    env = make(f"{HERE}:many", num_envs=2, seed=0, params={"mode": "SameStep", "length": 3})
+    env.reset()
+    for time in (1, 2, 3):
+        result = env.step(np.zeros(2, np.int32))
+        assert (result.observation["obs.image"] == time).all()
+    assert result.terminated.all()
+    assert (env.reset(result.terminated)["obs.image"] == 0).all()
+    assert (env.step(np.zeros(2, np.int32)).observation["obs.image"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "error", "words"),
+    [
+        ("Steps", {}, UsageError, "autoreset_mode"),
+        ("many", {"mode": "NextStep"}, UsageError, "autoreset_mode"),
+        ("too_few", {}, UsageError, "gives 1 actors, 2 were asked for"),
+        ("not_a_vector", {}, UsageError, "not a gymnasium.vector.VectorEnv"),
+        ("many", {"attempts": 2}, UsageError, "env.attempts: a VectorEnv ends its episodes by itself"),
+        ("many", {"lenth": 2}, UsageError, "1 error"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(name, params, error, words):
+    with pytest.raises(error) as caught:
+        make(f"{HERE}:{name}", num_envs=2, seed=0, params=params)
+    assert words in str(caught.value)
+
+
+def test_a_failure_is_named_with_its_place():
+    env = make(f"{HERE}:broken", num_envs=2, seed=0)
+    env.reset()
+    env.step(np.zeros(2, np.int32))
+    env.step(np.zeros(2, np.int32))
+    with pytest.raises(StageFailed, match=r"failed in step: ZeroDivisionError: it broke \(.*own.py"):
+        env.step(np.zeros(2, np.int32))
