@@ -45,8 +45,9 @@ class Request:
         self._is_tiny = False
 
     def fitted(self, run: Path, base: Mapping[str, Any] | None = None, *, listener: Listener = silent) -> Settings:
-        """The settings, with a network of the size `tiny`, which is told, where nobody says how large it shall be and
-        there is no GPU. A run that has begun keeps its own. May import torch, to look for a GPU.
+        """Resolve the settings; without a size, a width and a GPU choose the size `tiny`, and report it.
+
+        A run that has begun keeps its network. May import torch, to look for a GPU.
         """
         directory = RunDirectory(run)
         if {"train", "run"} & directory.load_record().get("stages", {}).keys():
@@ -56,7 +57,7 @@ class Request:
             train = merge(base or {}, self._whole({})).get("train")
             self._is_tiny = not _has_gpu(train.get("device", "auto") if isinstance(train, Mapping) else "auto")
         if self._is_tiny:
-            text = "a tiny network, as there is no GPU; --size small, base or large chooses another"
+            text = "no GPU found: using a tiny network; --size small, base or large chooses another"
             listener(Notice(stage="train", text=text))
         return self.settings(base)
 
@@ -66,7 +67,7 @@ class Request:
         return bool(sized) or names_network(given) or names_network(base, changed=True)
 
     def _whole(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """What this call says on top of `base`, with the chosen profile and all options."""
+        """Return `base` with the file, the chosen profile and all options of this call."""
         document = lay_profile(merge(base, self.file), self.assignments, source=self.source)
         for path, value in self.assignments:
             assign(document, path, value)
@@ -85,7 +86,7 @@ class Request:
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
 
     def profile(self) -> str:
-        """The profile that this call asks for and the file does not record; "" when there is none."""
+        """Return the profile that this call chooses and the file does not record; "" if there is none."""
         asked = dict(((*path,), value) for path, value in self.assignments).get(("profile",), "")
         return asked if isinstance(asked, str) and asked != self.file.get("profile") else ""
 
@@ -97,7 +98,7 @@ class Request:
 
 
 def _has_gpu(device: Any) -> bool:
-    """Whether networks will learn on a GPU, by `train.device`."""
+    """Return whether networks will be trained on a GPU, by `train.device`."""
     if device != "auto":
         return str(device).startswith("cuda")
     import torch

@@ -93,7 +93,7 @@ Size = Annotated[
     typer.Option(
         "--size",
         metavar="SIZE",
-        help="Size of the network: tiny, small, base or large. Without a GPU tiny, if nothing is said of the network.",
+        help="Size of the network: tiny, small, base or large. Without a GPU: tiny, if no width is set.",
         autocompletion=completion.sizes,
     ),
     Sets("size"),

@@ -39,7 +39,7 @@ def reporter(*, quiet: bool, verbose: bool = False, stream: TextIO | None = None
 
 
 class Bar:
-    """One tqdm bar at a time: of the stage, in a chain of the whole run; beside it the stage's newest figures."""
+    """A tqdm bar of the stage, in a chain of the whole run, with the newest figures of the stage."""
 
     def __init__(self, stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream, self.verbose, self.pace = stream, verbose, Pace(clock)
@@ -72,7 +72,7 @@ class Bar:
         return event.run_share if event.run_share is not None else stage
 
     def _format(self, event: Progress, columns: int) -> str:
-        """As much as fits beside a bar of `_LEAST_BAR` columns, the most important first."""
+        """Return as much as fits beside a bar of `_LEAST_BAR` columns, the most important first."""
         share = self._share(event)
         parts = [f"{event.done:,}/{event.total:,} {event.unit}" if event.total else f"{event.done:,} {event.unit}"]
         parts += [f"{left} left"] if (left := self.pace.left(event)) else []
@@ -132,25 +132,25 @@ class Lines:
 
 
 class Pace:
-    """How fast a stage goes since it began to report."""
+    """Rate and time left of a stage, measured since its first event."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began: tuple[tuple[str, int | None, str], float, int] | None = None
 
     def see(self, event: Progress) -> None:
-        """Begin anew where another stage, or the same one again, reports."""
+        """Start over at the first event of a stage."""
         key = (event.stage, event.total, event.unit)
         if self._began is None or self._began[0] != key or event.done < self._began[2]:
             self._began = (key, self._clock(), event.done)
 
     def rate(self, event: Progress) -> str:
-        """Units a second; "" where it is not known yet."""
+        """Return units per second; "" if not known yet."""
         rate = self._rate(event)
         return "" if rate <= 0 else f"{rate:,.1f}/s" if rate < 100 else f"{rate:,.0f}/s"
 
     def left(self, event: Progress) -> str:
-        """Time left, in a chain of the whole run; "" where it is not known yet."""
+        """Return the time left, in a chain that of the whole run; "" if not known yet."""
         if event.run_share is not None:
             return "" if event.run_seconds_left is None else duration(event.run_seconds_left)
         rate = self._rate(event)
@@ -172,7 +172,7 @@ def worded(notice: Notice, verbose: bool) -> str | None:
 
 
 def _columns(stream: TextIO) -> int:
-    """How wide the terminal is; 0 where it does not know."""
+    """Return the width of the terminal; 0 if unknown."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -181,5 +181,5 @@ def _columns(stream: TextIO) -> int:
 
 
 def _literal(text: str) -> str:
-    """`text` in a format string."""
+    """Escape `text` for a format string."""
     return text.replace("{", "{{").replace("}", "}}")

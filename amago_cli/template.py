@@ -1,4 +1,4 @@
-"""A project to begin with: an environment, a recipe and a test, whose files are in the folder `starter`."""
+"""The starter project of `amago init`: an environment, a recipe and a test, stored in the folder `starter`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FILES = (f"{_MODULE}.py", "recipe.toml", f"test_{_MODULE}.py")
 
 
 def write(directory: Path) -> list[Path]:
-    """Write the files into a new directory, whose name the module and its class get. UsageError if there is something
-    in it, or if the name cannot be a module's.
+    """Write the files into a new directory; the module and its class are named after it. UsageError if the directory is
+    not empty, or if its name cannot name a module.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"'{directory}' exists already", hint="choose another name")

@@ -14,10 +14,10 @@ from amago_cli.options import Common, reader
 def init(
     common: Common,
     name: Annotated[
-        Path, typer.Argument(metavar="NAME", help="The directory to make; its name names the environment.")
+        Path, typer.Argument(metavar="NAME", help="Directory to create; the environment is named after it.")
     ],
 ) -> Any:
-    """Write an environment of your own, a recipe and a test into a new directory, ready to run and to be changed.
+    """Create a directory with an environment of your own, a recipe and a test, ready to run and to edit.
 
     Example: amago init mymaze
     """

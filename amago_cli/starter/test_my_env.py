@@ -1,4 +1,4 @@
-"""What must hold of any environment, and what is particular to this one."""
+"""Tests that any environment should pass, and tests of this one."""
 
 import gymnasium.utils.env_checker
 import numpy as np
@@ -6,7 +6,7 @@ from my_env import MyEnv
 
 
 def play(env: MyEnv, seed: int) -> tuple[list[float], list[bool]]:
-    """The rewards, and the successes by attempt, of a player who knows where the exit is."""
+    """Return the rewards and the successes by attempt of a player who knows where the exit is."""
     env.reset(seed=seed)
     rewards, successes, over = [], [], False
     while not over:
@@ -20,7 +20,7 @@ def play(env: MyEnv, seed: int) -> tuple[list[float], list[bool]]:
     return rewards, successes
 
 
-def test_it_keeps_the_rules_of_gymnasium() -> None:
+def test_it_follows_the_gymnasium_api() -> None:
     gymnasium.utils.env_checker.check_env(MyEnv(), skip_render_check=True)
 
 
@@ -34,7 +34,7 @@ def test_the_task_follows_from_the_seed() -> None:
     assert len(set(exits)) > 10
 
 
-def test_who_knows_the_exit_succeeds_in_every_attempt() -> None:
+def test_a_player_who_knows_the_exit_succeeds_in_every_attempt() -> None:
     for seed in range(20):
         rewards, successes = play(MyEnv(attempts=3), seed)
         assert successes == [True] * 3

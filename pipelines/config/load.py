@@ -179,8 +179,8 @@ def lay_profile(
 
 
 def lay_size(document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = ()) -> dict[str, Any]:
-    """`document` with what its size stands for under its own settings; over them, but not over the assignments, where
-    one of those chose the size."""
+    """Add the settings that the document's size stands for. The document's own settings override them, unless an
+    assignment chose the size; assignments always do."""
     wanted = copy.deepcopy(dict(document))
     if not isinstance(wanted.get("size"), str) or wanted["size"] not in sizes.SIZES:
         return wanted

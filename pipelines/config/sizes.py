@@ -1,6 +1,6 @@
 """Sizes of the network by name: presets of widths and depths, with the learning rate and the threads that suit them.
 
-A size in a document lies under its other settings; one that is given as an option or by `--set` lies over them.
+The other settings of a document override its size; a size given as an option or by `--set` overrides the document.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Size:
     train: Mapping[str, Any]
 
     def sequence(self, kind: str) -> dict[str, Any]:
-        """The widths of a sequence encoder; none for one that has none, or that is a plug-in."""
+        """Return the widths of a sequence encoder; empty for an encoder without widths, and for a plug-in."""
         blocks = {"d_model": self.width, "num_layers": self.layers}
         known: dict[str, dict[str, Any]] = {
             "transformer": blocks | {"d_ff": 4 * self.width, "num_heads": self.heads},
@@ -46,7 +46,7 @@ _SIZES = {
 
 
 def preset(size: str, kind: str) -> dict[str, Any]:
-    """The settings that `size` stands for, with a sequence encoder of this kind; `base` is what the defaults are.
+    """Return the settings that `size` stands for, with a sequence encoder of this kind; `base` equals the defaults.
 
     >>> preset("tiny", "gru")["agent"]["sequence"]
     {'kind': 'gru', 'hidden': 64, 'output': 64, 'num_layers': 1}
@@ -62,13 +62,13 @@ def preset(size: str, kind: str) -> dict[str, Any]:
 
 
 def sequence_kind(document: Mapping[str, Any]) -> str:
-    """The kind of sequence encoder that a document asks for."""
+    """Return the kind of sequence encoder in a document."""
     kind = _at(document, ("agent", "sequence", "kind"))
     return kind if isinstance(kind, str) else "transformer"
 
 
 def names_network(document: Mapping[str, Any], *, changed: bool = False) -> bool:
-    """Whether a document has settings of the kind that a size decides; `changed`: any that are not the defaults."""
+    """Return whether a document sets widths or depths; with `changed`, whether any differs from its default."""
     defaults = preset("base", sequence_kind(document))["agent"]
     paths = {(table, key) for table, keys in defaults.items() for key in keys} - {("sequence", "kind")}
     given = {path: value for path in paths if (value := _at(document, ("agent", *path))) is not None}

@@ -113,7 +113,7 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
 
 
 def _work(step: Step) -> Work:
-    """What `step` does, for the estimate of the time left."""
+    """Return the amount of work in `step`, for the estimate of the time left."""
     if step.entry.stage == "collect":
         return Work(step.epoch, step.place, "collect", collect_steps(step.settings))
     table = getattr(step.settings, step.entry.stage, None)

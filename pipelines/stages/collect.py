@@ -166,7 +166,7 @@ class Collector:
         self._following: Following | None = None
         self._policies: set[str] = set()
         self._bounded = contextlib.ExitStack()
-        self._told_cores = False
+        self._reported_cores = False
         self._notices: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Collector:
@@ -325,7 +325,7 @@ class Collector:
         assert self.rollout is not None, "act_by comes first"
         assert self.writer is not None
         already = self.steps
-        self._tell_cores(listener)
+        self._report_cores(listener)
 
         def tell(event: Event) -> None:
             if isinstance(event, Progress):
@@ -339,10 +339,10 @@ class Collector:
         self.writer.poll()
         return self.metrics()
 
-    def _tell_cores(self, listener: Listener) -> None:
-        """Once, tell who steps the environments, and how many threads the networks use."""
-        if not self._told_cores:
-            self._told_cores, count = True, threads(self._settings.train.threads)
+    def _report_cores(self, listener: Listener) -> None:
+        """Report once where environments are stepped, and how many threads the networks use."""
+        if not self._reported_cores:
+            self._reported_cores, count = True, threads(self._settings.train.threads)
             where = f"{self.workers} worker process{'es' * (self.workers != 1)}" if self.workers else "this process"
             text = f"{self.env.num_envs} actors in {where}; networks use {count} thread{'s' * (count != 1)}"
             listener(Notice(stage="collect", text=text))

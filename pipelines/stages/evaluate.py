@@ -157,7 +157,7 @@ def baselines(env: Env) -> dict[str, dict[str, Any]]:
 
 
 def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
-    """The scores in a line, with those of the best checkpoint so far: a record's `best`."""
+    """Summarise the scores in one line; `best` is the run record's entry for the best checkpoint so far."""
     low, high = figures["return_ci95"]
     parts = [f"update {figures['update']:,}", f"return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
     if "success_mean" in figures:

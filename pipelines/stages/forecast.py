@@ -1,4 +1,4 @@
-"""How much of a chain is done, and how long the rest will take, from the time that its stages have taken so far."""
+"""Progress of a whole chain and the time it still needs, estimated from the time its stages have taken so far."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Work:
 
 
 class Forecast:
-    """Adds the epoch, and the share and the time left of the whole run, to what the stages of a chain report.
+    """Estimator of how much of a chain is done and of the time left.
 
-    `done`: how many of `works` earlier processes have finished. Work costs what its entry has cost per unit on average,
-    else what another entry of the same stage has; there is no time left before all that remains has a cost.
+    `done`: number of `works` that earlier processes finished. A unit of work costs the average of its entry so far, or
+    else of another entry of the same stage; the time left is unknown until all remaining work has a cost.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Forecast:
 
     def _begin(self) -> None:
         self._done += 1
-        self._began, self._at_first = self._clock(), 1.0  # share of the present work that was done at its first report
+        self._began, self._at_first = self._clock(), 1.0  # share of the current work that was done at its first event
         if self._done < len(self._works):
             self._after[self._works[self._done].place] -= self._works[self._done].amount
 
     def finish(self) -> None:
-        """Note that the present work is done, and begin the next."""
+        """Record that the current work is done, and begin the next."""
         work, (seconds, amount) = self._works[self._done], self._spent.get(self._works[self._done].place, (0.0, 0.0))
         if self._at_first < 1:
             seconds += self._clock() - self._began
@@ -53,7 +53,7 @@ class Forecast:
         self._begin()
 
     def listening(self, listener: Listener) -> Listener:
-        """`listener`, which also learns how far the whole run is."""
+        """Wrap `listener`: add the epoch to stages, and the whole run's progress to their events."""
 
         def tell(event: Event) -> None:
             prefix = f"epoch {self._works[min(self._done, len(self._works) - 1)].epoch + 1}/{self._epochs} "
@@ -67,9 +67,9 @@ class Forecast:
         return tell
 
     def _estimate(self, event: Progress) -> tuple[float, float | None]:
-        """Share of the run that is done, and seconds left; the share by number of stages until all costs are known."""
+        """Return the share of the run that is done and the seconds left; without all costs, the share of stages and None."""
         work, share = self._works[self._done], self._share(event)
-        if self._at_first == 1:  # only what an earlier process has begun is not at its beginning
+        if self._at_first == 1:  # only the first can have been begun by an earlier process
             self._at_first = share if self._done == self._first else 0.0
         progressed, elapsed = work.amount * (share - self._at_first), self._clock() - self._began
         now = {work.place: elapsed / progressed} if progressed else {}  # seconds per unit
@@ -83,7 +83,7 @@ class Forecast:
         return past / (past + left) if past + left else 1.0, left
 
     def _share(self, event: Progress) -> float:
-        """How much of the present work is done; a collect and a train count earlier epochs as well."""
+        """Return the share of the current work that is done; counts of collect and train include earlier epochs."""
         if not event.total:
             return 0.0
         work = self._works[self._done]
@@ -91,7 +91,7 @@ class Forecast:
         return min(max(1 - (event.total - event.done) / amount, 0.0), 1.0)
 
     def _cost(self, place: int) -> float | None:
-        """Seconds per unit of an entry, as far as known."""
+        """Return the seconds per unit of an entry, if known."""
         alike = [each for each in self._spent if self._stages[each] == self._stages[place]]
         seconds, amount = self._spent.get(place) or (self._spent[alike[-1]] if alike else (0.0, 0.0))
         return seconds / amount if amount else None

@@ -1,5 +1,4 @@
-"""What makes updates faster, or smaller, without changing what they mean: compilation, TF32, computing again. And what
-they cost."""
+"""Speed and memory of updates: compilation, TF32 and recomputation, which keep results, and a cost estimate."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from pipelines.events import duration
 from pipelines.nets.attention import Sight, choose
 from pipelines.nets.precision import DTYPES
 
-_TIMED_SECONDS = 0.5  # of updates that tell how long all will take
+_TIMED_SECONDS = 0.5  # of updates, for the estimate
 
 
 def prepare(encoders: list[nn.Module], settings: TrainSettings, device: torch.device) -> list[str]:
@@ -64,27 +63,27 @@ def described(sequence: nn.Module, settings: TrainSettings, device: torch.device
 
 
 class Cost:
-    """What the updates of a run cost, for a reader; told once.
+    """Estimate of what training costs: parameters, device, threads, memory and time.
 
-    Memory is what has been used so far: on CUDA by tensors at most, else by the whole process.
+    Memory is the peak so far: on CUDA of allocated tensors, else of the whole process.
     """
 
     def __init__(self, parameters: int, device: torch.device, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._parameters, self._device, self._clock = parameters, device, clock
-        self._began, self._is_told = 0.0, False
+        self._began, self._is_reported = 0.0, False
 
     def after(self, done: int, total: int) -> str | None:
-        """The text, after so many of the updates and half a second of them; the first one, which prepares much, is not
-        timed. None before that, and once it is told.
+        """Return the estimate once, after half a second of updates, and None otherwise. The first update is not timed,
+        because it also allocates and compiles.
         """
-        if self._is_told:
+        if self._is_reported:
             return None
         now = self._clock()
         if done <= 1:
             self._began = now
         if done < total and (done < 2 or now - self._began < _TIMED_SECONDS):
             return None
-        self._is_told = True
+        self._is_reported = True
         seconds = (now - self._began) / (done - 1) if done > 1 else None
         count = f"{total:,} update{'s' * (total != 1)}"
         parts = [f"{self._parameters:,} parameters", self._where(), *self._memory()]
@@ -101,7 +100,7 @@ class Cost:
 
 
 def _resident_bytes() -> int:
-    """The most memory that this process has used; 0 where the system does not say."""
+    """Return the peak memory of this process; 0 where the system does not report it."""
     try:
         import resource
     except ImportError:

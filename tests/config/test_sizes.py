@@ -24,7 +24,7 @@ def resolved(document: dict[str, Any], *assignments: tuple[list[str], Any]) -> S
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_base_is_what_the_defaults_are(kind: str) -> None:
+def test_base_equals_the_defaults(kind: str) -> None:
     document = {"agent": {"sequence": {"kind": kind}}}
     assert resolved(document | {"size": "base"}) == resolved(document).model_copy(update={"size": "base"})
 

@@ -7,7 +7,7 @@ import torch
 from pipelines.training.speed import Cost
 
 
-def test_the_cost_is_told_once_after_half_a_second_of_updates_without_the_first() -> None:
+def test_the_cost_is_reported_once_after_half_a_second_of_updates_without_the_first() -> None:
     now = [0.0]
     cost = Cost(1_234_567, torch.device("cpu"), clock=lambda: now[0])
     told = []
@@ -20,7 +20,7 @@ def test_the_cost_is_told_once_after_half_a_second_of_updates_without_the_first(
     assert re.fullmatch(form, told[3] or ""), told[3]
 
 
-def test_few_updates_are_told_at_their_end() -> None:
+def test_few_updates_are_reported_at_their_end() -> None:
     now = [0.0]
     cost = Cost(10, torch.device("cpu"), clock=lambda: now[0])
     assert cost.after(1, 2) is None

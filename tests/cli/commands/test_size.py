@@ -1,4 +1,4 @@
-"""`--size`, and the size that is chosen where nothing is said."""
+"""`--size`, and the size chosen where no network setting is given."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ def lake(amago: Amago) -> str:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_an_unsaid_network_is_tiny_and_that_is_said_and_kept(amago: Amago, lake: str) -> None:
+def test_without_a_gpu_the_default_network_is_tiny_and_the_run_keeps_it(amago: Amago, lake: str) -> None:
     assert network(amago, "train", "--from-lake", lake) == ("tiny", 64, 1e-3)
     first = amago("train", "--from-lake", lake, "--steps", 1, "--set", "train.learning_rate=2e-3")
     assert first.code == 0, first.err
-    assert "train: a tiny network, as there is no GPU; --size small" in first.err
+    assert "train: no GPU found: using a tiny network; --size small" in first.err
     again = amago("train", "--from-lake", lake, "--steps", 2)
     assert again.code == 0, again.err
-    assert "a tiny network" not in again.err
+    assert "tiny network" not in again.err
     assert network(amago, "train", "--from-lake", lake) == ("tiny", 64, 2e-3)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_with_a_gpu_it_is_what_the_defaults_are(amago: Amago, lake: str) -> None:
+def test_with_a_gpu_the_default_network_is_base(amago: Amago, lake: str) -> None:
     assert network(amago, "train", "--from-lake", lake) == ("", 256, 1e-4)
     assert network(amago, "train", "--from-lake", lake, "--set", "train.device=cpu") == ("tiny", 64, 1e-3)
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_what_is_said_of_the_network_is_not_overruled(amago: Amago, lake: str) -> None:
+def test_network_settings_of_the_user_are_kept(amago: Amago, lake: str) -> None:
     wide = ("--set", "agent.timestep.output=40")
     assert network(amago, "train", "--from-lake", lake, *wide) == ("", 256, 1e-4)
     assert network(amago, "train", "--from-lake", lake, "--size", "base") == ("base", 256, 1e-4)
@@ -103,7 +103,7 @@ def test_a_recipe_without_a_network_is_tiny_also_when_it_is_run_again(
     Path("mine.toml").write_text(RECIPE)
     done = amago("run", "mine.toml")
     assert done.code == 0, done.err
-    assert "a tiny network" in done.err
+    assert "tiny network" in done.err
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # it goes on elsewhere
     assert amago("run", "mine.toml", "--output", "json").json["status"] == "skipped"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
