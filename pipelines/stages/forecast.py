@@ -67,7 +67,7 @@ class Forecast:
         return tell
 
     def _estimate(self, event: Progress) -> tuple[float, float | None]:
-        """Return the share of the run that is done and the seconds left; without all costs, the share of stages and None."""
+        """Return the share of the run done and the seconds left; without all costs, the share of stages and None."""
         work, share = self._works[self._done], self._share(event)
         if self._at_first == 1:  # only the first can have been begun by an earlier process
             self._at_first = share if self._done == self._first else 0.0
