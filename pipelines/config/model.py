@@ -104,7 +104,7 @@ class CriticSettings(ModelSettings):
     labels: Literal["two-hot", "hl-gauss"] = Field(
         default="hl-gauss", description="a target's label: a Gaussian's mass on all bins, or shares of the nearest two"
     )
-    label_sigma: Annotated[float, Field(gt=0)] = Field(default=0.75, description="deviation of that Gaussian, in bins")
+    label_sigma: Annotated[float, Field(gt=0)] = Field(default=2.5, description="deviation of that Gaussian, in bins")
 
     @model_validator(mode="after")
     def _subset(self) -> CriticSettings:

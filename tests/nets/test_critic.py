@@ -184,7 +184,7 @@ def test_a_gaussian_label_has_its_mean_at_the_target():
     torch.testing.assert_close(labels.sum(-1), torch.ones(3))
     torch.testing.assert_close(symexp(labels @ readout.bins_Z), target, rtol=1e-2, atol=1e-2)
     spread = ((readout.bins_Z - symlog(target)[:, None]).square() * labels).sum(-1).sqrt() / readout.step
-    torch.testing.assert_close(spread, torch.full((3,), (0.75**2 + 1 / 12) ** 0.5), rtol=1e-2, atol=0)
+    torch.testing.assert_close(spread, torch.full((3,), (2.5**2 + 1 / 12) ** 0.5), rtol=1e-2, atol=0)
 
 
 def test_rescale_changes_outputs_per_discount():
