@@ -86,7 +86,7 @@ def test_actions_are_stretched_to_the_environments_bounds():
 
 def test_parameters_and_options_reach_the_environment():
     env = make("gymnax:CartPole-v1", num_envs=1, seed=0, params={"params": {"gravity": 1.5}})
-    assert env._params.gravity == 1.5
+    assert env.interface.params.gravity == 1.5
     env = make("gymnax:MetaMaze-misc", num_envs=1, seed=0, params={"options": {"rf_size": 5}})
     assert env.spec.spaces.observation["obs"].shape == (5 * 5 + 4 + 2,)
     with pytest.raises(UsageError, match=r"has no parameter 'gravitation'; its own: .*gravity"):

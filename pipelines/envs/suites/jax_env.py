@@ -1,0 +1,173 @@
+"""Environments in JAX, all actors in one compiled step, each with random numbers of its own.
+
+Libraries that begin the next episode within the step that ends one return that one's first observation. Here nothing
+is reset but by `reset`, so an end shows its true final observation. A time limit truncates, anything else terminates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipelines.envs.draws import Draws
+from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.suites.jax_batch import Tree, as_numpy, folded, keys, merged
+from pipelines.envs.suites.jax_interfaces import Interface, leaves
+from pipelines.errors import StageFailed
+from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces
+
+SEED = 0  # purpose of a random draw
+RESET_KEY = 0  # steps are counted from 1
+
+
+class JaxEnv(Env):
+    """N actors in the environment's own state, one array each. `limit`: steps of an episode instead of the interface's
+    own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        interface: Interface,
+        *,
+        about: str,
+        num_envs: int,
+        seed: int,
+        split: str,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(num_envs=num_envs)
+        self.interface, self._limit = interface, limit or interface.limit
+        self._draws, self._test = Draws(seed, split, name), split == "test"
+        self._scale = _scale(interface.action)
+        self._counts = not interface.tells_truncation or limit is not None
+        first = jax.eval_shape(interface.reset, jax.random.PRNGKey(0))
+        action = jax.ShapeDtypeStruct(interface.action.shape, np.int32 if self._scale is None else np.float32)
+        later = jax.eval_shape(interface.step, jax.random.PRNGKey(0), first[1], action)
+        self._state_form = later[1]
+        self.spec = EnvSpec(
+            name=name,
+            spaces=Spaces(observation=_observed(first[0], interface.choices), action=interface.action),
+            horizon=self._limit,
+            about=about,
+            split="separate keys of random numbers",
+        )
+        self._reset_all = jax.jit(jax.vmap(self._reset_one))
+        self._step_all = jax.jit(jax.vmap(self._step_one))
+        self._keys = np.zeros((num_envs, 2), dtype=np.uint32)
+        self._time = np.zeros(num_envs, dtype=np.uint32)
+        self._state: Tree = None
+        self._columns: dict[str, np.ndarray] = {}
+        self._nobody = np.zeros(num_envs, dtype=bool)
+        self._nobody.setflags(write=False)
+
+    def _reset_one(self, key: jax.Array) -> tuple[Tree, Tree]:
+        observation, state = self.interface.reset(jax.random.fold_in(key, RESET_KEY))
+        return observation, self._formed(state)
+
+    def _step_one(self, key: jax.Array, state: Tree, action: jax.Array) -> tuple[Tree, Tree, Any, Any, Any]:
+        observation, state, reward, terminated, truncated = self.interface.step(key, state, action)
+        return observation, self._formed(state), reward, terminated, truncated
+
+    def _formed(self, state: Tree) -> Tree:
+        """With the shapes and types that a state has after a step, so that a step is compiled once."""
+
+        def cast(leaf: jax.Array, form: jax.ShapeDtypeStruct) -> jax.Array:
+            if jax.dtypes.issubdtype(form.dtype, jax.dtypes.prng_key):
+                return leaf
+            return jnp.broadcast_to(jax.lax.convert_element_type(leaf, form.dtype), form.shape)
+
+        return jax.tree.map(cast, state, self._state_form)
+
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        episodes = self.episodes.advance(indices)
+        seeds = np.zeros(self.num_envs, dtype=np.uint32)
+        seeds[indices] = 2 * self._draws.integers(episodes, SEED, 2**30) + self._test
+        chosen = np.zeros(self.num_envs, dtype=bool)
+        chosen[indices] = True
+        self._keys = merged(chosen, keys(seeds), jnp.asarray(self._keys))
+        self._time[indices] = 0
+        observation, state = self._reset_all(self._keys)
+        self._state = state if self._state is None else merged(chosen, state, self._state)
+        columns = self._read(observation)
+        if self._columns:
+            for name, column in columns.items():
+                column[~chosen] = self._columns[name][~chosen]
+        self._columns = columns
+        return columns
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        self._time += 1
+        step_keys = folded(self._keys, self._time)
+        outcome = self._step_all(step_keys, self._state, self._decode(actions))
+        observation, self._state, reward, terminated, truncated = outcome
+        self._columns = self._read(observation)
+        over = np.array(terminated, dtype=bool).reshape(self.num_envs)
+        late = np.array(truncated, dtype=bool).reshape(self.num_envs) & ~over
+        if self._counts and self._limit is not None:
+            timed_out = self._time >= self._limit
+            if not self.interface.tells_truncation:
+                over &= ~timed_out
+            late |= timed_out & ~over
+        return StepResult(
+            observation=self._columns,
+            reward=as_numpy(reward, "float32").reshape(self.num_envs),
+            terminated=over,
+            truncated=late,
+            reset=self._nobody,
+            attempt_end=over | late,
+            success=self._nobody,
+        )
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        """Each environment is one task."""
+        return [self.spec.name] * len(indices)
+
+    def play_only(self, tasks: Sequence[str]) -> None:
+        if set(tasks) != {self.spec.name}:
+            super().play_only(tasks)
+
+    def _decode(self, actions: np.ndarray) -> np.ndarray:
+        """The system's actions -> the environment's."""
+        if self._scale is None:
+            return np.asarray(actions, dtype=np.int32)
+        low, half = self._scale
+        return (low + (np.asarray(actions, dtype=np.float32) + 1) * half).astype(np.float32)
+
+    def _read(self, observation: Tree) -> dict[str, np.ndarray]:
+        columns = {}
+        for name, value in leaves(observation, OBSERVATION):
+            space = self.spec.spaces.observation[name]
+            column = columns[name] = as_numpy(value, space.dtype)
+            if space.dtype == "float32" and not np.isfinite(column).all():
+                actor = int(np.argwhere(~np.isfinite(column))[0][0])
+                raise StageFailed(
+                    f"environment '{self.spec.name}': observation '{name}' of actor {actor} is not finite"
+                )
+        return columns
+
+
+def _observed(form: Tree, choices: int | None) -> dict[str, Space]:
+    """Our spaces, from what `reset` really gives: not all declared shapes and types hold."""
+    found: dict[str, Space] = {}
+    for name, leaf in leaves(form, OBSERVATION):
+        if choices is not None and leaf.shape == ():
+            found[name] = Discrete(n=choices)
+            continue
+        kind = np.dtype(leaf.dtype)
+        dtype = "uint8" if kind == np.bool_ or kind == np.uint8 else "float32" if kind.kind == "f" else "int32"
+        found[name] = Box(shape=tuple(leaf.shape), dtype=dtype)
+    return found
+
+
+def _scale(space: Space) -> tuple[np.ndarray, np.ndarray] | None:
+    """The lower bound of a Box, and half its width; None for choices."""
+    if not isinstance(space, Box):
+        return None
+    low, high = (np.asarray(bound, np.float32).reshape(space.shape) for bound in (space.low, space.high))
+    return low, (high - low) / 2
