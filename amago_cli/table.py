@@ -7,6 +7,7 @@ would become too narrow to be read, every row is shown as a block, a line for ea
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -34,7 +35,7 @@ def render(
     columns = [escaping.line(name) for name in columns]
     texts = [[escaping.line(show(value)) for value in row] for row in rows]
     widths = [max(map(len, [name, *column])) for name, column in zip(columns, _turned(texts, columns), strict=True)]
-    bold, plain = (_BOLD, _PLAIN) if width is not None else ("", "")
+    bold, plain = _marks() if width is not None else ("", "")
     if title:
         yield f"{bold}{escaping.line(title)}{plain}"
     folded = _fold(columns, widths, numeric, width)
@@ -56,14 +57,23 @@ def _blocks(columns: Sequence[str], texts: Sequence[Sequence[str]], width: int) 
     """Each row as its first cell and, under it, the others with their columns' names."""
     names = max(map(len, columns[1:]), default=0)
     indent = " " * (len(_GAP) + names + len(_GAP))
+    bold, plain = _marks()
     for row in texts:
-        yield f"{_BOLD}{row[0]}{_PLAIN}"
+        yield f"{bold}{row[0]}{plain}"
         for name, text in zip(columns[1:], row[1:], strict=True):
             first = f"{_GAP}{name:<{names}}{_GAP}"
             if text:
                 yield from textwrap.wrap(
                     text, max(width, len(indent) + _LEAST), initial_indent=first, subsequent_indent=indent
                 )
+
+
+def _marks() -> tuple[str, str]:
+    """What begins and ends bold text on a terminal: nothing where the user wants no escapes (no-color.org), or where
+    the terminal knows none."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return "", ""
+    return _BOLD, _PLAIN
 
 
 def cell(value: Any) -> str:

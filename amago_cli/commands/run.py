@@ -39,6 +39,7 @@ def run(
     """
     from amago_cli.configuration import Request, file_safe, preview
     from pipelines.config.recipes import find
+    from pipelines.config.run_directory import RunDirectory
 
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
@@ -50,6 +51,7 @@ def run(
         return preview(common, request.fitted(run), writes={"run": run})
     with common.listening() as listener:
         settings = request.fitted(run, listener=listener)
+        RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.stages import chain as engine
 
         return engine.run(settings, run=run, listener=listener, fresh=fresh)

@@ -73,6 +73,7 @@ def train(
     from amago_cli.lakes import directory, locate, shares
     from pipelines.config.lakes import parse_share
     from pipelines.config.places import is_run
+    from pipelines.config.run_directory import RunDirectory
 
     source = directory(parse_share(from_lake[0])[0]) if from_lake else None
     if run is None:
@@ -89,6 +90,7 @@ def train(
         return preview(common, settings, writes={"run": run, "checkpoints": run / "checkpoints"})
     with common.listening() as listener:
         settings = request.fitted(run, base, listener=listener)
+        RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.stages import train as engine
 
         return engine.run(settings, run=run, lakes=lakes, listener=listener, fresh=fresh)

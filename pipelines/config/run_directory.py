@@ -124,13 +124,15 @@ class RunDirectory:
         id = record.get("id") if record else self._id
         return f"{self.name}-{id}" if isinstance(id, str) else self.name
 
-    def refuse_changes(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
+    def refuse_changes(self, stage: str, settings: Settings, *, fresh: bool = False, undecided: bool = False) -> None:
         """UsageError with a diff if the run already has this stage with other values, unless `fresh`.
 
-        `stage` owns some tables (`STAGE_TABLES`); only those are compared.
+        `stage` owns some tables (`STAGE_TABLES`); only those are compared. `undecided`: "auto" may yet become the
+        number that the run has.
         """
         if stage in self.load_record().get("stages", {}) and not fresh:
-            self._refuse_changes(stage, self.load_document(), dump(settings), _owned(stage))
+            stored, wanted = self.load_document(), dump(settings)
+            self._refuse_changes(stage, stored, wanted, _owned(stage), undecided=undecided)
 
     def record(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
         """Write the resolved configuration and who did what; the tables of other stages stay as they are.
@@ -181,7 +183,13 @@ class RunDirectory:
             yield
 
     def _refuse_changes(
-        self, stage: str, stored: Mapping[str, Any], wanted: Mapping[str, Any], owned: Sequence[str]
+        self,
+        stage: str,
+        stored: Mapping[str, Any],
+        wanted: Mapping[str, Any],
+        owned: Sequence[str],
+        *,
+        undecided: bool,
     ) -> None:
         defaults, after = _flat(dump(Settings()), owned), _flat(wanted, owned)
         # A setting that an older version did not know has had its default.
@@ -190,7 +198,9 @@ class RunDirectory:
         changed = [
             f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
             for key in sorted(before.keys() | after.keys())
-            if before.get(key) != after.get(key) and not _may_change(stage, key)
+            if before.get(key) != after.get(key)
+            and not _may_change(stage, key)
+            and not (undecided and after.get(key) == "auto" and isinstance(before.get(key), int))
         ]
         if changed:
             raise UsageError(

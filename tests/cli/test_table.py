@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from amago_cli.table import cell, raw, render
 
 
@@ -62,3 +64,14 @@ def test_a_hundred_thousand_rows_take_a_moment() -> None:
     began = time.process_time()
     assert sum(1 for _ in render(("n", "uid", "x"), rows, show=raw)) == 100_002
     assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+@pytest.mark.parametrize("width", [80, 10])
+def test_no_escapes_where_none_are_wanted(name: str, value: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("a" * 20, "b" * 20)]
+    for other in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(other, raising=False)
+    assert "\x1b" in "".join(render(("one", "two"), rows, show=str, title="t", width=width))
+    monkeypatch.setenv(name, value)
+    assert "\x1b" not in "".join(render(("one", "two"), rows, show=str, title="t", width=width))

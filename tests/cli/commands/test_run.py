@@ -179,3 +179,27 @@ app.main(["run", sys.argv[1]])
     command = [sys.executable, "-P", "-c", code, recipe]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[0] == f"run runs/{Path(recipe).stem} starting False", done.stderr
+
+
+_ASKED = """
+import sys
+from amago_cli import app
+
+print(app.main(sys.argv[1:]), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("command", [["run", "short.toml"], ["train", "--from-lake", "runs/short"]])
+def test_a_change_is_refused_before_torch_is_imported(amago: Amago, recipe: Path, command: list[str]) -> None:
+    assert amago("run", recipe).code == 0
+    assert amago("train", "--from-lake", "runs/short", "--steps", 5).code == 0
+    words = [*command, "--set", "agent.num_steps=2"]
+    done = subprocess.run([sys.executable, "-P", "-c", _ASKED, *words], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["2", "False"], done.stderr
+    assert "agent.num_steps: 1 -> 2" in done.stderr
+
+
+def test_auto_stands_for_what_a_run_has_decided(amago: Amago, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("actors = 2", 'actors = "auto"').replace("steps = 40", "steps = 400"))
+    assert amago("run", recipe).code == 0
+    assert amago("run", recipe, "--output", "json").json["status"] == "skipped"
