@@ -1,28 +1,28 @@
-"""What evaluation episodes say: returns, success, success by attempt, and how much the agent gained by
-adapting.
-"""
+"""What evaluation episodes say: returns and success, both by attempt too, and how much the agent gained by adapting."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pipelines.evaluation.published import by_task, published
+from pipelines.envs.env import EnvSpec
+from pipelines.evaluation.published import by_task, normalised_names, published
 from pipelines.evaluation.runner import EpisodeResults
 from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns
 
 _MOST_TASKS = 1_000
+_MOST_ATTEMPTS = 100  # whose names are known where their number varies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """Success by attempt, with 95% intervals: arrays (A,). `gap`: last attempt minus first, paired by
-    episode.
+    """Mean by attempt (of success or return), with 95% intervals: arrays (A,). `gap`: last attempt minus first, paired
+    by episode.
     """
 
-    success: np.ndarray
+    mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
     gap: float
@@ -35,11 +35,11 @@ class Adaptation:
 
 
 def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
-    """The adaptation curve of `attempts` (E, A) bool, A >= 1."""
+    """The adaptation curve of `attempts` (E, A), success or returns, A >= 1."""
     low, high = bootstrap_ci_columns(attempts, seed=seed)
     difference = attempts[:, -1].astype(float) - attempts[:, 0]
     return Adaptation(
-        success=attempts.mean(axis=0),
+        mean=attempts.mean(axis=0),
         low=low,
         high=high,
         gap=float(difference.mean()),
@@ -52,7 +52,8 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
 
     `per_task` maps a task to its episodes and means; it is empty where every episode may have a task of
     its own (more tasks than a thousand, or as many as episodes), unless `every_task` is wanted.
-    `per_attempt` is empty where nothing is attempted. `published` adds what papers report.
+    `per_attempt` is empty where nothing is attempted; success is left out where tasks have none. `published` adds what
+    papers report.
     """
     found: dict[str, Any] = {
         "episodes": results.episodes,
@@ -70,15 +71,35 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
     if results.success is not None:
         found["success_mean"] = float(results.success.mean())
         found["success_ci95"] = list(bootstrap_ci(results.success, seed=seed))
-    if results.attempts is not None and results.attempts.shape[1]:
-        curve = adaptation(results.attempts, seed=seed)
-        found["per_attempt"] = [
-            {"attempt": i + 1, "success_mean": float(mean), "success_ci95": [float(low), float(high)]}
-            for i, (mean, low, high) in enumerate(zip(curve.success, curve.low, curve.high, strict=True))
-        ]
-        found["adaptation_gap"] = curve.gap
-        found["adaptation_gap_ci95"] = list(curve.gap_ci95)
+    curves = {"success": results.attempts, "return": results.attempt_returns}
+    for name, attempts in curves.items():
+        if attempts is None or not attempts.shape[1]:
+            continue
+        curve = adaptation(attempts, seed=seed)
+        found["per_attempt"] = found["per_attempt"] or [{"attempt": i + 1} for i in range(attempts.shape[1])]
+        for entry, mean, low, high in zip(found["per_attempt"], curve.mean, curve.low, curve.high, strict=True):
+            entry |= {f"{name}_mean": float(mean), f"{name}_ci95": [float(low), float(high)]}
+        gap = "adaptation_gap" if name == "success" else f"{name}_adaptation_gap"
+        found |= {gap: curve.gap, f"{gap}_ci95": list(curve.gap_ci95)}
     return found
+
+
+def example(spec: EnvSpec) -> dict[str, Any]:
+    """Return metrics of a made-up episode: the names of those that `metrics` returns for episodes of `spec`."""
+    attempts = None if spec.num_attempts == 1 else np.zeros((1, spec.num_attempts or _MOST_ATTEMPTS))
+    nothing = EpisodeResults(
+        spec=replace(spec, score=None),
+        returns=np.zeros(1),
+        lengths=np.ones(1, dtype=np.int64),
+        success=np.zeros(1, dtype=bool) if spec.has_success else None,
+        attempts=attempts if spec.has_success else None,
+        attempt_returns=attempts,
+        tasks=("",),
+        seconds=0.0,
+        achieved=np.zeros((1, len(spec.achievements)), dtype=bool) if spec.achievements else None,
+    )
+    scores = {} if spec.score is None else dict.fromkeys(normalised_names(spec.score), 0.0)
+    return metrics(nothing) | {name: [0.0, 0.0] if name.endswith("_ci95") else value for name, value in scores.items()}
 
 
 def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, float]]:

@@ -20,7 +20,7 @@ _OPERATORS = {
     ">": operator.gt,
     "<": operator.lt,
 }
-_CLAUSE = re.compile(r"\s*([A-Za-z_]\w*(?:\[-?\d+\])*)\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*")
+_CLAUSE = re.compile(r"\s*([A-Za-z_]\w*(?:\[-?\d+\])*(?:\.[a-z_]+)?)\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*")
 _INDEX = re.compile(r"\[(-?\d+)\]")
 
 
@@ -59,6 +59,12 @@ def check(requirement: str, metrics: Mapping[str, Any]) -> None:
         raise RequirementNotMet(f"requirement not met: {' and '.join(failed)}")
 
 
+def require_names(requirement: str, examples: Mapping[str, Any]) -> None:
+    """Raise UsageError for a metric that `examples`, of all that there will be, do not have."""
+    for clause in parse(requirement):
+        value(clause.metric, examples)
+
+
 def _clause(text: str, requirement: str) -> Clause:
     match = _CLAUSE.fullmatch(text)
     if match:
@@ -73,7 +79,9 @@ def _clause(text: str, requirement: str) -> Clause:
 
 
 def value(metric: str, metrics: Mapping[str, Any]) -> float:
-    """The number that `metric` names: `return_ci95[0]`, `per_attempt[-1]` (its success). UsageError: none there."""
+    """The number that `metric` names: `return_ci95[0]`, `per_attempt[-1].return_mean`, `per_attempt[-1]` (its success,
+    else its return). UsageError: none there."""
+    metric, _, part = metric.partition(".")
     name, *_ = metric.split("[")
     if name not in metrics:
         hint = did_you_mean(name, metrics, otherwise=f"known: {', '.join(sorted(metrics))}")
@@ -83,8 +91,10 @@ def value(metric: str, metrics: Mapping[str, Any]) -> float:
         if not isinstance(found, list | tuple) or not -len(found) <= int(index) < len(found):
             raise UsageError(f"metric '{name}' has no entry [{index}]")
         found = found[int(index)]
-    if isinstance(found, Mapping) and "success_mean" in found:
-        found = found["success_mean"]
+    if isinstance(found, Mapping):
+        found = found.get(part or ("success_mean" if "success_mean" in found else "return_mean"))
+    elif part:
+        raise UsageError(f"metric '{metric}' has no '{part}'")
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise UsageError(f"metric '{metric}' is not a number", hint="take an entry, such as return_ci95[0]")
     return float(found)

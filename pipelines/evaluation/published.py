@@ -62,8 +62,10 @@ def _normalised(results: EpisodeResults, score: Score, seed: int) -> dict[str, A
         low, high = score.bounds[group]
         strata.append((results.returns[groups[group]] - low) / (high - low))
     means = [float(values.mean()) for values in strata]
-    return {
-        f"{score.name}_mean": float(np.mean(means)),
-        f"{score.name}_ci95": list(mean_of_strata_ci(strata, seed=seed)),
-        f"{score.name}_median": float(np.median(means)),
-    }
+    figures = float(np.mean(means)), list(mean_of_strata_ci(strata, seed=seed)), float(np.median(means))
+    return dict(zip(normalised_names(score), figures, strict=True))
+
+
+def normalised_names(score: Score) -> tuple[str, str, str]:
+    """Return the names of the figures that `score` adds: mean, interval, median."""
+    return f"{score.name}_mean", f"{score.name}_ci95", f"{score.name}_median"

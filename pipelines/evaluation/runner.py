@@ -29,8 +29,9 @@ _PROGRESS_SECONDS = 0.2
 class EpisodeResults:
     """E episodes in the order of their numbers. `success` (E,) bool or None: of the last attempt.
 
-    `attempts` (E, A) bool, or None for single-attempt tasks: the attempts that every episode finished. `achieved` (E,
-    K) bool: which of the environment's achievements each episode had.
+    `attempts` (E, A) bool, or None for single-attempt tasks: the attempts that every episode finished.
+    `attempt_returns` (E, A): their returns, also of tasks without success. `achieved` (E, K) bool: which of the
+    environment's achievements each episode had.
     """
 
     spec: EnvSpec
@@ -40,6 +41,7 @@ class EpisodeResults:
     attempts: np.ndarray | None
     tasks: tuple[str, ...]
     seconds: float
+    attempt_returns: np.ndarray | None = None
     achieved: np.ndarray | None = None
 
     @property
@@ -89,16 +91,19 @@ def evaluate(
 
 
 def _collected(spec: EnvSpec, ordered: list[Episode], seconds: float) -> EpisodeResults:
-    attempts = None
-    if spec.has_success and spec.num_attempts != 1:
-        shared = min(len(episode.attempts) for episode in ordered)
-        attempts = np.array([episode.attempts[:shared] for episode in ordered], dtype=bool)
+    attempts = attempt_returns = None
+    if spec.num_attempts != 1:
+        shared = min(len(episode.attempt_returns) for episode in ordered)
+        attempt_returns = np.array([episode.attempt_returns[:shared] for episode in ordered])
+        if spec.has_success:
+            attempts = np.array([episode.attempts[:shared] for episode in ordered], dtype=bool)
     return EpisodeResults(
         spec=spec,
         returns=np.array([episode.total_reward for episode in ordered]),
         lengths=np.array([episode.length for episode in ordered]),
         success=np.array([bool(episode.success) for episode in ordered]) if spec.has_success else None,
         attempts=attempts,
+        attempt_returns=attempt_returns,
         tasks=tuple(episode.task for episode in ordered),
         seconds=seconds,
         achieved=np.stack([episode.achieved for episode in ordered]) if spec.achievements else None,

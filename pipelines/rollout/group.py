@@ -45,6 +45,7 @@ class Group:
         self.total, self.epsilon, self.began = np.zeros((3, n))
         self.explored = 0.0, 0
         self.attempts: list[list[bool]] = [[] for _ in range(n)]
+        self._paid: list[list[float]] = [[] for _ in range(n)]  # return so far at the end of each attempt
         self.strikes = np.zeros(n, dtype=np.int64)
         self.pending: tuple[np.ndarray, np.ndarray | float] | None = None
         self.waits_on: set[int] = set()
@@ -78,7 +79,7 @@ class Group:
             state[actors] = 0
         self.began[actors] = time.time()
         for actor in actors.tolist():
-            self.attempts[actor] = []
+            self.attempts[actor], self._paid[actor] = [], []
 
     def add(self, actions: np.ndarray, result: StepResult, epsilon: np.ndarray | float) -> None:
         """A step of everybody."""
@@ -94,6 +95,7 @@ class Group:
         self.explored = self.explored[0] + rate, self.explored[1] + len(self.time)
         for actor in np.flatnonzero(result.attempt_end).tolist():
             self.attempts[actor].append(bool(result.success[actor]))
+            self._paid[actor].append(float(self.total[actor]))
 
     def take(self, actors: np.ndarray, shared: TrajectoryInfo, *, told: bool, unfinished: bool = False) -> Ended:
         """The episodes of `actors`, which are no longer ours. `shared`: what their trajectories have in common; `told`:
@@ -132,6 +134,7 @@ class Group:
                 total_reward=returns[i],
                 success=success[i],
                 attempts=attempts[i],
+                attempt_returns=_differences(self._paid[actor]) if spec.num_attempts != 1 else (),
                 achieved=achieved[i],
             )
             for i, actor in enumerate(actors.tolist() if told else ())
@@ -162,6 +165,10 @@ class Group:
                 )
                 found.append(Failure(actors=(actor,), message=message))
         return found
+
+
+def _differences(totals: Sequence[float]) -> tuple[float, ...]:
+    return tuple(after - before for before, after in zip([0.0, *totals], totals, strict=False))
 
 
 def next_to_end(groups: Sequence[Group]) -> Group:

@@ -10,8 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A finished episode. `number` counts over all actors (see `envs.env`); `success`: of the last
-    attempt. `achieved`: which of the environment's achievements it had, bool.
+    """A finished episode. `number` counts over all actors (see `envs.env`); `success`: of the last attempt.
+    `attempts`: success of each, `attempt_returns` the sum of its rewards. `achieved`: which of the environment's
+    achievements it had, bool.
     """
 
     actor: int
@@ -21,6 +22,7 @@ class Episode:
     total_reward: float
     success: bool | None
     attempts: tuple[bool, ...]
+    attempt_returns: tuple[float, ...] = ()
     achieved: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
 

@@ -22,6 +22,7 @@ from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
 from pipelines.sources.make import open_source
+from pipelines.stages import evaluate
 from pipelines.stages.context import with_stored_window, with_window
 from pipelines.stages.environment import collect_steps, make_env, with_actors
 from pipelines.stages.forecast import Forecast, Work
@@ -61,6 +62,9 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
             with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
                 env.reset()  # it can be made, and begin: before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
+                for entry in settings.stages:
+                    if entry.stage == "evaluate":
+                        evaluate.require_metrics(settings.for_stage(entry), env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_source(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # likewise
         settings = with_window(settings, horizon, listener)

@@ -18,14 +18,16 @@ from pipelines.config.json_files import read_object
 from pipelines.config.malformed import MALFORMED
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
-from pipelines.envs.env import Env
+from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
+from pipelines.evaluation.adaptation import example
 from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.store import Lake
 from pipelines.sources.scores import Reference, reference, reference_of_environment
+from pipelines.stages.adaptation import MOST_COLUMNS, adaptation_tables, curves_of
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.played import differences
 from pipelines.stages.policies import trained
@@ -35,7 +37,6 @@ from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
-_MOST_COLUMNS = 8  # attempts in a table
 _MOST_ROWS = 20  # tasks
 _REPORT_BYTES = 1 << 16
 _NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference"}
@@ -112,6 +113,7 @@ def judge(
     shared = workers(settings, actors=actors)
     env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, workers=shared)
     try:
+        require_metrics(settings, env.spec)
         if tasks:
             env.play_only(tasks)
         acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent)
@@ -128,6 +130,16 @@ def judge(
         "seconds": results.seconds,
         "cpu_seconds": time.process_time() - began,
     }
+
+
+def require_metrics(settings: Settings, spec: EnvSpec) -> None:
+    """Raise UsageError where the settings name a metric that an evaluation in the environment of `spec` has not."""
+    wanted, examples = settings.evaluate, {"update": 0, **example(spec)}
+    if (known := _reference(settings)) is not None:
+        examples |= scored({"metrics": examples}, known)["metrics"]
+    gate.require_names(wanted.require, examples)
+    if wanted.mark_best:
+        gate.value(wanted.best_by, examples)
 
 
 def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]:
@@ -162,9 +174,11 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
     parts = [f"update {figures['update']:,}", f"return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
     if "success_mean" in figures:
         parts.append(f"success {figures['success_mean']:.3g}")
-    attempts = [entry["success_mean"] for entry in figures["per_attempt"] if "success_mean" in entry]
-    if 1 < len(attempts) <= _MOST_COLUMNS:
-        parts.append("by attempt " + " ".join(f"{value:.2f}" for value in attempts))
+    curves = curves_of(figures)
+    if curves and 1 < len(figures["per_attempt"]) <= MOST_COLUMNS:
+        values = (entry[f"{curves[0]}_mean"] for entry in figures["per_attempt"])
+        form = ".2f" if curves[0] == "success" else ".4g"
+        parts.append("by attempt " + " ".join(format(value, form) for value in values))
     if best is not None:
         score = f"best so far: {best['by']} {best['score']:.4g} at update {best['update']:,}"
         parts.append("best so far" if best["update"] == figures["update"] else score)
@@ -191,29 +205,7 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
     if chosen:
         found.append(_task_table(figures["per_task"]))
-    if figures["per_attempt"]:
-        found.append(adaptation_table({f"checkpoint {report['update']}": report}, title="success by attempt"))
-    return found
-
-
-def adaptation_table(reports: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
-    """Success by attempt: two rows (mean, 95% interval) for each named report, between random and optimal play where
-    those are known. Of many attempts, some are shown, the first and the last among them.
-    """
-    any_report = next(iter(reports.values()))
-    attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
-    shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
-    rows: list[list[Any]] = []
-    known = {name: any_report["known"][name]["success"] for name in ("random", "optimal")}
-    if known["random"]:
-        rows.append(["random", *(f"{known['random'][i]:.3f}" for i in shown)])
-    for name, report in reports.items():
-        entries = [report["metrics"]["per_attempt"][i] for i in shown]
-        rows.append([name, *(f"{entry['success_mean']:.3f}" for entry in entries)])
-        rows.append(["  95% interval", *("{:.2f}-{:.2f}".format(*entry["success_ci95"]) for entry in entries)])
-    if known["optimal"]:
-        rows.append(["optimal", *(f"{known['optimal'][i]:.3f}" for i in shown)])
-    return Table(title=title, columns=["attempt", *(str(i + 1) for i in shown)], rows=rows)
+    return found + adaptation_tables({f"checkpoint {report['update']}": report})
 
 
 def _listed(values: tuple[float, ...] | None) -> list[float] | None:

@@ -16,8 +16,8 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
-from pipelines.report.plots import Series, adaptation_curve
 from pipelines.stages import evaluate, export, ingest, relabel
+from pipelines.stages.adaptation import adaptation_pictures, adaptation_tables
 from pipelines.stages.collect import Collector
 from pipelines.stages.environment import make_env
 from pipelines.stages.identity import stored_steps
@@ -27,7 +27,8 @@ from pipelines.stages.result import Result, Table
 from pipelines.stages.train import Trainer
 from pipelines.training import checkpoint as checkpoints
 
-_SCORES = ("episodes", "return_mean", "return_ci95", "success_mean", "success_ci95", "per_attempt", "adaptation_gap")
+_SCORES = ("episodes", "return_mean", "return_ci95", "success_mean", "success_ci95", "per_attempt")
+_GAPS = ("adaptation_gap", "return_adaptation_gap")
 
 
 class Workshop:
@@ -173,8 +174,8 @@ class Workshop:
         outputs = [self.directory.path]
         adapting = {label: report for label, report in reports.items() if report["metrics"]["per_attempt"]}
         if adapting:
-            tables.append(evaluate.adaptation_table(adapting, title="success by attempt, fresh tasks"))
-            outputs.append(self._draw(adapting))
+            tables += adaptation_tables(adapting, of=", fresh tasks")
+            outputs += adaptation_pictures(adapting, self.directory.path)
         return Result(
             command="run",
             status=status,
@@ -206,23 +207,4 @@ class Workshop:
         if "relabel" in self._figures:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
         judged = self._figures.get("evaluate") or (reports[-1]["metrics"] if reports else {})
-        return figures | {key: judged[key] for key in _SCORES if key in judged}
-
-    def _draw(self, reports: Mapping[str, Mapping[str, Any]]) -> Any:
-        curves = [
-            Series(
-                name=label,
-                values=[entry["success_mean"] for entry in report["metrics"]["per_attempt"]],
-                low=[entry["success_ci95"][0] for entry in report["metrics"]["per_attempt"]],
-                high=[entry["success_ci95"][1] for entry in report["metrics"]["per_attempt"]],
-            )
-            for label, report in reports.items()
-        ]
-        first = next(iter(reports.values()))
-        known = [
-            Series(name=name, values=first["known"][name]["success"], reference=True)
-            for name in ("random", "optimal")
-            if first["known"][name]["success"]
-        ]
-        name = first["env"]["name"]
-        return adaptation_curve(self.directory.path / "adaptation.png", [*curves, *known], title=f"Adaptation: {name}")
+        return figures | {key: judged[key] for key in (*_SCORES, *_GAPS) if key in judged}

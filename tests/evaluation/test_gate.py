@@ -23,6 +23,7 @@ METRICS = {
         "return_mean>=.9 and return_mean <= 9e-1",
         "return_ci95[0] > 0.75 and return_ci95[-1] < 1",
         "per_attempt[-1] > 0.6",
+        "per_attempt[-1].success_mean > 0.6",
         "return_mean != 1 and return_mean == 0.9",
     ],
 )

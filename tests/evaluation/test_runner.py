@@ -26,6 +26,7 @@ def test_exactly_the_episodes_asked_for(num_envs, episodes):
     assert results.attempts.shape == (episodes, 2)
     np.testing.assert_array_equal(results.success, results.attempts[:, -1])
     np.testing.assert_array_equal(results.returns, results.attempts.sum(axis=1))
+    np.testing.assert_array_equal(results.attempt_returns, results.attempts)  # the goal pays 1
 
 
 def test_a_policy_without_chance_does_alike_whatever_the_number_of_actors():
@@ -50,6 +51,16 @@ def test_single_attempt_tasks_have_no_attempt_table():
     assert results.attempts is None
     assert results.success.all()
     assert run(2, 2, "gym:CartPole-v1", {"max_episode_steps": 3}).success is None
+
+
+def test_returns_by_attempt_need_no_success():
+    env = make("gym:Pendulum-v1", num_envs=2, seed=5, params={"attempts": 3, "max_episode_steps": 20})
+    results = evaluate(env, RandomPolicy(env.spec.spaces.action, seed=0), episodes=4)
+    assert results.success is None
+    assert results.attempts is None
+    assert results.attempt_returns.shape == (4, 3)
+    np.testing.assert_allclose(results.attempt_returns.sum(axis=1), results.returns, rtol=1e-6)
+    assert len(np.unique(results.attempt_returns)) == 12
 
 
 def test_attempts_that_every_episode_finished_are_kept():

@@ -75,7 +75,7 @@ def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:
     assert versions[-1] == (4,)
     assert (run / "export/policy.json").is_file()
     assert (run / "adaptation.png").read_bytes().startswith(b"\x89PNG")
-    table = result.tables[-1]
+    table = result.tables[-2]
     assert [row[0] for row in table.rows] == [
         "random",
         "before training",

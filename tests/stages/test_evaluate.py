@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
-from pipelines.stages import collect, evaluate, train
+from pipelines.events import Event, Progress
+from pipelines.stages import chain, collect, evaluate, train
 from tests.stages.recipes import tiny
 
 
@@ -33,6 +34,46 @@ def test_the_same_seed_gives_the_same_figures_whatever_the_number_of_actors(run:
     few = evaluate.run(tiny(evaluate={"actors": 2}), run=run)
     many = evaluate.run(tiny(evaluate={"actors": 6}), run=run)
     assert few.metrics["return_mean"] == many.metrics["return_mean"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"require": "return_men >= 0"}, "no metric 'return_men'"),
+        ({"require": "return_ci95 >= 0"}, "not a number"),
+        ({"require": "per_attempt[0] >= 0"}, "has no entry"),
+        ({"require": "return_mean.low >= 0"}, "has no 'low'"),
+        ({"mark_best": True, "best_by": "per_attempt[-1]"}, "has no entry"),
+    ],
+)
+def test_an_unknown_metric_is_refused_before_an_episode_is_played(run: Path, tables: dict, message: str) -> None:
+    heard: list[Event] = []
+    with pytest.raises(UsageError, match=message):
+        evaluate.run(tiny(evaluate=tables), run=run, listener=heard.append)
+    assert not any(isinstance(event, Progress) for event in heard)
+    assert not list((run / "evaluations").glob("*.json"))
+
+
+def test_a_chain_refuses_an_unknown_metric_before_it_begins(tmp_path: Path) -> None:
+    stages = [{"stage": "collect"}, {"stage": "train"}, {"stage": "evaluate", "require": "succes_mean > 0"}]
+    with pytest.raises(UsageError, match="no metric 'succes_mean'"):
+        chain.run(tiny(stages=stages), run=tmp_path / "run")
+    assert not (tmp_path / "run/lake").exists()
+
+
+def test_a_chain_draws_success_and_return_by_attempt(tmp_path: Path) -> None:
+    stages = [{"stage": "collect"}, {"stage": "train"}, {"stage": "evaluate", "label": "after training"}]
+    lake = {"name": "meta-frozen-lake", "size": 3, "attempts": 3}
+    done = chain.run(tiny(stages=stages, env=lake, collect={"steps": 200}), run=tmp_path / "lake")
+    titles = [table.title for table in done.tables]
+    assert titles[1:] == ["success by attempt, fresh tasks", "return by attempt, fresh tasks"]
+    assert {path.name for path in done.outputs} >= {"adaptation.png", "adaptation_return.png"}
+    pendulum = {"name": "gym:Pendulum-v1", "attempts": 2, "max_episode_steps": 10}
+    done = chain.run(tiny(stages=stages, env=pendulum), run=tmp_path / "pendulum")
+    assert [table.title for table in done.tables][1:] == ["return by attempt, fresh tasks"]
+    assert (tmp_path / "pendulum/adaptation_return.png").is_file()
+    assert not (tmp_path / "pendulum/adaptation.png").exists()
+    assert len(done.metrics["per_attempt"]) == 2
 
 
 def test_a_requirement_that_is_not_met_carries_the_result(run: Path) -> None:

@@ -76,7 +76,9 @@ def _evaluate(settings: Settings, directory: Path, entry: StageSettings) -> Mapp
 def scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the figures of an evaluation that a result keeps."""
     found = {name: round(metrics[name], 4) for name in SCORES if name in metrics}
-    return found | {"per_attempt": [round(entry["success_mean"], 4) for entry in metrics["per_attempt"]]}
+    return found | {
+        "per_attempt": [round(entry["success_mean"], 4) for entry in metrics["per_attempt"] if "success_mean" in entry]
+    }
 
 
 def curve(trained: list[dict[str, Any]], reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
