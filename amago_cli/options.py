@@ -74,6 +74,11 @@ RunOption = Annotated[
 Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage."), Sets("seed")
 ]
+EnvTimeout = Annotated[
+    float | None,
+    typer.Option("--env-timeout", metavar="SECONDS", help="A step or a reset that takes longer counts as broken."),
+    Sets("collect.env_timeout_seconds"),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")]
 Profile = Annotated[
     str | None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, Environment, Fresh, RunOption, Seed, Sets, stage
+from amago_cli.options import Common, Environment, EnvTimeout, Fresh, RunOption, Seed, Sets, stage
 from amago_cli.quantities import count
 
 _EACH_TIME = ("policy", "follow", "explore")
@@ -61,6 +61,7 @@ def collect(
         typer.Option("--on-env-error", metavar="HOW", help="When an environment breaks: stop, or restart it."),
         Sets("collect.on_env_error"),
     ] = None,
+    env_timeout: EnvTimeout = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -130,6 +131,7 @@ def collect(
                 "--actors": actors,
                 "--workers": workers,
                 "--on-env-error": on_env_error,
+                "--env-timeout": env_timeout,
                 "--policy": policy,
                 "--follow": follow,
                 "--epsilon": epsilon,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import CHECKPOINT, Common, Environment, RunArgument, Sets, stage
+from amago_cli.options import CHECKPOINT, Common, Environment, EnvTimeout, RunArgument, Sets, stage
 from amago_cli.quantities import count
 
 
@@ -36,6 +36,7 @@ def evaluate(
         typer.Option("--require", metavar="GATE", help="Exit 5 unless it holds, e.g. 'return_mean >= 0.9'."),
         Sets("evaluate.require"),
     ] = None,
+    env_timeout: EnvTimeout = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
     ] = None,

@@ -52,6 +52,7 @@ EXTENSIBLE = frozenset(
         "collect.steps",
         "collect.workers",
         "collect.on_env_error",
+        "collect.env_timeout_seconds",
         "collect.policy",
         "collect.follow",
         "collect.reload_seconds",
@@ -109,6 +110,9 @@ class CollectSettings(SettingsModel):
     """Processes that step environments, also in `evaluate` (0: this one). `auto`: as many as a trial finds useful."""
     on_env_error: Literal["stop", "restart"] = "stop"
     """When an environment breaks: stop, or begin a new episode in a fresh one. What its actor had begun is dropped."""
+    env_timeout_seconds: float = Field(0.0, ge=0)
+    """Longest time of a step or a reset, also in `evaluate`; what takes longer counts as broken (0: there is no limit).
+    Environments are then stepped in worker processes."""
     policy: str = "auto"
     """`random`, `expert`, `RUN[@CHECKPOINT]`, or `module:attr`; `auto`: the agent of a chain, else `random`."""
     follow: str = ""

@@ -85,13 +85,14 @@ class Failure:
     """Something broke in an environment: whose, what in one line, and the traceback from where it broke.
 
     `actors` count from the first of those it happened to. `told`: another part of the environment (see `Env.parts`) has
-    told of the same event, this is about its own actors.
+    told of the same event, this is about its own actors. `in_a_row`: how often the same happened one after the other.
     """
 
     actors: tuple[int, ...]
     message: str
     trace: str = ""
     told: bool = False
+    in_a_row: int = 1
 
 
 class ActorsFailed(StageFailed):
@@ -189,6 +190,9 @@ class Env(ABC):
         None where that cannot be told.
         """
         return ()
+
+    def linger(self) -> None:  # noqa: B027 (most have nothing to wait for)
+        """Called about once a second while one of `waits_on` cannot be read."""
 
     def end_step(self) -> StepResult:
         """The second half of `step`, in which most environments do all of it."""

@@ -26,6 +26,7 @@ from pipelines.envs.make import Split
 from pipelines.envs.process import Died, Worker
 from pipelines.envs.worker import CALL, RESET, STEP, Order
 from pipelines.errors import UsageError
+from pipelines.events import Listener, silent
 
 _NEVER = -1
 _LOST = 0  # no request has this number
@@ -63,6 +64,10 @@ class Part(Env):
         if self._asked is None or not self._apart:  # of several parts, any may be the one that is answered
             return []
         return [w.fileno() for w, number in zip(self._workers, self._asked, strict=True) if number != _LOST]
+
+    def linger(self) -> None:
+        for worker in self._workers:
+            worker.linger()
 
     def end_step(self) -> StepResult:
         assert self._asked is not None, "begin_step comes first"
@@ -115,12 +120,15 @@ class Part(Env):
         self._board.mask[:] = waiting
         self._board.current[:] = self.episodes.current + self.episodes.total * self._ready
         asked = {}
+        dead = [worker for i, worker in enumerate(self._workers) if worker.dead and self._begins(i, waiting)]
+        for worker in dead:  # all of them before any is waited for
+            worker.replace()
+        for worker in dead:
+            worker.introduced()
         for i, mine in enumerate(self._slices):
             if not waiting[mine].any():
                 continue
-            if waiting[mine].all() or self._lives[i] == _NEVER:
-                if self._workers[i].dead:
-                    self._workers[i].replace()
+            if self._begins(i, waiting):
                 self._lives[i] = self._workers[i].generation
             asked[i] = self._ask(i, RESET)
         failures = []
@@ -133,6 +141,11 @@ class Part(Env):
             else:
                 failures += self._placed(i, answer.get("begin failures", ()))
         return failures
+
+    def _begins(self, i: int, waiting: np.ndarray) -> bool:
+        """Whether all episodes that worker `i` plays for us begin with those in `waiting`."""
+        mine = waiting[self._slices[i]]
+        return bool(mine.any() and (mine.all() or self._lives[i] == _NEVER))
 
     def _ask(self, i: int, what: bytes, rest: bytes = b"") -> int:
         """A request to worker `i`; _LOST where it has died since our actors were reset."""
@@ -155,7 +168,7 @@ class Part(Env):
         worker.mourned.add(life)
         actors = tuple((np.flatnonzero(whose[mine]) + mine.start).tolist())
         text = f"environment '{self.spec.name}' is gone: {worker.obituaries[life]}, which played {worker.actors}"
-        return Failure(actors=actors, message=text, told=told)
+        return Failure(actors=actors, message=text, told=told, in_a_row=worker.early_ends)
 
     def _placed(self, i: int, failures: Sequence[Failure]) -> list[Failure]:
         """Failures of a worker's actors as those of ours."""
@@ -203,7 +216,9 @@ _BROUGHT = ("reward", "terminated", "truncated", "reset", "attempt_end", "succes
 class WorkerEnv(Env):
     """`num_envs` actors of environment `name` in `workers` processes, which make and step them as `make` would here.
 
-    `cores`: of the machine, if others than this process may use. UsageError and InputMissing as `make`.
+    `cores`: of the machine, if others than this process may use. A worker that takes longer than `timeout_seconds` (0:
+    there is no limit) for a step or a reset is killed, and its actors fail. The listener hears Waiting. UsageError and
+    InputMissing as `make`.
     """
 
     def __init__(
@@ -216,6 +231,8 @@ class WorkerEnv(Env):
         split: Split = "train",
         params: Mapping[str, Any] | SettingsModel | None = None,
         cores: int | None = None,
+        timeout_seconds: float = 0.0,
+        listener: Listener = silent,
     ) -> None:
         super().__init__(num_envs=num_envs)
         if workers < 1:
@@ -230,7 +247,8 @@ class WorkerEnv(Env):
         try:
             for mine in slices:
                 order = Order(name=name, seed=seed, split=split, params=plain, sizes=sizes, slices=mine)
-                self._workers.append(Worker(order, self._memory))
+                worker = Worker(order, self._memory, timeout_seconds=timeout_seconds, listener=listener)
+                self._workers.append(worker)
             introduced = [worker.introduced() for worker in self._workers]
             self.spec, self._has_expert = introduced[0]
         except BaseException:

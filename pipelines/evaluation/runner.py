@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import Interrupted, UsageError
-from pipelines.events import Listener, Progress, silent
+from pipelines.events import Listener, Progress, Waiting, silent
 from pipelines.rollout.actor import Rollout
 from pipelines.rollout.policy_client import Policy
 from pipelines.rollout.summary import Episode
@@ -77,6 +77,8 @@ def evaluate(
             found[episode.number] = episode
 
     rollout = Rollout(env, policy, exploration=exploration, on_episode=note)
+    stepping = Waiting(what=f"a step of environment '{env.spec.name}'", stoppable=False)
+    listener(stepping)
     begun = told = perf_counter()
     while len(found) < episodes:
         if stop is not None and stop():
@@ -86,6 +88,7 @@ def evaluate(
         if now - told >= _PROGRESS_SECONDS:
             told = now
             listener(Progress(stage=stage, done=len(found), total=episodes, unit="episodes"))
+            listener(stepping)
     listener(Progress(stage=stage, done=episodes, total=episodes, unit="episodes"))
     return _collected(env.spec, [found[number] for number in range(episodes)], perf_counter() - begun)
 

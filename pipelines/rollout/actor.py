@@ -18,7 +18,7 @@ import numpy as np
 from pipelines.envs.env import ActorsFailed, Env, Failure
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import StageFailed
-from pipelines.events import Listener, Progress, silent
+from pipelines.events import Listener, Progress, Waiting, silent
 from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.ended import Ended, Outbox, Sink
@@ -43,8 +43,8 @@ class Rollout:
     out of all means.
 
     Where environments of some actors break, their episodes are dropped; with `on_env_error` "restart" they begin anew
-    and `on_failure` is told, unless one of them broke five times in a row. `env_errors` counts what broke,
-    `episodes_dropped` what was lost; `total_steps` does not count it.
+    and `on_failure` is told, unless one of them broke five times in a row, or its worker process within a hundred
+    steps. `env_errors` counts what broke, `episodes_dropped` what was lost; `total_steps` does not count it.
     """
 
     def __init__(
@@ -122,6 +122,8 @@ class Rollout:
         """
         self._clear_counters()
         told = time.perf_counter()
+        stepping = Waiting(what=f"a step of environment '{self.env.spec.name}'", stoppable=False)
+        listener(stepping)
         try:
             while not (stop is not None and stop()):
                 if self._done + self._due >= steps:
@@ -135,6 +137,7 @@ class Rollout:
                 if now - told >= _PROGRESS_SECONDS:
                     told = now
                     listener(self._progress(stage, steps))
+                    listener(stepping)
             self.settle()
         except BaseException:
             self._outbox.give()
@@ -310,8 +313,9 @@ class Rollout:
                 return
             if self._on_error == "stop":
                 raise error
-            if group.strikes.max() >= _MOST_STRIKES:
-                failure = next(f for f in error.failures if group.strikes[list(f.actors)].max() >= _MOST_STRIKES)
+            in_a_row = {f: max(group.strikes[list(f.actors)].max(), f.in_a_row) for f in error.failures if f.actors}
+            failure = next((f for f, times in in_a_row.items() if times >= _MOST_STRIKES), None)
+            if failure is not None:
                 again = replace(failure, message=f"{failure.message}; this was the {_MOST_STRIKES}th time in a row")
                 raise ActorsFailed([again]) from error.__cause__
             for failure in error.failures:
@@ -335,9 +339,7 @@ class Rollout:
         self._outbox.give(min((group.rounds, group.number) for group in self._groups), due=due)
 
     def finish(self) -> int:
-        """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were
-        stored.
-        """
+        """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were stored."""
         stored = 0
         for group in self._groups:
             self._end(group, last=True)
@@ -353,9 +355,7 @@ class Rollout:
         return stored
 
     def prefixes(self) -> list[dict[str, np.ndarray]]:
-        """For each actor, the rows its policy has already acted on in the present episode (T rows, T = its
-        time).
-        """
+        """Return, for each actor, the T rows of its present episode that its policy has acted on (T = its time)."""
         self.settle()
         recorders = [group.recorder for group in self._groups if group.recorder is not None]
         if not recorders:

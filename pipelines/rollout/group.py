@@ -20,6 +20,7 @@ from pipelines.rollout.recorder import Recorder
 from pipelines.rollout.summary import Episode, Tally
 
 _FIRST_ROWS = 1024
+_MOMENT_MS = 1_000  # between two looks at how long is being waited
 
 
 class Group:
@@ -178,7 +179,9 @@ def next_to_end(groups: Sequence[Group]) -> Group:
         poll = select.poll()
         for place in set().union(*(group.waits_on for group in begun)):
             poll.register(place, select.POLLIN)
-        heard = {place for place, _ in poll.poll()}
+        heard = {place for place, _ in poll.poll(_MOMENT_MS)}
+        for group in begun if not heard else ():
+            group.env.linger()
         for group in begun:
             group.waits_on -= heard
     return min((group for group in begun if not group.waits_on), key=lambda group: group.rounds)

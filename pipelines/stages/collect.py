@@ -77,7 +77,15 @@ def run(
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
         collector = stack.enter_context(
-            Collector(settings, where, name=name, run=directory, replaced=replaced, behaviour=behaviour(settings))
+            Collector(
+                settings,
+                where,
+                name=name,
+                run=directory,
+                replaced=replaced,
+                behaviour=behaviour(settings),
+                listener=listener,
+            )
         )
         use_threads(settings.train.threads)
         acting = collector.first_policy(listener)
@@ -135,6 +143,7 @@ class Collector:
         run: RunDirectory | None = None,
         replaced: bool = False,
         behaviour: Mapping[str, Any] | None = None,
+        listener: Listener = silent,
     ) -> None:
         self._settings, self._where, self.name, self._run, self._replaced = settings, lake, name, run, replaced
         existing = None if replaced else Lake.find(lake)
@@ -144,7 +153,7 @@ class Collector:
         assert isinstance(actors, int)
         env_seed, self.policy_seed, exploration_seed = seeds(settings.seed, self.before, count=3)
         self.workers = workers(settings, actors=actors)
-        self.env = make_env(settings, actors=actors, seed=env_seed, workers=self.workers)
+        self.env = make_env(settings, actors=actors, seed=env_seed, workers=self.workers, listener=listener)
         spec = self.env.spec
         if existing:
             existing.require_schema(Schema(spec.spaces))

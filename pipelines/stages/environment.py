@@ -18,6 +18,7 @@ from pipelines.envs.gymnasium_env import GymnasiumEnv
 from pipelines.envs.make import Split, make, require_trust, settings_model
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed, UsageError
+from pipelines.events import Listener, silent
 from pipelines.rollout.policy_client import RandomPolicy
 
 STEPS = 10_000  # of a collect; more where two episodes may have more
@@ -39,7 +40,15 @@ def env_model(name: str) -> type[BaseModel]:
     return settings_model(name)
 
 
-def make_env(settings: Settings, *, actors: int, seed: int, split: Split = "train", workers: int = 0) -> Env:
+def make_env(
+    settings: Settings,
+    *,
+    actors: int,
+    seed: int,
+    split: Split = "train",
+    workers: int = 0,
+    listener: Listener = silent,
+) -> Env:
     """The run's environment as one batch of `actors`, stepped in `workers` processes. UsageError if the run names
     none.
     """
@@ -48,7 +57,16 @@ def make_env(settings: Settings, *, actors: int, seed: int, split: Split = "trai
     name, params = settings.env.name, settings.env.params
     if workers:
         require_trust(name, params)
-        return WorkerEnv(name, num_envs=actors, workers=workers, seed=seed, split=split, params=params)
+        return WorkerEnv(
+            name,
+            num_envs=actors,
+            workers=workers,
+            seed=seed,
+            split=split,
+            params=params,
+            timeout_seconds=settings.collect.env_timeout_seconds,
+            listener=listener,
+        )
     return make(name, num_envs=actors, seed=seed, split=split, params=params)
 
 
@@ -140,7 +158,7 @@ def _enough_actors(
     alone, wanted, cores = isinstance(env, GymnasiumEnv), settings.collect.workers, available_cores()
     share = min(collects[0], sum(collects) / _EPISODES) if collects else steps / _EPISODES
     seen = None
-    if alone and (wanted != 0 or not collects):
+    if alone and (wanted != 0 or not collects) and not settings.collect.env_timeout_seconds:
         seen = trial(env, share / (2 * FEW) if collects else steps / _LEAST_EPISODES)
     seconds = seen.seconds if seen else 0.0
     length: float | None = env.spec.horizon
@@ -187,10 +205,20 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
 
 
 def workers(settings: Settings, *, actors: int) -> int:
-    """How many processes shall step `actors` environments: as set, else by how long one of them takes."""
-    if settings.collect.workers != "auto":
-        return settings.collect.workers
+    """How many processes shall step `actors` environments: as set, else by how long one of them takes; one a core where
+    they have a time limit, since a trial here could not be ended. UsageError where there can be no limit.
+    """
+    wanted, limit = settings.collect.workers, settings.collect.env_timeout_seconds
+    if wanted == 0 and limit:
+        raise UsageError(
+            "environments in this process (collect.workers = 0) have no time limit (collect.env_timeout_seconds)",
+            hint="give --workers 1 or more, or no --env-timeout",
+        )
+    if wanted != "auto":
+        return wanted
     cores = available_cores()
+    if limit:
+        return min(cores, actors)
     if cores < 2 or actors < 2:
         return 0
     env = make_env(settings, actors=1, seed=0)

@@ -111,7 +111,7 @@ def judge(
     actors = min(wanted.actors, wanted.episodes)
     use_threads(settings.train.threads)
     shared = workers(settings, actors=actors)
-    env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, workers=shared)
+    env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, workers=shared, listener=listener)
     try:
         require_metrics(settings, env.spec)
         if tasks:

@@ -70,7 +70,9 @@ class Workshop:
 
     def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is None:
-            collector = Collector(settings, self.directory.lake, name=self.directory.identity, run=self.directory)
+            collector = Collector(
+                settings, self.directory.lake, name=self.directory.identity, run=self.directory, listener=listener
+            )
             self._collector = self._stack.enter_context(collector)
         if self._collector.steps >= target:
             return

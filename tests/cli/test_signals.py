@@ -92,6 +92,24 @@ def test_a_signal_stops_an_expression_of_a_relabelling(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{helper}").exists() for helper in helpers)
 
 
+def test_the_first_signal_says_which_environment_is_waited_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "amago_cli", "collect", "--env", "tests.envs.breaking:Walk", "--actors", "2"]
+    command += ["-s", "env.fault=hang", "-s", "env.at=1", "--workers", "1", "--run", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not (tmp_path / "run" / "lake" / "lake.json").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said = ""
+        while "environment 'tests.envs.breaking:Walk', actors 0 to 0 and 1 to 1 (worker process" not in said:
+            said = process.stderr.readline()
+            assert said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == -signal.SIGINT
+
+
 def test_the_second_signal_has_its_default_action() -> None:
     with interruptible(lambda event: None):
         os.kill(os.getpid(), signal.SIGINT)

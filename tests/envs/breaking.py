@@ -15,7 +15,11 @@ from pipelines.errors import StageFailed
 
 
 class Walk(TaskEnv):
-    """`fault` happens to episodes whose seed is a multiple of `every` at step `at`; `seconds` of work a step."""
+    """`fault` happens to episodes whose seed is a multiple of `every` at step `at`, "wear" at step `at` of the process;
+    `seconds` of work a step.
+    """
+
+    steps_of_process = 0
 
     observation_space = spaces.Dict({"x": spaces.Box(-9, 9, (3,), np.float32), "n": spaces.Discrete(50)})
     action_space = spaces.Discrete(3)
@@ -43,6 +47,9 @@ class Walk(TaskEnv):
 
     def step(self, action):
         self.time += 1
+        Walk.steps_of_process += 1
+        if self.fault == "wear" and Walk.steps_of_process == self.at:
+            os._exit(7)
         if self.seconds:
             until = time.thread_time() + self.seconds
             while time.thread_time() < until:
@@ -55,6 +62,8 @@ class Walk(TaskEnv):
                 raise SystemExit("it left")
             if self.fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "hang":
+                time.sleep(3600)
             if self.fault == "leave":
                 os._exit(7)
             if self.fault == "nan":

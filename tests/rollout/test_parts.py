@@ -13,7 +13,9 @@ from pipelines.config.exploration import ExplorationSettings
 from pipelines.envs.env import ActorsFailed, Env
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.make import make
+from pipelines.envs.process import Worker
 from pipelines.envs.workers import WorkerEnv
+from pipelines.events import Waiting
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from pipelines.rollout.actor import Rollout
 from pipelines.rollout.policy_client import FunctionPolicy, RandomPolicy
@@ -216,6 +218,66 @@ def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how, cores
     for columns, info in stored:  # an episode's numbers are its own, whoever died beside it
         if info.task in here and len(here[info.task]) == len(columns["obs.x"]):
             np.testing.assert_array_equal(columns["obs.x"], here[info.task])
+
+
+@pytest.mark.parametrize("cores", [1, 64])
+def test_a_worker_that_dies_soon_after_each_start_is_given_up_although_episodes_end(cores):
+    params = {"fault": "wear", "at": 80, "length": 6}
+    env = WorkerEnv(WALK, num_envs=4, workers=2, seed=0, params=params, cores=cores)
+    told = []
+    rollout, stored = rollout_in(env, on_env_error="restart", on_failure=told.append)
+    with pytest.raises(ActorsFailed, match=r"ended with exit code 7.*5th time in a row"):
+        rollout.run(steps=5_000)
+    env.close()
+    assert 4 <= len(told) <= 8
+    assert stored
+
+
+def test_dead_workers_are_replaced_side_by_side(monkeypatch):
+    env = WorkerEnv(WALK, num_envs=4, workers=4, seed=0, cores=64)
+    rollout, _ = rollout_in(env, on_env_error="restart")
+    rollout.run(steps=8)
+    calls = []
+    for name in ("replace", "introduced"):
+        real = getattr(Worker, name)
+        monkeypatch.setattr(Worker, name, lambda self, name=name, real=real: (calls.append(name), real(self))[1])
+    for pid in env.pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    rollout.run(steps=8)
+    env.close()
+    assert calls == 4 * ["replace"] + 4 * ["introduced"]
+
+
+@pytest.mark.parametrize("cores", [1, 64])
+@pytest.mark.parametrize("on_env_error", ["stop", "restart"])
+def test_a_step_that_takes_longer_than_it_may_is_a_failure(on_env_error, cores):
+    params, told = {"fault": "hang"}, []
+    env = WorkerEnv(WALK, num_envs=2, workers=2, seed=0, params=params, cores=cores, timeout_seconds=0.2)
+    rollout, _ = rollout_in(env, on_env_error=on_env_error, on_failure=told.append)
+    with pytest.raises(ActorsFailed, match=r"took longer than 0\.2 s for a step or a reset") as caught:
+        rollout.run(steps=1_000)
+    env.close()
+    assert ("5th time in a row" in str(caught.value)) == (on_env_error == "restart")
+    assert 4 * (on_env_error == "restart") <= len(told) <= 8
+
+
+@pytest.mark.parametrize("cores", [1, 64])
+def test_who_is_waited_for_is_said(cores):
+    heard = []
+
+    def hear(event):
+        heard.append(event)
+        if "worker process" in event.what:
+            raise KeyboardInterrupt
+
+    env = WorkerEnv(WALK, num_envs=4, workers=2, seed=0, params={"fault": "hang"}, cores=cores, listener=hear)
+    rollout, _ = rollout_in(env)
+    with pytest.raises(KeyboardInterrupt):
+        rollout.run(steps=1_000, listener=hear)
+    env.close()
+    assert Waiting(what=f"a step of environment '{WALK}'", stoppable=False) in heard
+    assert re.search(rf"environment '{WALK}', actors \d to \d.* \(worker process \d+\)", heard[-1].what)
 
 
 def rollout_of(steps):

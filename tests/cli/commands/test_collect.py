@@ -196,6 +196,17 @@ def test_what_breaks_stops_or_is_begun_anew_as_wished(amago: Amago) -> None:
     assert row["n"] == again.json["metrics"]["steps_total"]
 
 
+def test_a_step_that_takes_longer_than_it_may_stops_as_what_breaks(amago: Amago) -> None:
+    hanging = ("collect", "--env", "tests.envs.breaking:Walk", "-s", "env.fault=hang", "--steps", 400, "--actors", 2)
+    limited = (*hanging, "--run", "a", "--env-timeout", 0.2)
+    assert "collect.workers = 0" in amago(*limited, "--workers", 0).err
+    stopped = amago(*limited, "--workers", 1)
+    assert stopped.code == 1
+    assert "took longer than 0.2 s for a step or a reset" in stopped.err
+    refused = amago("collect", "--from", "npz:.", "--env-timeout", 3)
+    assert (refused.code, "--env-timeout" in refused.err) == (2, True)
+
+
 def test_what_cannot_begin_leaves_nothing_behind(amago: Amago) -> None:
     failed = amago("collect", "--env", "tests.envs.own:Line", "-s", "env.fault=reset", "--run", "a", "--workers", 0)
     assert failed.code == 1
