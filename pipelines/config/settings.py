@@ -91,6 +91,12 @@ class EnvSettings(SettingsModel):
     name: str = ""
     """As `amago envs` lists it, `gym:ID`, or `module:attr`."""
 
+    @model_validator(mode="after")
+    def _parameters_of_something(self) -> EnvSettings:
+        if self.params and not self.name:
+            raise ValueError(f"name is not set, so its parameters are unknown: {', '.join(self.params)}")
+        return self
+
     @property
     def params(self) -> dict[str, Any]:
         """The parameters of the environment itself."""

@@ -27,6 +27,7 @@ from pipelines.config.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.config.places import hint, is_lake
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
+from pipelines.lake.answer import Answer
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
@@ -63,6 +64,18 @@ class Lake:
         self.local = storage.local
         self.id: str = header["id"]
         self._schemas: dict[str, Schema] = {}
+
+    def __repr__(self) -> str:
+        return f"Lake({self.name!r})"
+
+    def sql(self, query: str, *, seconds: float = 60.0, megabytes: int = 1024) -> Answer:
+        """The answer to a query, as of `amago lake sql`: read-only, within limits of time and memory. UsageError with
+        the place of a mistake.
+        """
+        from pipelines.lake.sql import catalog
+        from pipelines.lake.sql.sandbox import Limits
+
+        return Answer(*catalog.query(self, query, limits=Limits(seconds=seconds, megabytes=megabytes)))
 
     @property
     def name(self) -> str:

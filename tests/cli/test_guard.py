@@ -55,3 +55,10 @@ def test_a_folder_of_data_that_is_named_like_a_library_is_no_obstacle(
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "torch")
     assert guard.shadow() is None
+
+
+def test_another_system_is_refused_in_one_line() -> None:
+    code = "import os; os.name = 'nt'; import amago_cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: amago runs on Linux and macOS; on Windows use it in WSL 2\n"

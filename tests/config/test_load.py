@@ -140,7 +140,7 @@ def test_an_unknown_environment_is_one_problem() -> None:
 
 
 def test_parameters_without_an_environment_are_refused() -> None:
-    assert problems({"env": {"corridor": 3}}) == ["env.corridor: env.name is not set, so its parameters are unknown"]
+    assert problems({"env": {"corridor": 3}}) == ["env: name is not set, so its parameters are unknown: corridor"]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ def _confined(limits: Limits, *, writes: bool) -> Iterator[None]:
 
     `writes`: files may grow, for what is fetched from an object store.
     """
-    wanted = {resource.RLIMIT_DATA: _private_bytes() + (limits.megabytes << 20) + _SLACK_BYTES}
+    wanted = {}
+    if used := _private_bytes():
+        wanted[resource.RLIMIT_DATA] = used + (limits.megabytes << 20) + _SLACK_BYTES
     if not writes:
         wanted[resource.RLIMIT_FSIZE] = 0
     before = {what: resource.getrlimit(what) for what in wanted}
@@ -103,6 +105,10 @@ def _confined(limits: Limits, *, writes: bool) -> Iterator[None]:
 
 
 def _private_bytes() -> int:
-    """Data and stacks of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()
+    """Data and stacks of this process; 0 where the system does not report them, as on macOS, where the only limit of
+    memory is DuckDB's own."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[5]) * resource.getpagesize()
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,42 @@
+"""A chain as one call, for programs and notebooks: what `amago run` does, without a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.load import resolve
+from pipelines.config.recipes import find
+from pipelines.events import Listener, silent
+from pipelines.stages.environment import env_model
+from pipelines.stages.result import Result
+
+
+def run(
+    recipe: str | Mapping[str, Any],
+    directory: Path | str | None = None,
+    *,
+    profile: str = "",
+    settings: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+    listener: Listener = silent,
+) -> Result:
+    """Run every stage of a recipe that is not done yet, in the run `directory` (default: runs/RECIPE, with a profile
+    runs/RECIPE-PROFILE).
+
+    `recipe`: a name that `amago examples` lists, FILE.toml, FILE.toml:NAME, or a document. `settings`: values by dotted
+    key, e.g. {"train.steps": 100}; they come before the profile, and that before the recipe. The network has the size
+    that these say, also without a GPU. `listener` gets progress and notices (pipelines.events). UsageError lists every
+    fault of the configuration.
+    """
+    name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
+    assignments = [(key.split("."), value) for key, value in (settings or {}).items()]
+    if profile:
+        assignments.insert(0, (["profile"], profile))
+    resolved = resolve(document, assignments, env_model=env_model, source=name)
+    if directory is None:
+        directory = Path("runs") / (f"{name}-{profile}" if profile else name)
+    from pipelines.stages import chain
+
+    return chain.run(resolved, run=Path(directory), listener=listener, fresh=fresh)
