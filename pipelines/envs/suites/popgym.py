@@ -7,9 +7,10 @@ An end by the step limit counts as an end of the game: terminated too, unless `t
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -58,8 +59,8 @@ class Popgym(TaskEnv):
     def __init__(self, game: str, settings: PopgymSettings) -> None:
         self._game, self._time_limit_ends = new_game(game), settings.time_limit_ends
         self.task, self.horizon = game, step_limit(self._game)
-        size = flat_size(self._game.observation_space) + 1
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self._flat = Flat(self._game.observation_space)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self._flat.size + 1,), np.float32)
         self.action_space = self._game.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -79,7 +80,10 @@ class Popgym(TaskEnv):
             raise ValueError(f"its only task is '{self.task}'")
 
     def _shown(self, seen: Any) -> np.ndarray:
-        return np.append(numbers(self._game.observation_space, seen), np.float32(self._time / TIME_SCALE))
+        shown = np.zeros(self._flat.size + 1, dtype=np.float32)
+        self._flat.write(seen, shown)
+        shown[-1] = self._time / TIME_SCALE
+        return shown
 
 
 def new_game(game: str) -> gymnasium.Env:
@@ -113,7 +117,7 @@ def step_limit(game: gymnasium.Env) -> int:
 
 
 def flat_size(space: gymnasium.Space) -> int:
-    """How many numbers `numbers` makes of an observation."""
+    """How many numbers `Flat` makes of an observation."""
     if isinstance(space, gymnasium.spaces.Tuple):
         return sum(flat_size(part) for part in space.spaces)
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
@@ -124,15 +128,47 @@ def flat_size(space: gymnasium.Space) -> int:
     return int(np.prod(space.shape))
 
 
-def numbers(space: gymnasium.Space, seen: Any) -> np.ndarray:
-    """float32 (n,): numbers as they are, each choice one-hot, one after another."""
+class Flat:
+    """Writes observations of `space` as numbers: numbers as they are, each choice one-hot, one after another."""
+
+    def __init__(self, space: gymnasium.Space) -> None:
+        self.space, self.size = space, flat_size(space)
+        self._write = _writer(space, 0)
+
+    def write(self, seen: Any, out: np.ndarray) -> None:
+        """Write an observation into `out` (size,) float32, all zeros. ValueError where it is outside the space."""
+        self._write(seen, out)
+
+
+def _writer(space: gymnasium.Space, first: int) -> Callable[[Any, np.ndarray], None]:
+    """Return a function that writes an observation of `space` from the place `first` on."""
     if isinstance(space, gymnasium.spaces.Tuple):
-        return np.concatenate([numbers(part, value) for part, value in zip(space.spaces, seen, strict=True)])
+        firsts = np.cumsum([first, *map(flat_size, space.spaces)]).tolist()
+        parts = [_writer(part, place) for part, place in zip(space.spaces, firsts, strict=False)]
+
+        def write_all(seen: Any, out: np.ndarray) -> None:
+            for write, value in zip(parts, seen, strict=True):
+                write(value, out)
+
+        return write_all
     if not isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        return np.asarray(seen, dtype=np.float32).ravel()
-    if not space.contains(seen):
-        raise ValueError(f"the game shows {seen}, which is not in {space}")
-    sizes = np.atleast_1d(space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec)
-    hot = np.zeros(sizes.sum(), dtype=np.float32)
-    hot[np.cumsum(sizes) - sizes + seen] = 1.0
-    return hot
+        stop = first + flat_size(space)
+
+        def write_numbers(seen: Any, out: np.ndarray) -> None:
+            out[first:stop] = np.asarray(seen, dtype=np.float32).ravel()
+
+        return write_numbers
+    is_one = isinstance(space, gymnasium.spaces.Discrete)
+    sizes = [int(space.n)] if isinstance(space, gymnasium.spaces.Discrete) else space.nvec.ravel().tolist()
+    places = np.cumsum([first, *sizes]).tolist()
+
+    def write_choices(seen: Any, out: np.ndarray) -> None:
+        choices = [seen] if is_one else np.asarray(seen).ravel().tolist()
+        for choice, size, place in zip(choices, sizes, places, strict=False):
+            if not 0 <= choice < size:
+                raise ValueError(f"the game shows {seen}, which is not in {space}")
+            out[place + operator.index(choice)] = 1.0
+        if len(choices) != len(sizes):
+            raise ValueError(f"the game shows {seen}, which is not in {space}")
+
+    return write_choices

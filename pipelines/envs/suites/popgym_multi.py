@@ -21,7 +21,7 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.attempts import with_attempts
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.suites.popgym import TIME_SCALE, begin, new_game, numbers, step_limit
+from pipelines.envs.suites.popgym import TIME_SCALE, Flat, begin, new_game, step_limit
 from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv
 
 WIDTH = 26  # both of observations and of actions
@@ -85,6 +85,7 @@ class PopgymMulti(TaskEnv):
         game = GAMES[self.np_random.integers(len(GAMES))]
         self.task, self.outcome = self._named or game, NOTHING
         self._game = new_game(self.task)
+        self._flat = Flat(self._game.observation_space)
         self._places = _places(self._game.action_space)
         self._choices = min(int(np.prod(self._places)), WIDTH)
         self._finished = 0
@@ -116,8 +117,7 @@ class PopgymMulti(TaskEnv):
 
     def _shown(self, seen: Any, *, valid: bool, reward: float) -> np.ndarray:
         shown = np.zeros(WIDTH + 4, dtype=np.float32)
-        own = numbers(self._game.observation_space, seen)
-        shown[: len(own)] = own
+        self._flat.write(seen, shown)
         finished = min(self._finished / self._warmup, 1.0) if self._warmup else 1.0
         shown[WIDTH:] = self._time / TIME_SCALE, finished, valid, reward
         return shown
