@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +27,8 @@ def envs(
 ) -> Any:
     """List the environments, or describe one: spaces, horizon, how an episode ends, held-out tasks, parameters.
 
+    In a pipe the list has names, extras and what they are about; --output json has everything.
+
     Example: amago envs meta-frozen-lake
     """
     from dataclasses import asdict
@@ -34,12 +39,14 @@ def envs(
     if name is not None:
         return _describe(name)
     entries = catalogue()
-    columns = ("name", "suite", "extra", "spaces", "tasks", "horizon", "about")
-    rows = [(e.name, e.suite, _extra(e), e.spaces, e.tasks, e.horizon, e.about) for e in entries]
+    shown: dict[str, Callable[[Any], Any]] = {"name": attrgetter("name"), "extra": _extra, "about": attrgetter("about")}
+    if sys.stdout.isatty():  # which folds long cells; in a pipe each environment is one line of a bearable length
+        shown |= {field: attrgetter(field) for field in ("suite", "spaces", "tasks", "horizon")}
+    rows = [[of(entry) for of in shown.values()] for entry in entries]
     return Result(
         command="envs",
         metrics={"environments": [asdict(entry) for entry in entries]},
-        tables=(Table(title="environments", columns=columns, rows=rows),),
+        tables=(Table(title="environments", columns=tuple(shown), rows=rows),),
     )
 
 

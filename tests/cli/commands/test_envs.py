@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 
 import pytest
 
+from amago_cli.app import main
 from tests.cli.conftest import Amago
 
 
@@ -34,7 +37,22 @@ def test_the_list_says_what_is_seen_and_done_and_what_is_missing(amago: Amago, m
     assert (entries["metaworld-ml45"]["extra"], entries["metaworld-ml45"]["installed"]) == ("metaworld", False)
     lines = {line.split()[0]: line for line in amago("envs").out.splitlines() if line}
     assert "metaworld (missing)" in lines["metaworld-ml45"]
-    assert entries["metaworld-ml45"]["tasks"] in lines["metaworld-ml45"]
+    assert entries["metaworld-ml45"]["about"] in lines["metaworld-ml45"]
+    assert max(map(len, lines.values())) < 150
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_list_on_a_terminal_has_what_is_seen_and_done(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    with contextlib.redirect_stdout(Terminal()) as shown:
+        assert main(["envs"]) == 0
+    assert "4 numbers, 5 choices" in shown.getvalue()
 
 
 def test_one_is_described_with_its_end_and_its_split(amago: Amago) -> None:
