@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from pipelines.errors import StageFailed
 
+_STAGED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+_STALE_SECONDS = 60.0  # others may be writing in the same directory
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -103,6 +107,14 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
 
 def _writer_of(content: bytes) -> Callable[[BinaryIO], object]:
     return lambda file: file.write(content)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove files that a killed process was writing in `directory`: staged ones that have not changed for a minute."""
+    with contextlib.suppress(OSError):
+        for path in directory.glob(".*.tmp"):
+            if _STAGED.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
 
 
 def write_together(directory: Path, contents: Mapping[str, bytes]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
-from pipelines.config.atomic import explained, write_atomically
+from pipelines.config.atomic import explained, remove_leftovers, write_atomically
 from pipelines.config.json_files import Form, read_object
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
@@ -180,6 +180,8 @@ class RunDirectory:
             for stage in stages:
                 what = f"run '{self.path}' is in use by {stage}"
                 held.enter_context(exclusive(self.path / f".{stage}.lock", what=what))
+            for directory in (self.path, self.evaluations):
+                remove_leftovers(directory)
             yield
 
     def _refuse_changes(

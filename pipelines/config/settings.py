@@ -69,6 +69,7 @@ EXTENSIBLE = frozenset(
         "train.log_every",
         "train.max_skipped",
         "train.threads",
+        "train.verify",
         "train.packing",
         "train.recompute",
         "train.compile",
@@ -229,6 +230,9 @@ class TrainSettings(SettingsModel):
     """Let CUDA round factors of float32 products to TF32."""
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
+    verify: bool = False
+    """Compare the checksums of a segment when it is read for the first time, which reads all of it; a damaged one is
+    passed over."""
     threads: int = Field(0, ge=0)
     """CPU threads of the networks, learning or acting (0: OMP_NUM_THREADS, else all available cores); small networks
     are fastest with 1."""

@@ -20,6 +20,7 @@ from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.lake.blob import BlobCache
 from pipelines.lake.keys import blob_key, segment_key
+from pipelines.lake.maintenance.integrity import Checked
 from pipelines.lake.segment import SegmentFile, open_segment
 from pipelines.lake.storage import LocalStorage
 
@@ -48,6 +49,7 @@ class Gatherer:
         self._buffers = Buffers(view.schema.columns, rows)
         self._steps = np.arange(rows)
         self._readahead = Readahead()
+        self._checked = Checked(wanted=view.verify)
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 
     def gather(
@@ -174,7 +176,8 @@ class Gatherer:
         if id not in self._files:
             storage, columns = self._view.lake.storage, self._view.schema.columns
             try:
-                self._files[id] = open_segment(storage, id, columns, scattered=True, cache=self._cache)
+                check = self._checked.check(id)
+                self._files[id] = open_segment(storage, id, columns, scattered=True, cache=self._cache, check=check)
             except (IntegrityError, FileNotFoundError) as error:
                 raise self._lost(number, error) from error
             except OSError as error:

@@ -57,8 +57,9 @@ class View:
         selection: Selection | None = None,
         extra: tuple[tuple[str, str], ...] = (),
         listener: Listener = silent,
+        verify: bool = False,
     ) -> None:
-        self.lake = lake
+        self.lake, self.verify = lake, verify
         self.schema: Schema = lake.schema(schema_id)
         self.selection = selection or Selection()
         self.version = 0

@@ -65,7 +65,7 @@ def export(
     if known.get("complete") and known.get("digest") == digest:
         return Exported(trajectories=len(uids), steps=known["steps"], written=0, bytes=known["bytes"])
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
-    reader = Reader(lake, listener=listener)
+    reader = Reader(lake, listener=listener, verify=True)
     done = FORMATS[form](_told(reader, uids, listener), to, about)
     counts = {"trajectories": len(uids), "steps": done.steps, "bytes": done.bytes, "digest": digest}
     write_atomically(to / MARK, json.dumps({**mark, "complete": True, **counts}, indent=1))

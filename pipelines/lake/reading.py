@@ -13,6 +13,7 @@ from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
 from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import hex_uids, info_of, read_footer
+from pipelines.lake.maintenance.integrity import Checked
 from pipelines.lake.segment import SegmentFile, open_segment
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
 from pipelines.lake.uids import place_of
@@ -24,12 +25,16 @@ OPEN_FILES = 64
 
 
 class Reader:
-    """Random access to the trajectories of a lake. An unknown uid refreshes once before InputMissing."""
+    """Random access to the trajectories of a lake. An unknown uid refreshes once before InputMissing.
 
-    def __init__(self, lake: Lake, *, listener: Listener = silent) -> None:
+    `verify`: the checksums of a file are compared when it is read for the first time.
+    """
+
+    def __init__(self, lake: Lake, *, listener: Listener = silent, verify: bool = False) -> None:
         self.lake = lake
         self.follower = Follower(lake, listener)
         self._files: OrderedDict[str, SegmentFile] = OrderedDict()
+        self._checked = Checked(wanted=verify)
         self._tables: OrderedDict[str, tuple[pa.Table, dict[str, int]]] = OrderedDict()
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
@@ -79,7 +84,8 @@ class Reader:
         segment = self.follower.segments[number]
         if segment.file not in self._files:
             columns = self.lake.schema(segment.schema_id).columns
-            self._files[segment.file] = open_segment(self.lake.storage, segment.file, columns)
+            check = self._checked.check(segment.file)
+            self._files[segment.file] = open_segment(self.lake.storage, segment.file, columns, check=check)
             while len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)
         self._files.move_to_end(segment.file)

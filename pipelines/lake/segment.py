@@ -170,17 +170,21 @@ def open_segment(
     *,
     scattered: bool = False,
     cache: BlobCache | None = None,
+    check: Callable[[SegmentFile], None] | None = None,
 ) -> SegmentFile:
     """The segment, fetched if it lies elsewhere, and mapped; see `SegmentFile`.
 
-    A copy that this host removed meanwhile, or damaged, is fetched again.
+    A copy that this host removed meanwhile, or damaged, is fetched again; `check` may find damage too.
     """
     keys = (segment_key(id), blob_key(id))
     for attempt in range(FETCHES):
         path = storage.fetch(keys[0])
         try:
             wide = functools.partial(storage.fetch, keys[1])
-            return SegmentFile(path, schema_columns, scattered=scattered, cache=cache, wide=wide)
+            file = SegmentFile(path, schema_columns, scattered=scattered, cache=cache, wide=wide)
+            if check is not None:
+                check(file)
+            return file
         except FileNotFoundError:
             if attempt == FETCHES - 1:
                 raise

@@ -174,7 +174,8 @@ def make_mixture(
         selection = Selection(where=train.where, weight=train.weight)
         if train.where or train.weight:
             selection = replace(selection, evaluate=partial(_weights, lake, selection, schema_id, listener))
-        views.append((View(lake, schema_id, selection=selection, extra=strategy.extra, listener=listener), share))
+        view = View(lake, schema_id, selection=selection, extra=strategy.extra, listener=listener, verify=train.verify)
+        views.append((view, share))
         if train.relabel.relabeler:
             versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
     return Mixture(

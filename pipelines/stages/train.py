@@ -124,6 +124,7 @@ class Trainer:
         self._batches: Prefetch | None = None
         self._resumed: Checkpoint | None = None
         self._learnt: dict[str, torch.Tensor] = {}
+        self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
         self._saved, self._looked, self._salvaged, self._env_steps = -1, 0.0, 0.0, 0
         self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
         if resume:
@@ -136,6 +137,9 @@ class Trainer:
             checkpoint = checkpoints.load(self.directory.checkpoints)
             self._require_spaces(checkpoint)
             self._learnt = self.learner.restore(checkpoint)
+            with checkpoint.understood():
+                for figures in checkpoint.record.get("recent", ()):
+                    self._recent.append({name: torch.tensor(float(value)) for name, value in figures.items()})
             self._resumed, self._saved = checkpoint, checkpoint.update
             listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
         self.log.rewind(self.learner.update)
@@ -215,15 +219,15 @@ class Trainer:
         learner, began = self.learner, time.monotonic()
         learnt = mixture.prioritise if self.settings.train.priority else None
         first = learner.update
-        recent: list[dict[str, torch.Tensor]] = []
         figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
         while learner.update < target:
-            recent.append(learner.step(lambda _: batches.next(), learnt))
+            self._recent.append(learner.step(lambda _: batches.next(), learnt))
             if text := self._cost.after(learner.update - first, target - first):
                 listener(Notice(stage="train", text=text))
-            if learner.update % self.settings.train.log_every == 0 or learner.update == target:
-                figures = means(recent)
-                recent = []
+            regular = learner.update % self.settings.train.log_every == 0
+            if regular or learner.update == target:
+                figures = means(self._recent)
+                self._recent = [] if regular else self._recent
                 rate = (learner.update - first) / (time.monotonic() - began)
                 figures |= {"updates_per_second": rate, **self._counts()}
                 self.log.append("train", learner.update, figures)
@@ -263,7 +267,9 @@ class Trainer:
             state = drawing.state_dict()  # first: nothing moves from here on
             data = {"lakes": self._mixture.snapshots(), "sampler": state}
             arrays = {name: torch.from_numpy(array.copy()) for name, array in self._mixture.arrays().items()}
-        record = {"time": time.time(), "env": self.settings.env.model_dump(mode="json"), "data": data}
+        recent = [{name: float(value) for name, value in figures.items()} for figures in self._recent]
+        env = self.settings.env.model_dump(mode="json")
+        record = {"time": time.time(), "env": env, "data": data, "recent": recent}
         self.learner.save(self.directory.checkpoints, record, arrays)
         self._saved = self.learner.update
 
@@ -285,4 +291,4 @@ def means(recent: list[dict[str, torch.Tensor]]) -> dict[str, float]:
     """Mean of each figure over those of some updates that have it."""
     names = dict.fromkeys(name for metrics in recent for name in metrics)
     found = {name: [metrics[name] for metrics in recent if name in metrics] for name in names}
-    return {name: float(torch.stack(values).float().mean()) for name, values in found.items()}
+    return {name: float(torch.stack([v.float().cpu() for v in values]).mean()) for name, values in found.items()}

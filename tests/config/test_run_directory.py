@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +123,20 @@ def test_a_lock_says_who_and_leaves_nothing_where_nothing_was_done(tmp_path: Pat
     with run.lock("run"):
         run.record("run", Settings())
     assert json.loads(run.record_path.read_text())["name"] == "a"
+
+
+def test_what_a_killed_process_was_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    run, kill = RunDirectory(tmp_path / "a"), "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"from pipelines.config import atomic; atomic.publish = lambda *_: exec({kill!r}); "
+    code += f"from pathlib import Path; atomic.write_atomically(Path({str(run.path / 'run.json')!r}), 'x')"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL
+    (leftover,) = run.path.iterdir()
+    (run.path / ".mine.tmp").touch()
+    with run.lock("train"):
+        assert leftover.exists()  # somebody else may be about to publish it
+    os.utime(leftover, (time.time() - 100, time.time() - 100))
+    os.utime(run.path / ".mine.tmp", (0, 0))
+    with run.lock("train"):
+        assert not leftover.exists()
+        assert (run.path / ".mine.tmp").exists()

@@ -18,7 +18,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from tests.data.rewriting import rewrite
 from tests.data.test_sampler import assert_same_batch, check_batch
-from tests.lake.factories import SCHEMA, columns, fill
+from tests.lake.factories import SCHEMA, columns, fill, flip_a_bit
 
 EVERYTHING = Strategy(weighting="task", half_life=100.0, priority=0.7)
 
@@ -160,3 +160,17 @@ def test_priorities_are_restored_by_uid(lake: Lake) -> None:
     again.sample(4)
     assert again.view.table["priority"].tolist() == pytest.approx([1.0, 2.0, 5.0], rel=1e-5)  # the new one: the highest
     assert again.view.table["measured"].tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_checksums_are_compared_at_the_first_read_where_wanted(lake: Lake, verify: bool) -> None:
+    written = fill(lake, [5, 6, 7], seal_every=1)
+    damaged = next(iter(written))
+    flip_a_bit(lake, written[damaged]["reward"])
+    told: list = []
+    view = View(lake, SCHEMA.id, listener=told.append, verify=verify)
+    view.refresh()
+    sampler = WindowSampler(view, length=6, seed=3, strategy=Strategy())
+    drawn = {hex_uids(view.uids())[i] for _ in range(20) for i in sampler.sample(8).trajectory.tolist()}
+    assert drawn == (written.keys() - {damaged} if verify else written.keys())
+    assert ["wrong checksum in reward" in notice.text for notice in told] == [True] * verify

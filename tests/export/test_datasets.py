@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.errors import UsageError
+from pipelines.errors import IntegrityError, UsageError
 from pipelines.export import datasets
 from pipelines.export.datasets import export
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, fill
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, fill, flip_a_bit
 
 ABOUT = {"lake": "x", "where": ""}
 
@@ -113,3 +113,13 @@ def test_a_folder_with_something_else_is_left_alone(lake: Lake, tmp_path: Path) 
     with pytest.raises(UsageError, match="another dataset") as refused:
         export(lake, uids, tmp_path / "out", form="npz", about={**ABOUT, "where": "success"})
     assert refused.value.problems == ("where: '' there, 'success' asked for",)
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet", "hdf5"])
+def test_a_flipped_bit_does_not_leave(lake: Lake, tmp_path: Path, form: str) -> None:
+    written = fill(lake, [5, 6], seal_every=1)
+    damaged, whole = written
+    segment = flip_a_bit(lake, written[damaged]["reward"])
+    with pytest.raises(IntegrityError, match=f"{segment}.*wrong checksum in reward"):
+        export(lake, [whole, damaged], tmp_path / "out", form=form, about=ABOUT)
+    assert export(lake, [whole], tmp_path / "sound", form=form, about=ABOUT).trajectories == 1

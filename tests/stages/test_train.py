@@ -98,6 +98,30 @@ def test_metrics_have_one_line_a_logged_update_after_a_resume(tmp_path: Path, la
     assert [line["update"] for line in lines] == [2, 4, 6]
 
 
+@pytest.mark.parametrize("stopped", ["a signal", "a target", "a kill"])
+def test_metrics_after_a_resume_are_those_of_an_uninterrupted_run(tmp_path: Path, lake: Path, stopped: str) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and event.done == 3:
+            raise Interrupted("stopped") if stopped == "a signal" else KeyboardInterrupt
+
+    whole = {"train": {"steps": 6, "log_every": 2, "checkpoint_every": 3}}
+    train.run(tiny(**whole), run=tmp_path / "whole", lakes=[(lake, 1.0)])
+    if stopped == "a target":
+        train.run(tiny(train=whole["train"] | {"steps": 3}), run=tmp_path / "parts", lakes=[(lake, 1.0)])
+    else:
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            train.run(tiny(**whole), run=tmp_path / "parts", lakes=[(lake, 1.0)], listener=stop)
+    train.run(tiny(**whole), run=tmp_path / "parts", lakes=[(lake, 1.0)])
+    lines = {name: MetricsLog(tmp_path / name / "metrics.jsonl").read() for name in ("whole", "parts")}
+    timing = ("time", "cpu_seconds", "updates_per_second")
+    plain = {
+        name: {line["update"]: {k: v for k, v in line.items() if k not in timing} for line in found}
+        for name, found in lines.items()
+    }
+    assert plain["whole"].keys() == {2, 4, 6}
+    assert {update: plain["parts"][update] for update in (2, 4, 6)} == plain["whole"]
+
+
 def test_the_replay_ratio_is_steps_trained_on_by_steps_collected(tmp_path: Path, lake: Path) -> None:
     result = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
     collected = sum(row[0] for row in query(Lake.open(lake), "select length from trajectories")[1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +25,32 @@ def wrong_columns(footer: Footer, file: SegmentFile) -> list[str]:
     return [
         name for name, expected in footer.header["columns"].items() if _checksum(file, [name], 0, file.rows) != expected
     ]
+
+
+def require_sound(file: SegmentFile) -> None:
+    """IntegrityError unless every column of a segment has the footer's checksum. Reads all of it."""
+    wrong = wrong_columns(file.footer, file)
+    if wrong:
+        raise IntegrityError(
+            f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}",
+            hint="amago lake verify LAKE --repair sets the damage aside",
+        )
+
+
+class Checked:
+    """Which files were checked by `require_sound`: each is once, or none is where that is not `wanted`."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+        self._sound: set[str] = set()
+
+    def check(self, id: str) -> Callable[[SegmentFile], None] | None:
+        """Return what `open_segment` needs to check the segment `id`; None if there is nothing to do."""
+        return None if not self._wanted or id in self._sound else partial(self._check, id)
+
+    def _check(self, id: str, file: SegmentFile) -> None:
+        require_sound(file)
+        self._sound.add(id)
 
 
 def column_checksum(file: SegmentFile, name: str) -> int | None:
