@@ -80,7 +80,11 @@ class TextOutput:
         for number, table in enumerate(result.tables):
             if figures or number:
                 print()
-            _print_table(table.columns, table.rows, show=cell, title=table.title)
+            columns, rows = table.columns, table.rows
+            if table.in_a_pipe and not sys.stdout.isatty():
+                places = [table.columns.index(name) for name in table.in_a_pipe]
+                columns, rows = table.in_a_pipe, [[row[place] for place in places] for row in table.rows]
+            _print_table(columns, rows, show=cell, title=table.title)
         for path in result.outputs if result.status != "skipped" else ():
             print(escaping.line(f"  wrote {path}"))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from operator import attrgetter
 from typing import Annotated, Any
 
 import typer
@@ -39,14 +36,12 @@ def envs(
     if name is not None:
         return _describe(name)
     entries = catalogue()
-    shown: dict[str, Callable[[Any], Any]] = {"name": attrgetter("name"), "extra": _extra, "about": attrgetter("about")}
-    if sys.stdout.isatty():  # which folds long cells; in a pipe each environment is one line of a bearable length
-        shown |= {field: attrgetter(field) for field in ("suite", "spaces", "tasks", "horizon")}
-    rows = [[of(entry) for of in shown.values()] for entry in entries]
+    columns = ("name", "suite", "extra", "spaces", "tasks", "horizon", "about")
+    rows = [(e.name, e.suite, _extra(e), e.spaces, e.tasks, e.horizon, e.about) for e in entries]
     return Result(
         command="envs",
         metrics={"environments": [asdict(entry) for entry in entries]},
-        tables=(Table(title="environments", columns=tuple(shown), rows=rows),),
+        tables=(Table(title="environments", columns=columns, rows=rows, in_a_pipe=("name", "extra", "about")),),
     )
 
 

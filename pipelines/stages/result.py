@@ -10,11 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows worth showing to a person; cells are already text or numbers."""
+    """Rows worth showing to a person; cells are already text or numbers. `in_a_pipe`: the columns that are shown where
+    the output is not a terminal, which folds long cells (empty: all)."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
+    in_a_pipe: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
