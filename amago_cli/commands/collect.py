@@ -21,7 +21,7 @@ def collect(
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="SOURCE", help="Take data in: d4rl:, minari:, npz:, parquet:, arrow: or module:attr."
+            "--from", metavar="SOURCE", help="Take data in: a file or folder, d4rl:NAME, minari:ID, or module:attr."
         ),
         Sets("source.name"),
     ] = None,
@@ -105,9 +105,9 @@ def collect(
     With --follow a run that is being trained acts, in this process or on another machine: at random until it has a
     checkpoint, then always with the newest. The trainer's side is `amago train --follow`.
 
-    With --from SOURCE trajectories are read from files or by own code: d4rl:FILE (or a known name), minari:DIR (or an
-    id), npz:DIR, parquet:GLOB, arrow:GLOB, module:attr. Then --env says whose spaces they are to fit, and --steps at
-    how many to stop.
+    With --from SOURCE trajectories are read from files or by own code: hdf5:, npz:, parquet: or arrow: and a file, a
+    folder or a pattern (the kind may be left out where the name shows it), d4rl:NAME, minari:DIR (or an id), or
+    module:attr. Then --env says whose spaces they are to fit, and --steps at how many to stop.
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
@@ -172,7 +172,7 @@ def _without_behaviour(document: dict[str, Any]) -> dict[str, Any]:
 
 def _label(source: str) -> str:
     """`d4rl:data/hopper-v2.hdf5` -> "hopper-v2"."""
-    kind, _, place = source.partition(":")
+    kind, _, place = source.rpartition(":")
     path = Path(place)
     return (path.parent.name if "*" in path.name else path.stem) or kind
 

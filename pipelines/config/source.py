@@ -13,7 +13,8 @@ class SourceSettings(SettingsModel):
     """`[source]`: what `collect --from` takes into a lake."""
 
     name: str = ""
-    """`d4rl:FILE-or-NAME`, `minari:DIR-or-ID`, `npz:DIR`, `parquet:GLOB`, `arrow:GLOB`, `module:attr`; empty: none."""
+    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `minari:DIR-or-ID`, `npz:DIR-or-FILE`, `parquet:GLOB`, `arrow:GLOB` (without
+    KIND: as the suffix or the folder shows), `module:attr`; empty: none."""
     lake: str = ""
     """Where it goes: a lake, `{run}/offline` for one of the run that nothing expires; empty: the run's own."""
     steps: int = Field(0, ge=0)
@@ -21,7 +22,7 @@ class SourceSettings(SettingsModel):
     task: str = ""
     """What `task` of the trajectories shall be, where the source does not say; empty: its own name."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Ours to theirs, e.g. obs.x = "position": for tables; for `d4rl:` arrays that become observations too."""
+    """Ours to theirs, e.g. obs.x = "position": for tables and flat files, `name[0:27]` for columns of one."""
     layout: Literal["transitions", "arrival"] = "transitions"
     """Rows of a table: `transitions` hold a step and what it led to; `arrival` has T + 1 rows for T actions."""
     action_low: float | tuple[float, ...] = -1.0

@@ -22,11 +22,12 @@ _EDGE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of a source: what follows `KIND:` in its name, its settings, and of the environment that its steps
-    are to fit the spaces and the time limit (None: as the source has them).
+    """What is asked of a source: its `kind` and what follows `KIND:` in its name, its settings, and of the environment
+    that its steps are to fit the spaces and the time limit (None: as the source has them).
     """
 
     place: str
+    kind: str = ""
     settings: SourceSettings
     spaces: Spaces | None = None
     horizon: int | None = None

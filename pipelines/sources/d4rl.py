@@ -1,38 +1,49 @@
-"""D4RL's HDF5 files: flat arrays over N steps, of all families, and of our own `export --format hdf5`.
+"""Flat arrays over N steps, as D4RL's HDF5 files of all families have them, our own `export --format hdf5`, and NPZ
+files of the same names.
 
     observations (N, ...), or a group of such   actions (N, ...)   rewards (N,) or (N, 1)   terminals, bool or float
     timeouts            optional: where an episode ends otherwise
     next_observations   optional: what each step led to
     resets              optional (ours): steps that led to a soft reset
     trajectories        optional (ours): what is known of each trajectory, as JSON
-    infos/*, metadata/* infos may become observations (source.columns); metadata of one line goes into tags
+    infos/*, metadata/* infos may become observations; metadata of one line goes into tags
+
+`source.columns` names arrays that are called otherwise, ours to theirs: obs, obs.NAME, next_obs, action, reward,
+terminated, truncated, reset. An obs.NAME is a further observation, or a part of the one there is: `{"obs.observation" =
+"observations[0:27]", "obs.desired_goal" = "infos/goal"}`.
 
 Where episodes end: see `d4rl_episodes`. The last observation of one is next_observations there; without these it is in
-no file. Then a truncated episode loses its last step, the observation
-of which is what it ends with. A terminated one keeps it, for with it would go the reward that ended the episode: the
-observation before it is repeated, which no target is computed from (`source.missing_final = "drop"` drops it too).
+no file. Then a truncated episode loses its last step, the observation of which is what it ends with. A terminated one
+keeps it, for with it would go the reward that ended the episode: the observation before it is repeated, which no target
+is computed from (`source.missing_final = "drop"` drops it too).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Notice
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
 from pipelines.sources.d4rl_episodes import Arrays, find_pieces
 from pipelines.sources.d4rl_files import environment, locate, time_limit
-from pipelines.sources.hdf5 import CHUNK_CACHE, array, chunk_bytes, leaves, open_file, reading, scalar
+from pipelines.sources.flat_files import array, leaves, open_flat
+from pipelines.sources.hdf5 import CHUNK_CACHE, chunk_bytes, reading, scalar
 from pipelines.sources.intake import Intake, action_box, agreed, inferred
 from pipelines.sources.minari import own_paths
 from pipelines.sources.records import info_of, spaces_of
 from pipelines.sources.transitions import Steps, lay
 
-_KEYS = ("observations", "actions", "rewards", "terminals")
+_FLAT = {ACTION: "actions", REWARD: "rewards", TERMINATED: "terminals", TRUNCATED: "timeouts", RESET: "resets"}
+_NEEDED = (ACTION, REWARD, TERMINATED)
+_OBSERVATIONS = "observations"
 _SCAN = 1 << 20  # actions read at a time
 _LONGEST_TAG = 200
 _LARGEST_CACHE = 64 << 20  # of each array
@@ -43,13 +54,13 @@ class D4rl:
     """See the module."""
 
     def __init__(self, request: Request) -> None:
-        self._settings = request.settings
+        self._settings, self._kind = request.settings, request.kind
         self._path = locate(request.place, request.listener)
         self._what = f"'{self._path}'"
         self.label = self._path.stem
         self.env = environment(self.label)
         self.dropped = 0
-        self._file = open_file(self._path)
+        self._file = open_flat(self._path, cache_bytes=CHUNK_CACHE)
         self.fingerprint = fingerprint([self._path])
         try:
             with reading(self._path):
@@ -57,7 +68,7 @@ class D4rl:
                 largest = max(map(chunk_bytes, self._arrays.all()))
                 if largest > CHUNK_CACHE:  # else a chunk would be unpacked for each block of it
                     self._file.close()
-                    self._file = open_file(self._path, cache_bytes=min(largest, _LARGEST_CACHE))
+                    self._file = open_flat(self._path, cache_bytes=min(largest, _LARGEST_CACHE))
                     self._arrays = self._open_arrays()
                 self.spaces = self._spaces(request.spaces)
                 self._pieces = find_pieces(
@@ -73,6 +84,7 @@ class D4rl:
             self._file.close()
             raise
         self.steps: int | None = self._arrays.steps
+        self._say_what_is_repeated(request)
         self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions)
 
     def close(self) -> None:
@@ -80,34 +92,31 @@ class D4rl:
 
     def _open_arrays(self) -> Arrays:
         file, path = self._file, self._path
-        missing = [name for name in _KEYS if name not in file]
+        names = _FLAT | {ours: theirs for ours, theirs in self._settings.columns.items() if ours in _FLAT}
+        given = {ours: theirs for ours, theirs in self._settings.columns.items() if ours not in _FLAT}
+        unknown = [name for name in given if name.removeprefix("next_").partition(".")[0] != OBSERVATION]
+        if unknown:
+            raise InputMissing(
+                f"source.columns: no such column of ours: {', '.join(unknown)}",
+                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, next_{OBSERVATION}, {', '.join(_FLAT)}",
+            )
+        observed = any(not name.startswith("next_") for name in given)
+        missing = [names[name] for name in _NEEDED if names[name] not in file]
+        missing += [] if observed or _OBSERVATIONS in file else [_OBSERVATIONS]
         if missing:
             raise InputMissing(
-                f"{self._what} lacks {', '.join(repr(name) for name in missing)}: no file of D4RL's kind",
-                hint=f"it has: {', '.join(sorted(file.keys())) or 'nothing'}",
+                f"{self._what} lacks {', '.join(repr(name) for name in missing)}",
+                hint=f"say what is what by source.columns; it has: {', '.join(sorted(file.keys())) or 'nothing'}",
             )
-        observation, following = {}, {}
-        for column, name in self._places().items():
-            observation[column] = array(file, f"observations{name}", path=path)
-            if f"next_observations{name}" in file:
-                following[column] = array(file, f"next_observations{name}", path=path)
-            if column in following and following[column].shape != observation[column].shape:
-                raise IntegrityError(
-                    f"{self._what}: next_observations{name} has the shape {following[column].shape}, "
-                    f"observations{name} {observation[column].shape}",
-                    hint="make or fetch it again",
-                )
-        for column, name in self._settings.columns.items():
-            observation[column] = array(file, name, path=path)
-        action, reward, terminal = (array(file, name, path=path) for name in _KEYS[1:])
+        observation, following = self._observed(given)
         found = Arrays(
             observation=observation,
             following=following,
-            action=action,
-            reward=reward,
-            terminal=terminal,
-            timeout=array(file, "timeouts", path=path) if "timeouts" in file else None,
-            reset=array(file, "resets", path=path) if "resets" in file else None,
+            action=array(file, names[ACTION], path=path),
+            reward=array(file, names[REWARD], path=path),
+            terminal=array(file, names[TERMINATED], path=path),
+            timeout=array(file, names[TRUNCATED], path=path) if names[TRUNCATED] in file else None,
+            reset=array(file, names[RESET], path=path) if names[RESET] in file else None,
             records=array(file, "trajectories", path=path) if "trajectories" in file else None,
         )
         sizes = {values.name.lstrip("/"): len(values) for values in found.all()}
@@ -118,14 +127,48 @@ class D4rl:
             raise InputMissing(f"{self._what} has no steps")
         return found
 
-    def _places(self) -> dict[str, str]:
-        """Column -> where it is below `observations`."""
+    def _say_what_is_repeated(self, request: Request) -> None:
+        arrays = self._arrays
+        alone = [name for name in arrays.observation if name not in arrays.following]
+        if arrays.following and alone and self._settings.missing_final == "repeat":
+            text = f"{self._what}: of {', '.join(alone)} the value after an episode's last step is unknown: repeated"
+            request.listener(Notice(text=text, level="warning"))
+
+    def _observed(self, given: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arrays of what is observed, and of what each step led to, by column; `given`: those of the settings."""
+        file, path = self._file, self._path
+        observed = {name: theirs for name, theirs in given.items() if not name.startswith("next_")}
+        observation, following = {}, {}
+        for column, theirs in {**self._places(observed), **observed}.items():
+            observation[column] = array(file, theirs, path=path)
+            after = given.get(f"next_{column}")
+            if after is None and theirs.startswith(_OBSERVATIONS):
+                after = f"next_{theirs}"
+                after = after if after.partition("[")[0] in file else None
+            if after is not None:
+                following[column] = array(file, after, path=path)
+                if following[column].shape != observation[column].shape:
+                    raise IntegrityError(
+                        f"{self._what}: {after} has the shape {following[column].shape}, "
+                        f"{theirs} {observation[column].shape}",
+                        hint="make or fetch it again",
+                    )
+        return observation, following
+
+    def _places(self, observed: Mapping[str, str]) -> dict[str, str]:
+        """Column -> array, of the observations of the file; none where those that were asked for are parts of them."""
         if SPACES in self._file.attrs:
             own = spaces_of(self._file.attrs[SPACES], what=self._what)
             paths = own_paths(list(own.observation))
-            return {column: "".join(f"/{key}" for key in path) for column, path in paths.items()}
-        names = [name for name, _ in leaves(self._file["observations"], self._path)]
-        return {".".join([OBSERVATION, *filter(None, name.split("/"))]): f"/{name}" if name else "" for name in names}
+            return {column: "/".join([_OBSERVATIONS, *path]) for column, path in paths.items()}
+        parts = any(theirs.partition("[")[0] == _OBSERVATIONS for theirs in observed.values())
+        if parts or OBSERVATION in observed or _OBSERVATIONS not in self._file:
+            return {}
+        names = [name for name, _ in leaves(self._file, _OBSERVATIONS, self._path)]
+        return {
+            ".".join([OBSERVATION, *filter(None, name.split("/"))]): "/".join(filter(None, [_OBSERVATIONS, name]))
+            for name in names
+        }
 
     def _spaces(self, wanted: Spaces | None) -> Spaces:
         if SPACES in self._file.attrs:
@@ -153,7 +196,7 @@ class D4rl:
         if "metadata" not in self._file:
             return {}
         found = {}
-        for name, values in leaves(self._file["metadata"], self._path):
+        for name, values in leaves(self._file, "metadata", self._path):
             if values.shape == () and len(text := str(scalar(values[()]))) <= _LONGEST_TAG:
                 found[name.replace("/", ".")] = text
         return texts(found)
@@ -226,11 +269,12 @@ class D4rl:
 
     def _info(self, number: int, dropped: bool) -> TrajectoryInfo:
         tags = {**self._tags, EPISODE: str(number)}
-        if not self._arrays.following and not self._pieces.continued[number]:
+        arrays = self._arrays
+        if len(arrays.following) < len(arrays.observation) and not self._pieces.continued[number]:
             tags["final_observation"] = "last step dropped" if dropped else "repeated"
         if self._arrays.records is not None:
-            return info_of(json.loads(scalar(self._arrays.records[number])), source="d4rl", tags=tags)
-        return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source="d4rl", tags=tags)
+            return info_of(json.loads(scalar(self._arrays.records[number])), source=self._kind, tags=tags)
+        return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source=self._kind, tags=tags)
 
 
 def _shapes(spaces: Spaces) -> dict[str, tuple[int, ...]]:

@@ -99,7 +99,8 @@ class Intake:
         with np.errstate(invalid="ignore", over="ignore"):
             stored = values.astype(space.dtype, copy=False)
         if stored.dtype.kind != "f" and stored.dtype != values.dtype:
-            place.require(_alike(stored, values), name, f"is not {stored.dtype}", of_step=of_step)
+            fault = f"cannot be stored as {stored.dtype}, the dtype of its space"
+            place.require(_alike(stored, values), name, fault, of_step=of_step, fits=True)
         limit: np.ndarray | int | None = None
         if isinstance(space, Discrete):
             limit = space.n

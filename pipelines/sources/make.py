@@ -1,21 +1,27 @@
-"""Sources by name: `KIND:PLACE`, or `module:attr` for trajectories from a user's own code."""
+"""Sources by name: `KIND:PLACE`, a file or folder whose kind its name shows, or `module:attr` for a user's own code."""
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.spaces import Spaces
+from pipelines.nearest import nearest
 from pipelines.registry import Registry
 from pipelines.sources.base import Request, Source
+from pipelines.sources.d4rl_files import DATASETS
+from pipelines.sources.minari import METADATA
+from pipelines.sources.npz import is_flat
 
 SOURCES = Registry(
     "source",
     {
         "d4rl": "pipelines.sources.d4rl:D4rl",
+        "hdf5": "pipelines.sources.d4rl:D4rl",
         "minari": "pipelines.sources.minari:Minari",
         "npz": "pipelines.sources.npz:Npz",
         "parquet": "pipelines.sources.tables:Tables",
@@ -24,9 +30,30 @@ SOURCES = Registry(
 )
 
 
+_SUFFIXES = {".hdf5": "hdf5", ".h5": "hdf5", ".npz": "npz", ".parquet": "parquet", ".arrow": "arrow"}
+
+
+def kind_and_place(name: str) -> tuple[str, str]:
+    """The kind of a source and where it is, from `KIND:PLACE`, from the suffix of a file or a pattern, or from what a
+    folder holds; ("", "") where nothing shows it.
+    """
+    kind, colon, place = name.partition(":")
+    path = Path(name)
+    if colon and (kind in SOURCES.names() or not path.exists()):
+        return kind, place
+    if path.is_dir():
+        if any((folder / METADATA).is_file() for folder in (path / "data", path)):
+            return "minari", name
+        found = {_SUFFIXES[file.suffix] for file in path.iterdir() if file.suffix in _SUFFIXES}
+        return (found.pop(), name) if len(found) == 1 else ("", "")
+    if name in DATASETS:
+        return "d4rl", name
+    return (_SUFFIXES[path.suffix], name) if path.suffix in _SUFFIXES else ("", "")
+
+
 def requirement(name: str) -> tuple[str | None, bool]:
     """The extra that source `name` needs in any case (None: none), and whether it is there."""
-    if name.partition(":")[0] == "d4rl":
+    if kind_and_place(name)[0] in ("d4rl", "hdf5"):
         return "hdf5", importlib.util.find_spec("h5py") is not None
     return None, True
 
@@ -39,16 +66,21 @@ def open_source(
     UsageError for a name that is none, InputMissing where there is nothing or it does not fit, IntegrityError where
     it is damaged.
     """
-    kind, colon, place = settings.name.partition(":")
-    if not colon or not place:
+    kind, place = kind_and_place(settings.name)
+    if not kind or not place:
         raise UsageError(
-            f"'{settings.name}' is no source",
+            f"'{settings.name}' is no source, and no file or folder whose kind its name shows",
             hint=f"give KIND:PLACE with one of {', '.join(SOURCES.names())}, or module:attr",
         )
-    request = Request(place=place, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
+    request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
+    if kind == "npz" and is_flat(Path(place)):
+        kind = "hdf5"  # the same arrays in another container
     if kind in SOURCES.names():
         found: Source = SOURCES.get(kind)(request)
         return found
+    close = nearest(kind, SOURCES.names())
+    if close is not None and "." not in kind and importlib.util.find_spec(kind) is None:
+        raise UsageError(f"there is no kind of source '{kind}'", hint=f"did you mean '{close}:{place}'?")
     from pipelines.sources.own import Own
 
     return Own(replace(request, place=settings.name))

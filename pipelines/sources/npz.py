@@ -51,11 +51,11 @@ class Npz:
 
     def __init__(self, request: Request) -> None:
         folder = Path(request.place)
-        if not folder.is_dir():
-            raise InputMissing(f"no folder '{folder}'", hint="npz: takes the folder of the files")
+        if not folder.exists():
+            raise InputMissing(f"no folder or file '{folder}'", hint="npz: takes a file, or the folder of several")
         self._settings, self._listener = request.settings, request.listener
         self._what = f"'{folder}'"
-        self._files = sorted(folder.rglob("*.npz"))
+        self._files = sorted(folder.rglob("*.npz")) if folder.is_dir() else [folder]
         if not self._files:
             raise InputMissing(f"{self._what} has no .npz files")
         self.label = folder.resolve().name
@@ -188,6 +188,15 @@ def _is_one_hot(actions: np.ndarray) -> np.ndarray:
     return np.asarray(((actions == 0) | (actions == 1)).all(axis=1) & (actions.sum(axis=1) == 1))
 
 
+def is_flat(path: Path) -> bool:
+    """Whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
+    if not path.is_file():
+        return False
+    with _reading(path), np.load(path, allow_pickle=False) as archive:
+        names = set(archive.files)
+    return not names & {RECORD, ACTION, "rews"} and not any(name.startswith(_THEIRS) for name in names)
+
+
 def _ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
     missing = sorted(_OURS - {RECORD} - values.keys())
     if missing:
@@ -209,7 +218,10 @@ def _theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
     observed = {name.removeprefix(_THEIRS): array for name, array in values.items() if name.startswith(_THEIRS)}
     if missing or not observed:
         lacking = ", ".join([*missing, *([f"{_THEIRS}*"] * (not observed))])
-        raise InputMissing(f"'{path}' lacks {lacking}", hint=f"it has: {', '.join(sorted(values))}")
+        hint = f"it has: {', '.join(sorted(values))}"
+        if "observations" in values:
+            hint = "flat arrays of many episodes are taken from one file: npz:FILE.npz"
+        raise InputMissing(f"'{path}' lacks {lacking}", hint=hint)
     if values.get("goals") is not None and values["goals"].size:
         observed["goals"] = values["goals"]
     plain = list(observed) == ["observation"]

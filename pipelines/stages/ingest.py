@@ -120,6 +120,14 @@ class Ingestion:
             for batch in self._batches():
                 done += steps_of(batch)
                 self._tell("check", done)
+            self._require_some(done)
+
+    def _require_some(self, done: int) -> None:
+        if not done and not self._expired and self._source.dropped:
+            raise InputMissing(
+                f"'{self._place}': none of its {self._source.dropped} trajectories has a usable step",
+                hint="a step that is not terminal is usable where its next observation is in the data",
+            )
 
     def store(self, where: Path | str, directory: RunDirectory | None) -> dict[str, Any]:
         """Append it; what this call did."""
@@ -141,6 +149,7 @@ class Ingestion:
                     returns += float(batch.columns["reward"].sum(dtype="float64"))
                     self._tell("collect", done)
                     batch = next(stream, None)
+        self._require_some(done)
         if self._source.dropped:
             text = f"{self._source.dropped} trajectories without a usable step were left out"
             self._listener(Notice(text=text, level="warning"))

@@ -296,3 +296,22 @@ def test_names_of_datasets() -> None:
     ]
     with pytest.raises(InputMissing, match="did you mean 'd4rl:hopper-medium-v2'"):
         open_source(SourceSettings(name="d4rl:hopper-medum-v2"))
+
+
+def test_what_has_no_next_value_is_repeated_and_said(tmp_path: Path) -> None:
+    goals = np.arange(9, dtype=np.float32).reshape(9, 1)
+    path = write(tmp_path / "x.hdf5", {**flat([4, 5], terminal={0: False, 1: True}), "infos/goal": goals})
+    columns = {"obs.goal": "infos/goal"}
+    lengths, texts = told(path, columns=columns)
+    assert lengths == [4, 5]
+    assert any("of obs.goal the value after an episode's last step is unknown" in text for text in texts)
+    assert told(path, columns=columns, missing_final="drop") == ([3, 4], [])
+    pieces = read(path, columns=columns, longest=2)  # where the next row goes on, it is known
+    assert pieces[0].columns["obs.goal"].ravel().tolist() == [0, 1, 2]
+
+
+def test_whole_numbers_beyond_int32_do_not_fit(tmp_path: Path) -> None:
+    data = {name: values for name, values in flat([4]).items() if "observations" not in name}
+    path = write(tmp_path / "x.hdf5", {**data, "observations": np.full((4, 2), 2**40)})
+    with pytest.raises(InputMissing, match="'obs' cannot be stored as int32"):
+        read(path)

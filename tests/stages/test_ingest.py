@@ -226,3 +226,11 @@ def test_kill_9_again_and_again(tmp_path: Path) -> None:
     assert set(acknowledged) <= set(found)
     assert numbers(lake) == list(range(4000))
     assert not verify(Lake.open(lake)).corrupt
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_source_without_a_usable_step_is_refused(tmp_path: Path, check: bool) -> None:
+    data = without(flat([1, 1], terminal={0: False, 1: False}), "next_observations")
+    with pytest.raises(InputMissing, match="none of its 2 trajectories has a usable step"):
+        take(write(tmp_path / "x.hdf5", data), tmp_path / "lake", check=check)
+    assert not (tmp_path / "lake").exists()
