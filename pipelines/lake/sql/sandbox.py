@@ -121,6 +121,7 @@ class _Helper:
 
     def __init__(self) -> None:
         path = [os.path.abspath(entry) for entry in sys.path]
+        self.environment = dict(os.environ)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CODE.format(path=path)],
@@ -128,7 +129,7 @@ class _Helper:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**self.environment, **_ENVIRONMENT},
                 start_new_session=True,  # what interrupts this process is for this process to handle
             )
         except OSError as error:
@@ -186,8 +187,10 @@ _helper: _Helper | None = None
 
 
 def _running() -> _Helper:
-    """The helper of this process."""
+    """Return the helper of this process, a new one where variables have changed (an object store's keys, the cache)."""
     global _helper
+    if _helper is not None and _helper.environment != os.environ:
+        _end()
     if _helper is None:
         _helper = _Helper()
     return _helper

@@ -58,6 +58,15 @@ def test_lakes_are_found_from_the_directory_of_the_question(tmp_path: Path, monk
         assert len(select(Lake.open("lake"), "true").uids) == len(lengths)
 
 
+def test_a_changed_environment_variable_is_seen(lake: Lake, monkeypatch) -> None:
+    select(lake, "true")
+    first = pid()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    select(lake, "true")
+    assert pid() != first
+    assert b"AWS_ACCESS_KEY_ID=another" in Path(f"/proc/{pid()}/environ").read_bytes().split(b"\0")
+
+
 def test_the_next_question_after_a_limit_or_a_death_is_answered(lake: Lake) -> None:
     fill(lake, [3])
     assert len(select(lake, "true").uids) == 1
