@@ -37,7 +37,7 @@ REFERENCES: dict[str, tuple[float, float]] = {
 }
 # Environments of today whose task and observations are those of a task of D4RL.
 _TODAY = re.compile(
-    r"gym:(?:(?:HalfCheetah|Hopper|Walker2d)-v[45]|AdroitHand(?:Pen|Hammer|Door|Relocate)-v\d+|AntMaze_\w+-v[34])"
+    r"(?:gym|robotics):(?:(?:HalfCheetah|Hopper|Walker2d)-v[45]|AdroitHand(?:Pen|Hammer|Door|Relocate)-v\d+|AntMaze_\w+-v[34])"
 )
 _ADROIT = "adroithand"
 
@@ -68,12 +68,15 @@ def reference(name: str) -> Reference:
     return found
 
 
-def reference_of_environment(name: str) -> Reference | None:
-    """That of the task of D4RL which the environment `name` plays; None where it plays none of them."""
+def reference_of_environment(name: str, *, continuing: bool = True) -> Reference | None:
+    """Return that of the task of D4RL which the environment `name` plays; None where it plays none of them.
+
+    D4RL's AntMaze ends at the goal and pays 1; one that goes on there (`continuing`) pays 1 a step, without a limit.
+    """
     if _TODAY.fullmatch(name) is None:
         return None
-    task = name.removeprefix("gym:").partition("-")[0].partition("_")[0].lower().removeprefix(_ADROIT)
-    return _find(task)
+    task = name.partition(":")[2].partition("-")[0].partition("_")[0].lower().removeprefix(_ADROIT)
+    return None if task == "antmaze" and continuing else _find(task)
 
 
 def _find(name: str) -> Reference | None:

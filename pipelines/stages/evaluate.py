@@ -155,7 +155,8 @@ def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]
 def _reference(settings: Settings) -> Reference | None:
     wanted = settings.evaluate.reference
     if wanted in ("none", "auto"):
-        return reference_of_environment(settings.env.name) if wanted == "auto" else None
+        continuing = bool(settings.env.params.get("continuing_task", True))
+        return reference_of_environment(settings.env.name, continuing=continuing) if wanted == "auto" else None
     return reference(wanted)
 
 

@@ -45,7 +45,9 @@ def test_a_task_that_is_none_is_refused() -> None:
         ("gym:Hopper-v5", "hopper"),
         ("gym:HalfCheetah-v4", "halfcheetah"),
         ("gym:AdroitHandPen-v1", "pen"),
-        ("gym:AntMaze_UMaze-v4", "antmaze"),
+        ("robotics:AdroitHandPen-v1", "pen"),
+        ("robotics:FetchReach-v4", None),
+        ("gym:AntMaze_UMaze-v4", None),  # goes on at the goal, and pays each step there
         ("gym:Ant-v5", None),  # its observations are others
         ("gym:AntMaze_UMaze-v5", None),
         ("gym:Pendulum-v1", None),
@@ -55,6 +57,15 @@ def test_a_task_that_is_none_is_refused() -> None:
 def test_environments_of_today(name: str, task: str | None) -> None:
     found = reference_of_environment(name)
     assert (found.task if found else None) == task
+
+
+@pytest.mark.parametrize("prefix", ["gym", "robotics"])
+def test_antmaze_has_a_score_where_the_goal_ends_it(prefix: str) -> None:
+    name = f"{prefix}:AntMaze_UMaze-v4"
+    assert reference_of_environment(name) is None
+    found = reference_of_environment(name, continuing=False)
+    assert found is not None
+    assert (found.task, found.score(1.0)) == ("antmaze", 100.0)
 
 
 def test_a_report_shows_it_and_forgets_it() -> None:
