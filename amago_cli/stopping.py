@@ -14,6 +14,8 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one: the term
 class Stopped(BaseException):
     """The process was asked to stop by signal `number`. Nothing catches it but whoever reports it."""
 
+    stops = True  # see `pipelines.errors.is_stop`
+
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number

@@ -89,5 +89,12 @@ class Interrupted(AmagoError):
         self.exit_code = 128 + signal_number
 
 
+def is_stop(error: BaseException) -> bool:
+    """Return whether `error` is a wish to stop, as the front end raises it from a signal, and not a fault of the code
+    that was running.
+    """
+    return isinstance(error, KeyboardInterrupt) or getattr(error, "stops", False) is True
+
+
 class StorageError(OSError):
     """An object store is out of reach or refused; the message is one short line."""

@@ -175,7 +175,7 @@ class RunDirectory:
     def lock(self, *stages: str) -> Iterator[None]:
         """Hold the run for `stages`; Locked (exit 75) says who else holds it and since when. UsageError for a place
         that is not local."""
-        refuse_scheme(self.path, what="a run is a directory")
+        self._refuse_place()
         with contextlib.ExitStack() as held:
             for stage in stages:
                 what = f"run '{self.path}' is in use by {stage}"
@@ -183,6 +183,15 @@ class RunDirectory:
             for directory in (self.path, self.evaluations):
                 remove_leftovers(directory)
             yield
+
+    def _refuse_place(self) -> None:
+        """UsageError where a run cannot be: in another store, in the root directory, in a lake."""
+        refuse_scheme(self.path, what="a run is a directory")
+        hint = "choose a directory of its own, e.g. runs/NAME"
+        if self.path.resolve() == self.path.resolve().parent:
+            raise UsageError(f"'{self.path}' is the root directory, not a place for a run", hint=hint)
+        if (self.path / "lake.json").exists():
+            raise UsageError(f"'{self.path}' is a lake, not a run", hint=f"{hint}; a lake is given by --lake")
 
     def _refuse_changes(
         self,

@@ -21,8 +21,9 @@ from pipelines.envs.attempts import succeeded
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
+from pipelines.envs.surroundings import WorkingDirectory
 from pipelines.envs.task_env import TaskEnv
-from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
+from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
 from pipelines.lake.spaces import Spaces
 
 RESET = 0
@@ -59,12 +60,14 @@ class GymnasiumEnv(Env):
         self._split = split
         self._factory = factory
         self._broken: set[int] = set()
+        self._directory = WorkingDirectory()
         self.envs = [self._made(factory)]
         first = self.envs[0]
         self._is_task = isinstance(first, TaskEnv)
         self._named: tuple[str, ...] = ()
-        self._observations = ObservationCodec(first.observation_space, name=name, max_length=max_length)
-        self._actions = ActionCodec(first.action_space, name=name)
+        space = _space(first, "observation_space", name)
+        self._observations = ObservationCodec(space, name=name, max_length=max_length)
+        self._actions = ActionCodec(_space(first, "action_space", name), name=name)
         spaces = Spaces(observation=self._observations.spaces, action=self._actions.space)
         if isinstance(first, TaskEnv):
             self.spec = EnvSpec(
@@ -93,6 +96,14 @@ class GymnasiumEnv(Env):
         self._goals = [""] * num_envs
 
     def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        with self._directory:
+            return self._reset(mask)
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        with self._directory:
+            return self._step(actions)
+
+    def _reset(self, mask: np.ndarray | None) -> dict[str, np.ndarray]:
         indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         episodes = self.episodes.advance(indices)
         self._seeds[indices] = 2 * self._draws.integers(episodes, RESET, 2**30) + self._test
@@ -109,14 +120,14 @@ class GymnasiumEnv(Env):
                 self._observations.write(observation, columns, i)
                 told = env.goal_text if isinstance(env, TaskEnv) else None
                 self._goals[i] = self._observations.text(observation) if told is None else told
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 failures.append(self._failed("reset", i, error))
         self._columns = columns
         if failures:
             raise ActorsFailed([failure for failure, _ in failures], columns) from failures[0][1]
         return columns
 
-    def step(self, actions: np.ndarray) -> StepResult:
+    def _step(self, actions: np.ndarray) -> StepResult:
         n = self.num_envs
         columns = self._observations.empty(n)
         reward = np.empty(n, dtype=np.float32)
@@ -124,11 +135,12 @@ class GymnasiumEnv(Env):
         failures: list[tuple[Failure, BaseException]] = []
         for i, action in enumerate(self._actions.decode(actions)):
             try:
-                observation, reward[i], terminated[i], truncated[i], info = self.envs[i].step(action)
+                observation, reward[i], over, cut, info = self.envs[i].step(action)
+                terminated[i], truncated[i] = _flag(over, "terminated"), _flag(cut, "truncated")
                 if not math.isfinite(reward[i]):
                     raise ValueError(f"it gave reward {reward[i]}")
                 self._observations.write(observation, columns, i)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 failures.append(self._failed("step", i, error))
                 for column in columns.values():
                     column[i] = 0
@@ -191,12 +203,13 @@ class GymnasiumEnv(Env):
 
     def close(self) -> None:
         for env in self.envs:
-            with contextlib.suppress(Exception):  # what was collected counts, however an environment ends
+            with self._directory, contextlib.suppress(Exception):  # however it ends, what was collected counts
                 env.close()
 
     def _made(self, factory: Callable[[], gymnasium.Env]) -> gymnasium.Env:
         try:
-            env = factory()
+            with self._directory:
+                env = factory()
             if isinstance(env, TaskEnv):
                 env.split = self._split
             return env
@@ -211,10 +224,15 @@ class GymnasiumEnv(Env):
         except ModuleNotFoundError as error:
             said = f"needs the module '{error.name}'" if error.name else f"cannot be made: {error}"
             raise InputMissing(f"environment '{self._name}' {said}") from error
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_stop(error):
+                raise
             raise StageFailed(f"environment '{self._name}' cannot be made: {told(error)}", hint=_WHOLE) from error
 
     def _failed(self, where: str, i: int, error: BaseException) -> tuple[Failure, BaseException]:
+        """Describe what broke the environment of actor `i`; the user's wish to stop is none of its faults."""
+        if is_stop(error):
+            raise error
         self._broken.add(i)
         message = (
             f"environment '{self._name}' failed in {where} (actor {self.episodes.offset + i}, "
@@ -227,6 +245,26 @@ class GymnasiumEnv(Env):
             self.envs[i].close()
         self.envs[i] = self._made(self._factory)
         self._broken.discard(i)
+
+
+def _flag(value: Any, name: str) -> bool:
+    """What an environment gave for a flag. ValueError for what is neither true nor false."""
+    if value is True or value is False:
+        return value
+    if np.ndim(value) or value not in (0, 1):
+        raise ValueError(f"it gave {name} = {value!r}")
+    return bool(value)
+
+
+def _space(env: gymnasium.Env, which: str, name: str) -> gymnasium.Space:
+    space = getattr(env, which, None)
+    if not isinstance(space, gymnasium.Space):
+        found = "none" if space is None else type(space).__name__
+        raise UsageError(
+            f"environment '{name}': its {which} is {found}, not a space of gymnasium",
+            hint=f"set it in the constructor, e.g. self.{which} = gymnasium.spaces.Discrete(2)",
+        )
+    return space
 
 
 def told(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from pipelines.lake.spaces import (
     Space,
     Spaces,
     TooLong,
+    require_sound,
 )
 
 MAX_LENGTH = 256
@@ -166,7 +167,18 @@ def convert_spaces(observation: gymnasium.Space, action: gymnasium.Space, *, nam
 
 
 def _convert(space: gymnasium.Space, where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
-    """Our space, and the value that the environment counts from (None for a Box)."""
+    """Our space, and the value that the environment counts from (None for a Box). UsageError for one whose values
+    cannot be stored.
+    """
+    ours, start = _converted(space, where, action=action)
+    try:
+        require_sound(ours)
+    except ValueError as error:
+        raise UsageError(f"{where} space {space}: {error}", hint="change the space by a wrapper") from error
+    return ours, start
+
+
+def _converted(space: gymnasium.Space, where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
     if isinstance(space, gymnasium.spaces.Discrete):
         return Discrete(n=int(space.n), start=int(space.start)), int(space.start)
     if isinstance(space, gymnasium.spaces.MultiDiscrete):

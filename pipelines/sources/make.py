@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+
+from pipelines.config.malformed import MALFORMED, decoding
 from pipelines.config.source import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.spaces import Spaces
+from pipelines.lake.trajectory import Trajectories
 from pipelines.nearest import nearest
 from pipelines.registry import Registry
 from pipelines.sources.base import Request, Source
 from pipelines.sources.d4rl_files import DATASETS
 from pipelines.sources.minari import METADATA
 from pipelines.sources.npz import is_flat
+
+_HINT = "fetch or make it again"
+_RAISED: tuple[type[Exception], ...] = (pa.ArrowException,)
 
 SOURCES = Registry(
     "source",
@@ -58,6 +68,32 @@ def requirement(name: str) -> tuple[str | None, bool]:
     return None, True
 
 
+class Decoded:
+    """A source of a format: what decoding its files raises is IntegrityError that names it."""
+
+    def __init__(self, make: Callable[[Request], Source], request: Request) -> None:
+        self._what = request.place
+        with decoding(self._what, *_RAISED, hint=_HINT):
+            self._source = make(request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """See `Source`."""
+        found = self._source.batches(start)
+        while True:
+            with decoding(self._what, *_RAISED, hint=_HINT):
+                batch = next(found, None)
+            if batch is None:
+                return
+            yield batch
+
+    def close(self) -> None:
+        with contextlib.suppress(*_RAISED, *MALFORMED):  # what was read was read
+            self._source.close()
+
+
 def open_source(
     settings: SourceSettings, *, spaces: Spaces | None = None, horizon: int | None = None, listener: Listener = silent
 ) -> Source:
@@ -76,8 +112,7 @@ def open_source(
     if kind == "npz" and is_flat(Path(place)):
         kind = "hdf5"  # the same arrays in another container
     if kind in SOURCES.names():
-        found: Source = SOURCES.get(kind)(request)
-        return found
+        return Decoded(SOURCES.get(kind), request)
     close = nearest(kind, SOURCES.names())
     if close is not None and "." not in kind and importlib.util.find_spec(kind) is None:
         raise UsageError(f"there is no kind of source '{kind}'", hint=f"did you mean '{close}:{place}'?")

@@ -30,6 +30,7 @@ from pipelines.training import checkpoint as checkpoints
 from pipelines.training import speed
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.optimizer import learning_rate, make_optimizer
+from pipelines.training.optimizer import restore as restore_optimizer
 
 Learnt = Callable[[Batch, np.ndarray], None]
 
@@ -198,7 +199,7 @@ class Learner:
             self.agent.load_state_dict(dict(checkpoint.weights))
             for name, mean in self._named_average().items():
                 mean.copy_(checkpoint.acting[name])
-            self.optimizer.load_state_dict(state["optimizer"])
+            restore_optimizer(self.optimizer, state["optimizer"])
             torch.set_rng_state(state["torch"])
             if len(state["generator"]) == len(self.generator.get_state()):
                 self.generator.set_state(state["generator"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,3 +56,21 @@ def learning_rate(update: int, settings: TrainSettings) -> float:
         progress = (update - settings.warmup_steps) / (settings.decay_steps - settings.warmup_steps)
         scale = 1.0 - 0.9 * min(progress, 1.0)
     return settings.learning_rate * scale
+
+
+def restore(optimizer: torch.optim.Optimizer, stored: Mapping[str, Any]) -> None:
+    """Load the state of parameters; options stay as they were made. ValueError unless every state fits its parameter.
+
+    PyTorch itself takes any state, and fails in the next step.
+    """
+    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(stored))
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+        for parameter in group["params"]:
+            state: Any = optimizer.state.get(parameter)
+            shapes = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+            for name, shape in shapes.items() if state is not None else ():
+                found = state.get(name)
+                if not isinstance(found, torch.Tensor) or found.shape != shape or found.dtype != torch.float32:
+                    raise ValueError(f"the optimiser's '{name}' of a parameter does not fit it")

@@ -63,6 +63,8 @@ def _copy(common: Common, sources: Sequence[str], target: str, where: str, comma
     from pipelines.stages.result import Result, Table
 
     opened = [Lake.open(source) for source in sources]
+    for lake in opened:
+        copying.refuse_nested(lake, target)
     if where.strip() and Lake.find(target) is None:
         for lake in opened:
             select(lake, where)  # a mistake in it leaves no empty lake

@@ -34,6 +34,7 @@ from pipelines.lake.maintenance import integrity
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, Staged, Unsealed, as_stored
+from pipelines.lake.storage import LocalStorage, is_remote
 from pipelines.lake.tombstones import read_tombstones
 from pipelines.lake.uids import place_of
 
@@ -58,6 +59,15 @@ class Copied:
     bytes: int = 0
     present: int = 0
     damaged: list[str] = field(default_factory=list)
+
+
+def refuse_nested(source: Lake, target: Path | str) -> None:
+    """UsageError where one lake would be inside the other."""
+    if not isinstance(source.storage, LocalStorage) or is_remote(target):
+        return
+    ours, theirs = source.path.resolve(), Path(target).resolve()
+    if ours != theirs and (ours in theirs.parents or (theirs in ours.parents and (theirs / "lake.json").exists())):
+        raise UsageError(f"'{target}' and lake '{source.name}': one is inside the other", hint="choose another target")
 
 
 def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = silent) -> Copied:
