@@ -66,18 +66,22 @@ _END = struct.Struct("<i6s")  # an Arrow file ends with the length of its footer
 _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
 
 
+_Place = Annotated[int, Field(ge=0, lt=2**48)]
+
+
 class Header(Form):
     """What is read of a segment's header."""
 
+    format: int = Field(1, ge=1)
     kind: Literal["steps", "overlay"]
-    schema_id: str = Field(alias="schema")
+    schema_id: str = Field(alias="schema", pattern="^[0-9a-f]{16}$")
     writer: str
-    sequence: int = 0
-    t_commit: float
+    sequence: int = Field(0, ge=-1, lt=2**63)
+    t_commit: Annotated[float, Field(allow_inf_nan=False)]
     rows: int = Field(ge=0, lt=2**48)
-    columns: dict[str, int | None]
+    columns: dict[str, Annotated[int, Field(ge=0, lt=2**32)] | None]
     trajectories_bytes: int = Field(ge=0, lt=2**40)
-    replaces: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
+    replaces: dict[str, Annotated[list[_Place], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.errors import UsageError
+from pipelines.errors import IntegrityError, UsageError
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
-from pipelines.lake.spaces import Spaces
+from pipelines.lake.spaces import Discrete, MultiDiscrete, Spaces
 
 
 class Windows(Protocol):
@@ -104,6 +104,24 @@ class TensorBatch:
             )
             for i in range(parts)
         ]
+
+
+def require_choices(windows: Windows, spaces: Spaces) -> None:
+    """IntegrityError for a discrete value outside its space, which would be an index out of bounds: checksums of what
+    is drawn are not checked.
+    """
+    columns, lengths = windows.columns, np.asarray(windows.lengths)
+    rows = int(lengths.max())
+    valid = np.arange(rows) < lengths[:, None]
+    for name, space in {**spaces.observation, ACTION: spaces.action}.items():
+        if not isinstance(space, Discrete | MultiDiscrete):
+            continue
+        values, limit = columns[name][:, :rows][valid], space.n if isinstance(space, Discrete) else np.array(space.nvec)
+        if ((values < 0) | (values >= limit)).any():
+            raise IntegrityError(
+                f"a value of '{name}' that was drawn is outside its space: a segment of the lake is damaged",
+                hint="find it with: amago lake verify LAKE",
+            )
 
 
 def require_loss_mask(column: str, spaces: Spaces) -> None:

@@ -23,7 +23,7 @@ from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
 from pipelines.learning.encoding import inspect
-from pipelines.learning.tensors import TensorBatch, require_loss_mask
+from pipelines.learning.tensors import TensorBatch, require_choices, require_loss_mask
 from pipelines.learning.values import CriticHeads
 from pipelines.nets.precision import autocast
 from pipelines.training import checkpoint as checkpoints
@@ -76,6 +76,8 @@ class Learner:
         """
         size, parts = self.settings.batch_size, self.settings.accumulate
         batches = [draw(size // parts) for _ in range(parts)]
+        for batch in batches:
+            require_choices(batch, self.spaces)
         masks: dict[str, Any] = {"burn_in": self.settings.burn_in, "loss_mask": self.settings.loss_mask}
         tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device, **masks) for batch in batches]
         for group in self.optimizer.param_groups:

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from pipelines.errors import IntegrityError
 from pipelines.lake.spaces import Spaces
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.tensors import TensorBatch, require_choices
 from tests.learning.factories import ACTIONS, OBSERVATION, windows
 
 SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
@@ -22,6 +23,15 @@ def test_the_last_time_is_that_of_a_valid_row():
     source = windows(SPACES, lengths=(2, 4), rows=9)
     source.start[:] = 7, 0  # the padding of the first window goes on to 10
     assert TensorBatch.from_numpy(source, SPACES).last_time == 8
+
+
+def test_an_action_outside_its_space_is_damage_and_padding_is_not():
+    source = windows(SPACES, lengths=(2, 4), rows=9)
+    source.columns["action"][0, 3:] = 2**30
+    require_choices(source, SPACES)
+    source.columns["action"][0, 1] = 2**30
+    with pytest.raises(IntegrityError, match="'action' that was drawn is outside its space"):
+        require_choices(source, SPACES)
 
 
 def test_split_gives_back_all_windows():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -59,15 +60,15 @@ def _column(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
     natural = _natural(kinds)
     if wanted is not None and (not kinds or natural == wanted or {natural, wanted} <= _NUMBERS):
-        try:
+        with contextlib.suppress(pa.ArrowException, OverflowError):
             return pa.array(values, type=wanted)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            pass
-    if natural == pa.string():
-        return pa.array([v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string())
-    if natural == pa.float64():
-        return pa.array([None if v is None else float(v) for v in values], natural)
-    return pa.array(values, natural)
+    with contextlib.suppress(pa.ArrowException, OverflowError):  # a number of more than 64 bits
+        if natural == pa.float64():
+            return pa.array([None if v is None else float(v) for v in values], natural)
+        if natural != pa.string():
+            return pa.array(values, natural)
+    texts = (v if v is None or isinstance(v, str) else json.dumps(v) for v in values)
+    return pa.array([None if v is None else v.encode(errors="backslashreplace") for v in texts], pa.string())
 
 
 _NUMBERS = {pa.int64(), pa.float64()}

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.errors import IntegrityError
+from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.arrow import storage_dtype, to_arrow
 from pipelines.lake.schema import Column
@@ -70,7 +70,7 @@ class Steps:
                 try:
                     for piece in _pieces(part, most):
                         yield self._batch(files, piece, schema, wanted, blank)
-                except (IntegrityError, FileNotFoundError) as error:
+                except (IntegrityError, InputMissing, FileNotFoundError) as error:
                     self.listener(Notice(text=f"{error}; it is left out", level="warning"))
 
     def _batch(
