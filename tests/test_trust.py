@@ -121,7 +121,6 @@ def test_a_run_s_environment_imports_nothing(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("collect.policy", "evil:Anything"),
         ("exploration.kind", "evil:Anything"),
         ("source.name", "evil:Anything"),
     ],
@@ -134,8 +133,18 @@ def test_what_collects_is_not_imported_from_a_run(
     value: str,
 ) -> None:
     set_config(small, key, value)
-    refused = amago("collect", "--run", "small", "--env", "gym:CartPole-v1", "--fresh")
+    refused = amago("collect", "--run", "small", "--env", "gym:CartPole-v1", "--fresh", "--explore")
     assert (refused.code, executed.exists()) == (3, False), refused.err
+
+
+def test_the_policy_that_collects_is_named_by_the_command_alone(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    executed: Path,
+) -> None:
+    set_config(small, "collect.policy", "evil:Anything")
+    done = amago("collect", "--run", "small", "--env", "gym:CartPole-v1", "--fresh")
+    assert (done.code, executed.exists()) == (0, False), done.err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from types import MappingProxyType
 
@@ -62,7 +63,7 @@ def test_nothing_of_a_foreign_lake_reaches_the_terminal_raw(amago: Amago, hostil
         assert more or safe(shown.err), repr(shown.err)  # a traceback has lines
     found = amago("lake", *words, "--output", "json")
     if found.code == 0 and words[0] in ("ls", "info", "sample"):
-        assert "\u202e" in found.out
+        assert "\u202e" in json.dumps(found.json, ensure_ascii=False)
         assert safe(found.err)
 
 
