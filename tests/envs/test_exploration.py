@@ -147,6 +147,8 @@ def test_a_schedule_must_say_an_epsilon_for_each_actor():
 
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(ValidationError, match="known: bilevel, none, plain, windowed, or module:attr"):
+        ExplorationSettings(kind="boltzmann")
+    with pytest.raises(ValidationError, match="did you mean 'plain'"):
         ExplorationSettings(kind="plane")
 
 

@@ -71,6 +71,8 @@ def test_what_is_not_a_kind_is_refused():
     with pytest.raises(InputMissing, match="no module"):
         agent(kind="no_such_module:KIND")
     with pytest.raises(ValidationError, match="known: actor-critic, behaviour-cloning, multi-task, or module:attr"):
+        agent(kind="dreamer")
+    with pytest.raises(ValidationError, match="did you mean 'actor-critic'"):
         agent(kind="actor-critics")
 
 
