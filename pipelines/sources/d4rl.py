@@ -8,9 +8,9 @@ files of the same names.
     trajectories        optional (ours): what is known of each trajectory, as JSON
     infos/*, metadata/* infos may become observations; metadata of one line goes into tags
 
-`source.columns` names arrays that are called otherwise, ours to theirs: obs, obs.NAME, next_obs, action, reward,
-terminated, truncated, reset. An obs.NAME is a further observation, or a part of the one there is: `{"obs.observation" =
-"observations[0:27]", "obs.desired_goal" = "infos/goal"}`.
+`flat_names` has what other tools call them. `source.columns` names arrays that are called otherwise still, ours to
+theirs: obs, obs.NAME, next_obs, action, reward, terminated, truncated, reset. An obs.NAME is a further observation, or
+a part of the one there is: `{"obs.observation" = "observations[0:27]", "obs.desired_goal" = "infos/goal"}`.
 
 Where episodes end: see `d4rl_episodes`. The last observation of one is next_observations there; without these it is in
 no file. Then a truncated episode loses its last step, the observation of which is what it ends with. A terminated one
@@ -21,29 +21,37 @@ is computed from (`source.missing_final = "drop"` drops it too).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
 from pipelines.sources.d4rl_episodes import Arrays, find_pieces
 from pipelines.sources.d4rl_files import environment, locate, time_limit
 from pipelines.sources.flat_files import array, leaves, open_flat
+from pipelines.sources.flat_names import (
+    NAMES,
+    Environments,
+    environments,
+    flags_of,
+    is_reward_free,
+    lacking,
+    names_in,
+    observations_name,
+    zeros,
+)
 from pipelines.sources.hdf5 import CHUNK_CACHE, chunk_bytes, reading, scalar
 from pipelines.sources.intake import Intake, action_box, agreed, inferred
 from pipelines.sources.minari import own_paths
 from pipelines.sources.records import info_of, spaces_of
 from pipelines.sources.transitions import Steps, lay
 
-_FLAT = {ACTION: "actions", REWARD: "rewards", TERMINATED: "terminals", TRUNCATED: "timeouts", RESET: "resets"}
-_NEEDED = (ACTION, REWARD, TERMINATED)
-_OBSERVATIONS = "observations"
 _SCAN = 1 << 20  # actions read at a time
 _LONGEST_TAG = 200
 _LARGEST_CACHE = 64 << 20  # of each array
@@ -61,6 +69,7 @@ class D4rl:
         self.env = environment(self.label)
         self.dropped = 0
         self._file = open_flat(self._path, cache_bytes=CHUNK_CACHE)
+        self._observations = observations_name(self._file)
         self.fingerprint = fingerprint([self._path])
         try:
             with reading(self._path):
@@ -84,7 +93,7 @@ class D4rl:
             self._file.close()
             raise
         self.steps: int | None = self._arrays.steps
-        self._say_what_is_repeated(request)
+        self._say_what_is_assumed(request)
         self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions)
 
     def close(self) -> None:
@@ -92,32 +101,46 @@ class D4rl:
 
     def _open_arrays(self) -> Arrays:
         file, path = self._file, self._path
-        names = _FLAT | {ours: theirs for ours, theirs in self._settings.columns.items() if ours in _FLAT}
-        given = {ours: theirs for ours, theirs in self._settings.columns.items() if ours not in _FLAT}
+        named = {ours: theirs for ours, theirs in self._settings.columns.items() if ours in NAMES}
+        given = {ours: theirs for ours, theirs in self._settings.columns.items() if ours not in NAMES}
+        names = names_in(file, named)
         unknown = [name for name in given if name.removeprefix("next_").partition(".")[0] != OBSERVATION]
         if unknown:
             raise InputMissing(
                 f"source.columns: no such column of ours: {', '.join(unknown)}",
-                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, next_{OBSERVATION}, {', '.join(_FLAT)}",
+                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, next_{OBSERVATION}, {', '.join(NAMES)}",
             )
         observed = any(not name.startswith("next_") for name in given)
-        missing = [names[name] for name in _NEEDED if names[name] not in file]
-        missing += [] if observed or _OBSERVATIONS in file else [_OBSERVATIONS]
+        missing = lacking(file, names)
+        missing += [] if observed or self._observations in file else [self._observations]
         if missing:
             raise InputMissing(
                 f"{self._what} lacks {', '.join(repr(name) for name in missing)}",
                 hint=f"say what is what by source.columns; it has: {', '.join(sorted(file.keys())) or 'nothing'}",
             )
-        observation, following = self._observed(given)
+        action = array(file, names[ACTION], path=path)
+        beside = environments(action, array(file, names[TERMINATED], path=path)) if names[TERMINATED] in file else 0
+
+        def read(name: str) -> Any:
+            values = array(file, name, path=path)
+            return Environments(values) if beside and tuple(values.shape[:2]) == tuple(action.shape[:2]) else values
+
+        observation, following = self._observed(given, read)
+        flags = flags_of(file, names, named, followed=bool(following), read=read)
+        self._notes = flags.notes
         found = Arrays(
             observation=observation,
             following=following,
-            action=array(file, names[ACTION], path=path),
-            reward=array(file, names[REWARD], path=path),
-            terminal=array(file, names[TERMINATED], path=path),
-            timeout=array(file, names[TRUNCATED], path=path) if names[TRUNCATED] in file else None,
-            reset=array(file, names[RESET], path=path) if names[RESET] in file else None,
+            action=read(names[ACTION]),
+            reward=zeros(REWARD, len(flags.terminal), "float32")
+            if is_reward_free(file, names)
+            else read(names[REWARD]),
+            terminal=flags.terminal,
+            timeout=flags.timeout,
+            reset=read(names[RESET]) if names[RESET] in file else None,
             records=array(file, "trajectories", path=path) if "trajectories" in file else None,
+            closing=flags.closing,
+            stride=len(action) if beside else 0,
         )
         sizes = {values.name.lstrip("/"): len(values) for values in found.all()}
         if len(set(sizes.values())) != 1:
@@ -127,26 +150,27 @@ class D4rl:
             raise InputMissing(f"{self._what} has no steps")
         return found
 
-    def _say_what_is_repeated(self, request: Request) -> None:
+    def _say_what_is_assumed(self, request: Request) -> None:
         arrays = self._arrays
+        for note in self._notes:
+            request.listener(Notice(text=f"{self._what}: {note}", level="warning"))
         alone = [name for name in arrays.observation if name not in arrays.following]
         if arrays.following and alone and self._settings.missing_final == "repeat":
             text = f"{self._what}: of {', '.join(alone)} the value after an episode's last step is unknown: repeated"
             request.listener(Notice(text=text, level="warning"))
 
-    def _observed(self, given: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _observed(self, given: Mapping[str, str], read: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arrays of what is observed, and of what each step led to, by column; `given`: those of the settings."""
-        file, path = self._file, self._path
         observed = {name: theirs for name, theirs in given.items() if not name.startswith("next_")}
         observation, following = {}, {}
         for column, theirs in {**self._places(observed), **observed}.items():
-            observation[column] = array(file, theirs, path=path)
+            observation[column] = read(theirs)
             after = given.get(f"next_{column}")
-            if after is None and theirs.startswith(_OBSERVATIONS):
+            if after is None and theirs.startswith(self._observations):
                 after = f"next_{theirs}"
-                after = after if after.partition("[")[0] in file else None
+                after = after if after.partition("[")[0] in self._file else None
             if after is not None:
-                following[column] = array(file, after, path=path)
+                following[column] = read(after)
                 if following[column].shape != observation[column].shape:
                     raise IntegrityError(
                         f"{self._what}: {after} has the shape {following[column].shape}, "
@@ -160,13 +184,13 @@ class D4rl:
         if SPACES in self._file.attrs:
             own = spaces_of(self._file.attrs[SPACES], what=self._what)
             paths = own_paths(list(own.observation))
-            return {column: "/".join([_OBSERVATIONS, *path]) for column, path in paths.items()}
-        parts = any(theirs.partition("[")[0] == _OBSERVATIONS for theirs in observed.values())
-        if parts or OBSERVATION in observed or _OBSERVATIONS not in self._file:
+            return {column: "/".join([self._observations, *path]) for column, path in paths.items()}
+        parts = any(theirs.partition("[")[0] == self._observations for theirs in observed.values())
+        if parts or OBSERVATION in observed or self._observations not in self._file:
             return {}
-        names = [name for name, _ in leaves(self._file, _OBSERVATIONS, self._path)]
+        names = [name for name, _ in leaves(self._file, self._observations, self._path)]
         return {
-            ".".join([OBSERVATION, *filter(None, name.split("/"))]): "/".join(filter(None, [_OBSERVATIONS, name]))
+            ".".join([OBSERVATION, *filter(None, name.split("/"))]): "/".join(filter(None, [self._observations, name]))
             for name in names
         }
 
@@ -270,7 +294,7 @@ class D4rl:
     def _info(self, number: int, dropped: bool) -> TrajectoryInfo:
         tags = {**self._tags, EPISODE: str(number)}
         arrays = self._arrays
-        if len(arrays.following) < len(arrays.observation) and not self._pieces.continued[number]:
+        if len(arrays.following) < len(arrays.observation) and not (arrays.closing or self._pieces.continued[number]):
             tags["final_observation"] = "last step dropped" if dropped else "repeated"
         if self._arrays.records is not None:
             return info_of(json.loads(scalar(self._arrays.records[number])), source=self._kind, tags=tags)

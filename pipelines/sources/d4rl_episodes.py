@@ -26,7 +26,11 @@ _SCAN = 1 << 20  # steps of flags read at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Datasets of a file; `following` has those of `observation` whose next value is there."""
+    """Datasets of a file; `following` has those of `observation` whose next value is there.
+
+    `closing`: the last row of a trajectory only observes what the one before it led to. `stride`: a trajectory ends
+    after each so many steps at the latest (0: anywhere), where environments lie one after another.
+    """
 
     observation: Mapping[str, Any]
     following: Mapping[str, Any]
@@ -36,6 +40,8 @@ class Arrays:
     timeout: Any
     reset: Any
     records: Any
+    closing: bool = False
+    stride: int = 0
 
     @property
     def steps(self) -> int:
@@ -81,6 +87,8 @@ def find_pieces(
     cut = _flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
     marks = over | cut
     marks[-1] = True
+    if arrays.stride:
+        marks[arrays.stride - 1 :: arrays.stride] = True
     if arrays.following and not exported:
         breaks = _breaks(arrays, block_rows) & ~marks
         inside = int((~marks).sum())

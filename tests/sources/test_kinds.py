@@ -73,7 +73,7 @@ def test_flat_arrays_may_be_named_otherwise(tmp_path: Path, form: str) -> None:
     names = {
         "obs": "states",
         "next_obs": "next_states",
-        "action": "acts",
+        "action": "moves",
         "reward": "r",
         "terminated": "d",
         "truncated": "t",
