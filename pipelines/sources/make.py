@@ -21,6 +21,7 @@ from pipelines.nearest import nearest
 from pipelines.registry import Registry
 from pipelines.sources.base import Request, Source
 from pipelines.sources.d4rl_files import DATASETS
+from pipelines.sources.demonstrations import has_demonstrations
 from pipelines.sources.minari import METADATA
 from pipelines.sources.npz import is_flat
 
@@ -33,6 +34,7 @@ SOURCES = Registry(
         "d4rl": "pipelines.sources.d4rl:D4rl",
         "hdf5": "pipelines.sources.d4rl:D4rl",
         "minari": "pipelines.sources.minari:Minari",
+        "robomimic": "pipelines.sources.demonstrations:Demonstrations",
         "npz": "pipelines.sources.npz:Npz",
         "parquet": "pipelines.sources.tables:Tables",
         "arrow": "pipelines.sources.tables:ArrowTables",
@@ -63,7 +65,7 @@ def kind_and_place(name: str) -> tuple[str, str]:
 
 def requirement(name: str) -> tuple[str | None, bool]:
     """The extra that source `name` needs in any case (None: none), and whether it is there."""
-    if kind_and_place(name)[0] in ("d4rl", "hdf5"):
+    if kind_and_place(name)[0] in ("d4rl", "hdf5", "robomimic"):
         return "hdf5", importlib.util.find_spec("h5py") is not None
     return None, True
 
@@ -111,6 +113,8 @@ def open_source(
     request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
     if kind == "npz" and is_flat(Path(place)):
         kind = "hdf5"  # the same arrays in another container
+    elif kind == "hdf5" and Path(place).is_file() and has_demonstrations(Path(place)):
+        kind = "robomimic"
     if kind in SOURCES.names():
         return Decoded(SOURCES.get(kind), request)
     close = nearest(kind, SOURCES.names())
