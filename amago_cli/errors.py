@@ -72,7 +72,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError:  # nobody can read it there, and it is told on stderr
+    except OSError:  # the result cannot be written; the error goes to stderr
         streams.drop_stdout()
     print(f"error: {_shown(failure.message)}{_shown(f'; {failure.hint}' if failure.hint else '')}", file=sys.stderr)
     for problem in failure.problems:

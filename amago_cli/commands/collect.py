@@ -165,7 +165,7 @@ def collect(
 
 
 def _without_behaviour(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration without who acted last: each call says that anew."""
+    """Return a run's configuration without its last policy: each call names its own."""
     table = {key: value for key, value in document.get("collect", {}).items() if key not in _EACH_TIME}
     return {**document, "collect": table}
 

@@ -1,4 +1,4 @@
-"""Hints about a path where nothing was found: what lies in it, or beside it under a similar name."""
+"""Hints about a path where nothing was found: what is in it, or beside it under a similar name."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class EvaluateSettings(SettingsModel):
     tasks: str = ""
     """SQL predicate over the `trajectories` table of the run's lakes: only tasks of those it holds for are played."""
     mark_best: bool = False
-    """Point `checkpoints/best` at the judged checkpoint when it beats the best so far."""
+    """Point `checkpoints/best` at the evaluated checkpoint when it beats the best so far."""
     reference: str = "auto"
     """Task of D4RL by which returns are normalised, e.g. `hopper`; `auto`: by the environment's name; `none`."""
     best_by: str = "return_mean"

@@ -43,7 +43,7 @@ class Rollout:
     out of all means.
 
     Where environments of some actors break, their episodes are dropped; with `on_env_error` "restart" they begin anew
-    and `on_failure` is told, unless one of them broke five times in a row, or its worker process within a hundred
+    and `on_failure` is called, unless one of them broke five times in a row, or its worker process within a hundred
     steps. `env_errors` counts what broke, `episodes_dropped` what was lost; `total_steps` does not count it.
     """
 

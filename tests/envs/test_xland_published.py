@@ -69,7 +69,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run_it(tmp_path, p
     "changes", [{"goals": np.zeros((50, 4), np.uint8)}, {"rules": [1, 2]}, {"init_tiles": np.zeros((50, 3, 2))}]
 )
 def test_other_arrays_are_refused(tmp_path, changes):
-    with pytest.raises(IntegrityError, match="is no file of rulesets"):
+    with pytest.raises(IntegrityError, match="is not a rulesets file"):
         read(published(tmp_path / "file", **changes))
 
 

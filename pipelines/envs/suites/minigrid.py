@@ -71,7 +71,7 @@ class BabyAISettings(SettingsModel):
     def _known(cls, levels: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in levels or ():
             if name not in LEVELS:
-                raise ValueError(f"'{name}' is no level of {MULTI}; {did_you_mean(name, LEVELS, otherwise=_SOME)}")
+                raise ValueError(f"'{name}' is not a level of {MULTI}; {did_you_mean(name, LEVELS, otherwise=_SOME)}")
         return levels
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """Conversion of XLand-MiniGrid's published rulesets (bz2-compressed pickles) into the npz files that `xland` reads.
 
-A pickle can run code, so nothing here is called by an environment: whoever has downloaded a benchmark converts it,
+A pickle can run code, so nothing here is called by an environment: users convert a benchmark that they downloaded,
 once. The reader rebuilds arrays of numpy and JAX and refuses every other object, without importing or calling it.
 """
 
@@ -37,7 +37,7 @@ def read(path: Path) -> Rulesets:
             content = _ArraysOnly(file).load()
         arrays = [np.asarray(content[name]) for name in ("goals", "rules", "init_tiles")]
     except FileNotFoundError as error:
-        raise InputMissing(f"there is no file of rulesets '{path}'") from error
+        raise InputMissing(f"rulesets file '{path}' does not exist") from error
     except (pickle.UnpicklingError, *_UNREADABLE) as error:
         raise IntegrityError(f"'{path}' is not a published benchmark of XLand-MiniGrid: {error}") from error
     return checked(Rulesets(*arrays), path)

@@ -166,10 +166,10 @@ def load(path: Path) -> Rulesets:
         with np.load(path, allow_pickle=False) as stored:
             arrays = [stored[name] for name in ("goals", "rules", "tiles")]
     except FileNotFoundError as error:
-        raise InputMissing(f"there is no file of rulesets '{path}'") from error
+        raise InputMissing(f"rulesets file '{path}' does not exist") from error
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         hint = _CONVERT.format(path) if _is_bz2(path) else None
-        raise IntegrityError(f"'{path}' is no file of rulesets: {error}", hint=hint) from error
+        raise IntegrityError(f"'{path}' is not a rulesets file: {error}", hint=hint) from error
     return checked(Rulesets(*arrays), path)
 
 
@@ -185,7 +185,7 @@ def checked(rulesets: Rulesets, path: Path) -> Rulesets:
     )
     if not fits:
         raise IntegrityError(
-            f"'{path}' is no file of rulesets: it needs uint8 goals (N, 5), rules (N, R, 7) and tiles (N, T, 2)"
+            f"'{path}' is not a rulesets file: it needs uint8 goals (N, 5), rules (N, R, 7) and tiles (N, T, 2)"
         )
     return rulesets
 

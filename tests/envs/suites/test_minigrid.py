@@ -216,7 +216,7 @@ def test_wrong_names_are_refused_with_the_closest():
         make("minigrid:MiniGrid-WFC-MazeSimple-v0", num_envs=1, seed=0)
     with pytest.raises(UsageError) as refused:
         make(MULTI, num_envs=1, seed=0, params={"levels": ["GoToOb"]})
-    assert "'GoToOb' is no level of babyai-multi; did you mean 'GoToObj'?" in refused.value.problems[0]
+    assert "'GoToOb' is not a level of babyai-multi; did you mean 'GoToObj'?" in refused.value.problems[0]
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_rulesets_are_kept_in_a_file_without_code(tmp_path):
     (tmp_path / "text.npz").write_text("goals")
     np.savez(tmp_path / "shape.npz", goals=made.goals[:, :4], rules=made.rules, tiles=made.tiles)
     for name in ("pickled", "text", "shape"):
-        with pytest.raises(IntegrityError, match="is no file of rulesets"):
+        with pytest.raises(IntegrityError, match="is not a rulesets file"):
             load(tmp_path / f"{name}.npz")
 
 
