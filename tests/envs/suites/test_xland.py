@@ -108,7 +108,7 @@ def test_rulesets_are_kept_in_a_file_without_code(tmp_path):
     read = load(tmp_path / "mine.npz")
     for name in ("goals", "rules", "tiles"):
         np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
-    with pytest.raises(InputMissing, match="no file of rulesets"):
+    with pytest.raises(InputMissing, match="does not exist"):
         load(tmp_path / "other.npz")
     np.savez(tmp_path / "pickled.npz", goals=np.array([object()]), rules=0, tiles=0)
     (tmp_path / "text.npz").write_text("goals")
