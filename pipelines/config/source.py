@@ -13,8 +13,8 @@ class SourceSettings(SettingsModel):
     """`[source]`: what `collect --from` takes into a lake."""
 
     name: str = ""
-    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `minari:DIR-or-ID`, `npz:DIR-or-FILE`, `parquet:GLOB`, `arrow:GLOB` (without
-    KIND: as the suffix or the folder shows), `module:attr`; empty: none."""
+    """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `minari:DIR-or-ID`, `npz:DIR-or-FILE`, `lerobot:DIR`,
+    `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or the folder shows), `module:attr`; empty: none."""
     lake: str = ""
     """Where it goes: a lake, `{run}/offline` for one of the run that nothing expires; empty: the run's own."""
     steps: int = Field(0, ge=0)

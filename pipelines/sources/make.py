@@ -22,6 +22,7 @@ from pipelines.registry import Registry
 from pipelines.sources.base import Request, Source
 from pipelines.sources.d4rl_files import DATASETS
 from pipelines.sources.demonstrations import has_demonstrations
+from pipelines.sources.lerobot import INFO
 from pipelines.sources.minari import METADATA
 from pipelines.sources.npz import is_flat
 
@@ -37,6 +38,7 @@ SOURCES = Registry(
         "robomimic": "pipelines.sources.demonstrations:Demonstrations",
         "npz": "pipelines.sources.npz:Npz",
         "parquet": "pipelines.sources.tables:Tables",
+        "lerobot": "pipelines.sources.lerobot:LeRobot",
         "arrow": "pipelines.sources.tables:ArrowTables",
     },
 )
@@ -56,6 +58,8 @@ def kind_and_place(name: str) -> tuple[str, str]:
     if path.is_dir():
         if any((folder / METADATA).is_file() for folder in (path / "data", path)):
             return "minari", name
+        if (path / INFO).is_file():
+            return "lerobot", name
         found = {_SUFFIXES[file.suffix] for file in path.iterdir() if file.suffix in _SUFFIXES}
         return (found.pop(), name) if len(found) == 1 else ("", "")
     if name in DATASETS:

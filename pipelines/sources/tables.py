@@ -57,11 +57,12 @@ class Tables:
 
     form = "parquet"
     reader: ParquetFiles | ArrowFiles = ParquetFiles()
+    needed: tuple[str, ...] = (ACTION, REWARD)
 
     def __init__(self, request: Request) -> None:
         self._settings, self._listener = request.settings, request.listener
-        self._files = find_files(request.place, self.form)
         self._what = f"'{request.place}'"
+        self._files = self._find(request)
         self.label = self._files[0].parent.name if len(self._files) > 1 else self._files[0].stem
         self.fingerprint = fingerprint([], [(path.name, path.stat().st_size) for path in self._files])
         self.dropped = 0
@@ -86,6 +87,10 @@ class Tables:
         self._unrelated = False  # whether rows have nothing to do with each other
         if not self._own:
             self._survey()
+
+    def _find(self, request: Request) -> list[Path]:
+        """List the files to read, in order."""
+        return find_files(request.place, self.form)
 
     def _survey(self) -> None:
         """Find out from the ids, flags and next observations whether the rows of an episode are together."""
@@ -153,7 +158,7 @@ class Tables:
         if EPISODE not in named:
             found |= next(({EPISODE: [name]} for name in _IDS if name in names), {})
         problems = [f"'{part}'" for parts in found.values() for part in parts if part not in names]
-        problems += [f"'{name}'" for name in (ACTION, REWARD) if name not in found]
+        problems += [f"'{name}'" for name in self.needed if name not in found]
         if not any(name == OBSERVATION or name.startswith(f"{OBSERVATION}.") for name in found):
             problems.append(f"'{OBSERVATION}'")
         if EPISODE not in found and TERMINATED not in found:
@@ -334,7 +339,10 @@ class Tables:
             try:
                 for batch in self.reader.batches(path, wanted):
                     if batch.num_rows:
-                        yield {name: self._values(batch, name, parts) for name, parts in chosen.items()}
+                        block = {name: self._values(batch, name, parts) for name, parts in chosen.items()}
+                        if only is None and REWARD not in block:
+                            block[REWARD] = np.zeros(batch.num_rows, dtype=np.float32)
+                        yield block
             except UNREADABLE as error:
                 reason = str(error).strip("'\"").split("\n")[0][:160]
                 raise IntegrityError(f"'{path}' is damaged: {reason}", hint="make or fetch it again") from error
