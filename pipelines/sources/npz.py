@@ -2,13 +2,15 @@
 
 Ours (`amago export --format npz`): the step columns of T + 1 rows by name, and `trajectory`, JSON with what is known of
 it and its spaces. AMAGO's own: `_OBS_KEY_*` of T + 1 rows, `actions`, `rews`, `dones` of T rows, `rl2s`, `goals`; there
-an action is in [-1, 1] whatever the bounds of the environment, and a discrete one is one-hot.
+an action is in [-1, 1] whatever the bounds of the environment, and a discrete one is one-hot. A name as AMAGO gives it,
+`ENV_ID_TIME.npz`, says the environment, which in a set of several is the task too, and when the trajectory ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -29,6 +31,8 @@ from pipelines.sources.records import info_of
 
 RECORD = "trajectory"
 _THEIRS = "_OBS_KEY_"
+_FILE_NAME = re.compile(r"(?P<env>[^_]+)_[0-9a-f]{8}_(?P<time>\d{1,12}(\.\d+)?)")
+_BUFFER = ("fifo", "protected", "buffer")  # folders below that of a dataset of AMAGO
 _NEEDED = ("actions", "rews", "dones")
 _OURS = frozenset({ACTION, REWARD, TERMINATED, TRUNCATED, RESET, RECORD})
 
@@ -57,11 +61,15 @@ class Npz:
         self._what = f"'{folder}'"
         self._files = sorted(folder.rglob("*.npz")) if folder.is_dir() else [folder]
         if not self._files:
-            raise InputMissing(f"{self._what} has no .npz files")
-        self.label = folder.resolve().name
+            pickled = folder.is_dir() and any(folder.rglob("*.traj"))
+            hint = "AMAGO's .traj files are pickles, which are not read: save them as npz" if pickled else None
+            raise InputMissing(f"{self._what} has no .npz files", hint=hint)
+        place = folder.resolve()
+        self.label = next((one.name for one in (place, *place.parents) if one.name not in _BUFFER), place.name)
         self.fingerprint = fingerprint([], [(path.name, path.stat().st_size) for path in self._files])
         first = self._read(self._files[0])
-        self.env = str((first.record or {}).get("env", "")) or self.label
+        named = _FILE_NAME.fullmatch(self._files[0].stem)
+        self.env = str((first.record or {}).get("env", "")) or (named["env"] if named else self.label)
         self.steps: int | None = None
         self.dropped = 0
         self._exported = first.record is not None
@@ -164,7 +172,11 @@ class Npz:
         tags = {EPISODE: str(number), "file": self._files[number].name}
         if file.record is not None:
             return info_of(file.record, source="npz", tags=tags)
-        return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source="npz", tags=tags)
+        named = _FILE_NAME.fullmatch(self._files[number].stem)
+        if named is None:
+            return TrajectoryInfo(env=self.label, task=self._settings.task or self.label, source="npz", tags=tags)
+        task, ended = self._settings.task or named["env"], float(named["time"])
+        return TrajectoryInfo(env=named["env"], task=task, t_start=ended, t_end=ended, source="npz", tags=tags)
 
     def _read(self, path: Path) -> _File:
         with _reading(path):

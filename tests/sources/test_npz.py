@@ -100,3 +100,28 @@ def test_amagos_one_hot_actions_are_recognised_and_said(tmp_path: Path) -> None:
     assert open_source(SourceSettings(name=f"npz:{tmp_path}")).spaces.action.shape == (3,)
     with pytest.raises(InputMissing, match=r"t2\.npz': the action of step 0 is not one-hot"):
         read(f"npz:{tmp_path}", num_actions=3)
+
+
+def test_a_buffer_of_amago_has_environments_and_times_in_its_file_names(tmp_path: Path) -> None:
+    folder = tmp_path / "gridworlds" / "buffer"
+    names = {"fifo/Maze9x9_0123abcd_1700000000.25": 3, "fifo/TMaze-10_89ab0123_1700000001.5": 4, "protected/by-hand": 5}
+    for name, count in names.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_amago(folder / f"{name}.npz", np.linspace(-1, 1, count)[:, None])
+    source = open_source(SourceSettings(name=f"npz:{folder}"))
+    infos = [trajectory.info for batch in source.batches() for trajectory in batch]
+    assert (source.label, source.env) == ("gridworlds", "Maze9x9")
+    assert [(info.env, info.task) for info in infos] == [
+        ("Maze9x9", "Maze9x9"),
+        ("TMaze-10", "TMaze-10"),
+        ("gridworlds", "gridworlds"),
+    ]
+    assert [info.t_end for info in infos[:2]] == [1700000000.25, 1700000001.5]
+    [named] = {trajectory.info.task for trajectory in read(f"npz:{folder}", task="all")}
+    assert named == "all"
+
+
+def test_pickled_trajectories_of_amago_are_named(tmp_path: Path) -> None:
+    (tmp_path / "Maze_0123abcd_1700000000.25.traj").write_bytes(b"\x80")
+    with pytest.raises(InputMissing, match=r"has no \.npz files; AMAGO's \.traj files are pickles"):
+        read(f"npz:{tmp_path}")
