@@ -94,7 +94,7 @@ class D4rl:
             raise
         self.steps: int | None = self._arrays.steps
         self._say_what_is_assumed(request)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions)
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
 
     def close(self) -> None:
         self._file.close()

@@ -84,6 +84,46 @@ _KITCHEN = {
     "partial": "kitchen_microwave_kettle_light_slider-v0",
     "mixed": "kitchen_microwave_kettle_bottomburner_light-v0",
 }
+_V0_MUJOCO = {
+    f"{env}-{kind}": f"{'walker' if (env, theirs) == ('walker2d', 'mixed') else env}_{theirs}"
+    for env in ("ant", "halfcheetah", "hopper", "walker2d")
+    for kind, theirs in (
+        *((name, name.replace("-", "_")) for name in ("random", "medium", "expert", "medium-expert")),
+        ("medium-replay", "mixed"),
+    )
+} | {"ant-random-expert": "ant_random_expert"}
+_V0_ADROIT = {
+    f"{task}-{kind}": file.format(task=task)
+    for task in ("door", "hammer", "pen", "relocate")
+    for kind, file in (
+        ("human", "{task}-v0_demos_clipped"),
+        ("cloned", "{task}-demos-v0-bc-combined"),
+        ("expert", "{task}-v0_expert_clipped"),
+    )
+}
+_OTHERS = {
+    **{f"maze2d-eval-{size}-v1": f"maze2d/maze2d-eval-{size}-sparse-v1" for size in ("umaze", "medium", "large")},
+    **{f"maze2d-eval-{size}-dense-v1": f"maze2d/maze2d-eval-{size}-dense-v1" for size in ("umaze", "medium", "large")},
+    "minigrid-fourrooms-v0": "minigrid/minigrid4rooms",
+    "minigrid-fourrooms-random-v0": "minigrid/minigrid4rooms_random",
+    **{
+        f"flow-{road}-{kind}-v0": f"flow/flow-{road}-v0-{theirs}"
+        for road in ("ring", "merge")
+        for kind, theirs in (("random", "random"), ("controller", "idm"))
+    },
+    "carla-lane-v0": "carla/carla_lane_follow_flat-v0",
+    "carla-town-v0": "carla/carla_town_subsamp_flat-v0",
+    "carla-town-full-v0": "carla/carla_town_flat-v0",
+    **{
+        f"bullet-{env}-{kind}-v0": f"bullet/bullet-{env}_{kind.replace('-', '_')}"
+        for env in ("ant", "halfcheetah", "hopper", "walker2d")
+        for kind in ("random", "medium", "expert", "medium-expert", "medium-replay")
+    },
+    **{
+        f"bullet-maze2d-{size}-v0": f"bullet/bullet-maze2d-{size}-sparse"
+        for size in ("open", "umaze", "medium", "large")
+    },
+}
 
 # Name -> (path below SITE, SHA-256).
 DATASETS: dict[str, tuple[str, str | None]] = {
@@ -95,18 +135,34 @@ DATASETS: dict[str, tuple[str, str | None]] = {
     },
     **{f"maze2d-{name}": (f"maze2d/maze2d-{file}.hdf5", None) for name, file in _MAZE2D.items()},
     **{f"kitchen-{name}-v0": (f"kitchen/{file}.hdf5", None) for name, file in _KITCHEN.items()},
+    **{f"{name}-v1": (f"gym_mujoco_v1/{name.replace('-', '_')}-v1.hdf5", None) for name in _MUJOCO},
+    **{
+        f"relocate-{kind}-v1": (f"hand_dapg_v1/relocate-{kind}-v1.hdf5", None) for kind in ("cloned", "expert", "human")
+    },
+    **{f"{name}-v0": (f"gym_mujoco/{file}.hdf5", None) for name, file in _V0_MUJOCO.items()},
+    **{f"{name}-v0": (f"hand_dapg/{file}.hdf5", None) for name, file in _V0_ADROIT.items()},
+    **{
+        f"antmaze-{name}-v0": (f"ant_maze_new/Ant_maze_{file}_sparse.hdf5", None)
+        for name, (file, _) in _ANTMAZE.items()
+    },
+    **{name: (f"{file}.hdf5", None) for name, file in _OTHERS.items()},
 }
-_KINDS = "full-replay|medium-replay|medium-expert|medium|random|expert|human|cloned|mixed|partial|complete"
+_KINDS = (
+    "random-expert|full-replay|medium-replay|medium-expert|medium|random|expert|human|cloned|mixed|partial|complete"
+)
 _FAMILY = re.compile(rf"(?P<env>[a-z][a-z0-9]*)[-_](?:{_KINDS.replace('-', '[-_]')})(?:[-_]v\d+)?")
 
 
+_SIZES = (("open", 150), ("umaze", 300), ("medium", 600), ("large", 800))
 # Time limits of D4RL's environments, in steps; first the names that begin longer.
 _LIMITS = {
     **dict.fromkeys(("halfcheetah", "hopper", "walker2d", "ant"), 1_000),
     **{f"antmaze-{size}": steps for size, steps in (("umaze", 700), ("medium", 1_000), ("large", 1_000))},
-    **{f"maze2d-{size}": steps for size, steps in (("open", 150), ("umaze", 300), ("medium", 600), ("large", 800))},
+    **{f"{maze}-{size}": steps for maze in ("maze2d", "maze2d-eval", "bullet-maze2d") for size, steps in _SIZES},
+    **dict.fromkeys(("bullet-halfcheetah", "bullet-hopper", "bullet-walker2d", "bullet-ant"), 1_000),
     **{"kitchen": 280, "pen-human": 200, "pen": 100, "hammer-human": 600, "hammer": 200},
     **{"door-human": 300, "door": 200, "relocate-human": 500, "relocate": 200},
+    **{"minigrid-fourrooms": 50, "flow-ring": 500, "flow-merge": 750, "carla-lane": 250, "carla-town": 1_000},
 }
 
 

@@ -78,7 +78,7 @@ class Demonstrations:
         except BaseException:
             self._file.close()
             raise
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions)
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
 
     def _open(self, request: Request) -> None:
         group = self._file.get(_GROUP)

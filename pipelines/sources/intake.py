@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Listener, Notice, silent
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
 
@@ -36,10 +37,14 @@ class Intake:
     """Raw trajectories of one source in, step columns out.
 
     `native`: actions are as the environment takes them; else as the lake stores them. `what` names the source.
+    `listener` hears once what is rounded.
     """
 
-    def __init__(self, spaces: Spaces, *, what: str, clip: bool = False, native: bool = True) -> None:
+    def __init__(
+        self, spaces: Spaces, *, what: str, clip: bool = False, native: bool = True, listener: Listener = silent
+    ) -> None:
         self.schema = Schema(spaces)
+        self._listener, self._said = listener, False
         self._spaces, self._what, self._clip, self.native = spaces, what, clip, native
 
     def require_shapes(self, number: int, observation: Mapping[str, np.ndarray], action: np.ndarray) -> None:
@@ -66,6 +71,7 @@ class Intake:
         later = np.ones(int(rows.sum()), dtype=bool)
         later[starts] = False
         place = _Place(self._what, first, starts, later)
+        self._say_what_is_rounded({**raw.observation, ACTION: raw.action, REWARD: raw.reward})
         columns = {
             name: self._observation(name, space, raw.observation[name], place)
             for name, space in self._spaces.observation.items()
@@ -79,6 +85,14 @@ class Intake:
         if raw.reset is not None:
             columns[RESET][...] = raw.reset
         return columns
+
+    def _say_what_is_rounded(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if self._said:
+            return
+        rounded = [name for name, values in arrays.items() if _loses_digits(np.asarray(values))]
+        if rounded:
+            self._said = True
+            self._listener(Notice(text=f"{self._what}: {', '.join(rounded)}: float64 is rounded to float32"))
 
     def _observation(self, name: str, space: Space, values: np.ndarray, place: _Place) -> np.ndarray:
         values = np.asarray(values)
@@ -202,6 +216,14 @@ class _Place:
 def _every(fine: np.ndarray) -> np.ndarray:
     """(n,): whether all of a row."""
     return np.asarray(fine.reshape(len(fine), -1).all(axis=1))
+
+
+def _loses_digits(values: np.ndarray) -> bool:
+    """Whether float64 values are others as float32."""
+    if values.dtype.kind != "f" or values.dtype.itemsize < 8:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        return not np.array_equal(values, values.astype(np.float32), equal_nan=True)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

@@ -94,7 +94,7 @@ class Minari:
         self._tags = texts({name: _line(metadata.get(name)) for name in _TAGS})
         self._episodes = _open(data, str(metadata.get("data_format", "hdf5")), self._leaves, reader.action_jpeg)
         self.fingerprint = fingerprint([data / METADATA, *self._episodes.files], self._count, self.steps)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions)
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
 
     def close(self) -> None:
         self._episodes.close()

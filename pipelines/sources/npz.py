@@ -74,7 +74,9 @@ class Npz:
         self.dropped = 0
         self._exported = first.record is not None
         self.spaces = self._spaces(first, request.spaces)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, native=False)
+        self._intake = Intake(
+            self.spaces, what=self._what, clip=self._settings.clip_actions, native=False, listener=request.listener
+        )
         self._one_hot = isinstance(self.spaces.action, Discrete) and not self._exported
 
     def close(self) -> None:

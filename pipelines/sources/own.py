@@ -48,7 +48,7 @@ class Own:
         if first is None:
             raise InputMissing(f"{self._what} gives no trajectories")
         self.spaces = self._spaces(first, request.spaces)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions)
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
 
     @property
     def repeats(self) -> bool:

@@ -82,7 +82,13 @@ class Tables:
         self.env = next((str(row.get("env") or "") for row in self._records.values()), "") or self.label
         self.steps: int | None = sum(self.reader.rows(path) for path in self._files)
         self.spaces = self._spaces(spaces_of(own, what=self._what) if own is not None else None, request.spaces)
-        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, native=not self._own)
+        self._intake = Intake(
+            self.spaces,
+            what=self._what,
+            clip=self._settings.clip_actions,
+            native=not self._own,
+            listener=request.listener,
+        )
         self._followed = [n for n in self.spaces.observation if _next(n) in self._columns and not self._arrival]
         self._unrelated = False  # whether rows have nothing to do with each other
         if not self._own:

@@ -57,7 +57,7 @@ def read(path: Path, **settings: Any) -> tuple[list[Trajectory], list[str]]:
 def test_demonstrations_with_next_observations(tmp_path: Path) -> None:
     found, told = read(demonstrations(tmp_path / "lift.hdf5", following=True))
     assert [one.info.tags["demo"] for one in found] == [f"demo_{number}" for number in range(11)]
-    assert not told
+    assert told == [f"'{tmp_path / 'lift.hdf5'}': obs.object, obs.robot.eef, action: float64 is rounded to float32"]
     for number, one in enumerate(found):
         states = (number + np.arange(4)[:, None] / 10 + np.zeros((4, 2))).astype(np.float32)
         np.testing.assert_allclose(one.columns["obs.object"], states)
@@ -87,7 +87,10 @@ def test_rewards_and_dones_may_be_missing_and_columns_chosen(tmp_path: Path) -> 
     assert [name for name in found[0].columns if name.startswith("obs")] == ["obs"]
     assert not found[0].columns["reward"].any()
     assert not found[0].columns["terminated"].any()
-    assert told == [f"'{path}' has no 'rewards': rewards are 0", f"'{path}' has no 'dones': trajectories end truncated"]
+    assert told[:2] == [
+        f"'{path}' has no 'rewards': rewards are 0",
+        f"'{path}' has no 'dones': trajectories end truncated",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -160,3 +160,18 @@ def test_malformed_arrays_are_one_line(
         data["rewards"] = ENDS
     with pytest.raises(error, match=words):
         read(save(tmp_path / "x.npz", data))
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.1, True), (0.5, False)])
+def test_float64_that_is_rounded_is_said_once(tmp_path: Path, value: float, said: bool) -> None:
+    data = transitions(terminals=[0, 0, 1, 0, 1])
+    data["actions"] = np.full((5, 1), value)
+    data["rewards"] = np.full(5, value)
+    told: list[str] = []
+    path = save(tmp_path / "x.npz", data)
+    source = open_source(
+        SourceSettings(name=str(path)), listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None
+    )
+    for _ in range(2):
+        assert sum(len(batch) for batch in source.batches()) == 2
+    assert told == [f"'{path}': action, reward: float64 is rounded to float32"] * said
