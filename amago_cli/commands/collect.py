@@ -106,8 +106,8 @@ def collect(
     checkpoint, then always with the newest. The trainer's side is `amago train --follow`.
 
     With --from SOURCE trajectories are read from files or by own code: hdf5:, npz:, parquet: or arrow: and a file, a
-    folder or a pattern (the kind may be left out where the name shows it), d4rl:NAME, minari:DIR (or an id), or
-    module:attr. Then --env says whose spaces they are to fit, and --steps at how many to stop.
+    folder or a pattern (the kind may be left out where the name shows it), d4rl:NAME, minari:DIR (or an id),
+    lerobot:DIR, or module:attr. Then --env says whose spaces they are to fit, and --steps at how many to stop.
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """

@@ -21,6 +21,7 @@ is computed from (`source.missing_final = "drop"` drops it too).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -54,6 +55,7 @@ from pipelines.sources.transitions import Steps, lay
 
 _SCAN = 1 << 20  # actions read at a time
 _LONGEST_TAG = 200
+_MOST_PACKED, _SPARE = 2_000, 1 << 30  # deflate packs 1,032 bytes into one at best
 _LARGEST_CACHE = 64 << 20  # of each array
 SPACES = "amago_spaces"  # attribute of a file that we wrote
 
@@ -148,6 +150,11 @@ class D4rl:
             raise IntegrityError(f"{self._what} has arrays of different lengths: {told}", hint="fetch it again")
         if not found.steps:
             raise InputMissing(f"{self._what} has no steps")
+        claimed, size = sum(_bytes(values) for values in found.all()), path.stat().st_size
+        if claimed > _MOST_PACKED * size + _SPARE:
+            raise IntegrityError(
+                f"{self._what} claims {claimed:,} bytes of arrays, and has {size:,}", hint="make or fetch it again"
+            )
         return found
 
     def _say_what_is_assumed(self, request: Request) -> None:
@@ -299,6 +306,10 @@ class D4rl:
         if self._arrays.records is not None:
             return info_of(json.loads(scalar(self._arrays.records[number])), source=self._kind, tags=tags)
         return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source=self._kind, tags=tags)
+
+
+def _bytes(values: Any) -> int:
+    return math.prod(values.shape) * int(values.dtype.itemsize)
 
 
 def _shapes(spaces: Spaces) -> dict[str, tuple[int, ...]]:

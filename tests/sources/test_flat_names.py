@@ -175,3 +175,12 @@ def test_float64_that_is_rounded_is_said_once(tmp_path: Path, value: float, said
     for _ in range(2):
         assert sum(len(batch) for batch in source.batches()) == 2
     assert told == [f"'{path}': action, reward: float64 is rounded to float32"] * said
+
+
+def test_arrays_that_no_file_of_its_size_can_hold_are_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        for name in ("observations", "actions", "rewards", "terminals"):
+            file.create_dataset(name, (1 << 42,), "f4", chunks=(1 << 10,))
+    with pytest.raises(IntegrityError, match=r"x.hdf5' claims 70,368,744,177,664 bytes of arrays, and has \d,\d+"):
+        read(tmp_path / "x.hdf5", horizon=0)
