@@ -93,14 +93,14 @@ class LeRobot(Tables):
                 self._listener(Notice(text=f"{self._what} has no '{theirs}': {assumed}", level="warning"))
         return found
 
-    def _read_goals(self) -> dict[int, str]:
+    def _read_goals(self) -> dict[str, str]:
         """Episode -> its tasks in words."""
         meta = self._folder / "meta"
-        found: dict[int, str] = {}
+        found: dict[str, str] = {}
         for row in itertools.chain(_lines(meta / "episodes.jsonl"), _rows(sorted(meta.glob("episodes/*/*.parquet")))):
             number, tasks = row.get("episode_index"), row.get("tasks")
             if isinstance(number, int) and isinstance(tasks, list):
-                found[number] = "; ".join(map(str, tasks))[:_LONGEST_TEXT]
+                found[str(number)] = "; ".join(map(str, tasks))[:_LONGEST_TEXT]
         return found
 
     def _bounds(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class LeRobot(Tables):
         return {"action_low": tuple(low.tolist()), "action_high": tuple(high.tolist())}
 
     def _info(self, number: int, id: Any, dropped: bool) -> TrajectoryInfo:
-        goal = "" if id is None else self._goals.get(int(id), "")
+        goal = "" if id is None else self._goals.get(str(id), "")
         return replace(super()._info(number, id, dropped), goal_text=goal)
 
 

@@ -162,3 +162,16 @@ def test_links_as_the_hub_keeps_them_are_followed(tmp_path: Path) -> None:
     for path in [place / "meta" / "info.json", *place.glob("data/*/*")]:
         path.symlink_to(path.rename(tmp_path / f"blob-{path.name}"))
     assert [one.length for one in read(place)[0]] == list(LENGTHS)
+
+
+@pytest.mark.parametrize("ids", [["a"] * 4, [None] * 4, [0.5] * 4])
+def test_episodes_numbered_otherwise_have_no_task(tmp_path: Path, ids: list[Any]) -> None:
+    place = dataset(tmp_path / "set", "v3.0")
+    path = place / "data" / "chunk-000" / "file-001.parquet"
+    table = pq.read_table(path)
+    at = table.column_names.index("episode_index")
+    for other in place.glob("data/*/file-000.parquet"):
+        other.unlink()
+    pq.write_table(table.set_column(at, "episode_index", pa.array(ids)), path)
+    found, _ = read(place)
+    assert [(one.length, one.info.goal_text) for one in found] == [(4, "")]
