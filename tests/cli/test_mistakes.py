@@ -90,7 +90,8 @@ def test_an_odd_environment_is_one_line(amago: Amago, fault: str, code: int, wor
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own = ("--env", "tests.envs.odd:Odd", "-s", f"env.fault={fault}", "--lake", "lake", "--steps", 20, "--actors", 2)
     refused(amago("collect", *own, "-s", f"collect.workers={workers}", "-q"), code, words, "tests.envs.odd:Odd")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 18
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 1 << 19  # KiB: 200 M floats take more, libraries that are imported here take less
 
 
 def test_an_environment_that_changes_the_directory_does_not_move_the_lake(amago: Amago, tmp_path: Path) -> None:
