@@ -70,8 +70,8 @@ class Waiting:
 
 
 class Outbox(Waiting):
-    """What has ended, until whoever wants it gets it: `sink` the trajectories, `on_episode` each summary. `tally`
-    counts them, but for those that were cut short.
+    """Finished episodes that wait to be handed on: trajectories to `sink`, summaries to `on_episode`. `tally` counts
+    them, except those that were cut short.
     """
 
     def __init__(self, sink: Sink | None, on_episode: Callable[[Episode], None] | None) -> None:

@@ -123,7 +123,7 @@ def open_source(
         return Decoded(SOURCES.get(kind), request)
     close = nearest(kind, SOURCES.names())
     if close is not None and "." not in kind and importlib.util.find_spec(kind) is None:
-        raise UsageError(f"there is no kind of source '{kind}'", hint=f"did you mean '{close}:{place}'?")
+        raise UsageError(f"unknown kind of source '{kind}'", hint=f"did you mean '{close}:{place}'?")
     from pipelines.sources.own import Own
 
     return Own(replace(request, place=settings.name))

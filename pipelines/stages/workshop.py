@@ -208,5 +208,5 @@ class Workshop:
             figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
-        judged = self._figures.get("evaluate") or (reports[-1]["metrics"] if reports else {})
-        return figures | {key: judged[key] for key in (*_SCORES, *_GAPS) if key in judged}
+        scores = self._figures.get("evaluate") or (reports[-1]["metrics"] if reports else {})
+        return figures | {key: scores[key] for key in (*_SCORES, *_GAPS) if key in scores}

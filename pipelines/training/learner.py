@@ -210,7 +210,7 @@ class Learner:
             else:  # of another kind of device
                 self.generator.manual_seed(self.seed + 1 + checkpoint.update)
                 self.notices.append(
-                    f"the run was on another kind of device; random numbers start anew on {self.device}"
+                    f"the run was on another kind of device; random numbers start again on {self.device}"
                 )
             self.update = checkpoint.update
             self.steps_seen = int(checkpoint.record["steps_seen"])

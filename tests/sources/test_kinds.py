@@ -57,7 +57,7 @@ def test_a_name_shows_its_kind(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("hdf:x.hdf5", UsageError, "no kind of source 'hdf'; did you mean 'hdf5:x.hdf5'"),
+        ("hdf:x.hdf5", UsageError, "unknown kind of source 'hdf'; did you mean 'hdf5:x.hdf5'"),
         ("hdf5:none.hdf5", InputMissing, "no file 'none.hdf5'"),
         ("none.npz", InputMissing, "no folder or file 'none.npz'"),
     ],

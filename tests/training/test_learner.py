@@ -76,7 +76,7 @@ def test_a_run_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
     there.generator = Other()  # type: ignore[assignment]
     there.save(tmp_path, {"env": {}})
     again.restore(checkpoints.load(tmp_path))
-    assert again.notices == ["the run was on another kind of device; random numbers start anew on cpu"]
+    assert again.notices == ["the run was on another kind of device; random numbers start again on cpu"]
     assert not again.described()["compiled"]
     for a, b in zip(again.parameters, there.parameters, strict=True):
         assert torch.equal(a, b)

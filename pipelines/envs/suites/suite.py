@@ -17,8 +17,8 @@ OWN_PATTERN = "module:attr"
 class Suite:
     """`pattern` is a name, or a prefix followed by `*`, which stands for what `placeholder` says. `extra`: the optional
     dependency that brings the modules `requires`; `conflict`: which extras it does not go with, and why. `spaces`,
-    `tasks`, `horizon` and `ends` say in a few words, without importing anything, what is seen and done, what differs
-    between episodes (and how test differs from train), how long they are, and how one ends.
+    `tasks`, `horizon` and `ends` describe briefly, without importing anything, observations and actions, what differs
+    between episodes (and the train-test split), their length, and termination.
     """
 
     name: str

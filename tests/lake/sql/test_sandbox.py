@@ -1,4 +1,4 @@
-"""The helper process for a user's SQL: one for all questions, within its limits, and gone with whoever started it."""
+"""The helper process for a user's SQL: one for all questions, within its limits, and ended with its parent."""
 
 import os
 import signal
