@@ -8,8 +8,8 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from pipelines.config.atomic import explained, write_atomically
 from pipelines.errors import UsageError
+from pipelines.files.atomic import explained, write_atomically
 
 _MODULE, _CLASS = "my_env", "MyEnv"  # as the files call them
 _FILES = (f"{_MODULE}.py", "recipe.toml", f"test_{_MODULE}.py")

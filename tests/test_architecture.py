@@ -25,6 +25,7 @@ LAYERS = (
     ("nets", "data"),
     ("lake",),
     ("config",),
+    ("files",),
     ("registry",),
     ("trust",),
     ("events", "errors", "nearest"),

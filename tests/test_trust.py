@@ -12,10 +12,10 @@ import pytest
 import tomli_w
 
 from pipelines import trust
-from pipelines.config.checksums import read_sealed, sealed
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing
 from pipelines.export.policy_bundle import load_policy
+from pipelines.files.checksums import read_sealed, sealed
 from pipelines.registry import Registry
 from tests.cli.conftest import Amago, _prepared, amago, small, tiny  # noqa: F401
 

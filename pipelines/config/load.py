@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.config import sizes
-from pipelines.config.malformed import read_limited, reason
 from pipelines.config.problems import describe, refuse, unknown_key
 from pipelines.config.settings import STAGE_OVERRIDES, TABLES, Settings
 from pipelines.errors import InputMissing, UsageError
+from pipelines.files.malformed import read_limited, reason
 from pipelines.nearest import did_you_mean
 
 # Tables of which one key decides what the others may be: with another value there, the old others go.

@@ -22,14 +22,14 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
-from pipelines.config.atomic import explained, remove_leftovers, write_atomically
-from pipelines.config.json_files import Form, read_object
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
-from pipelines.config.locking import exclusive, locked
 from pipelines.config.places import hint, is_run
 from pipelines.config.settings import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES, Settings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.files.atomic import explained, remove_leftovers, write_atomically
+from pipelines.files.json import Form, read_object
+from pipelines.files.locks import exclusive, locked
 
 # Written out by versions of before there were kinds of agents, to which they belong now; such a record lacks `_SINCE`.
 _ONCE_DEFAULT = {"agent.online_weight": 1.0, "agent.offline_weight": 0.1}

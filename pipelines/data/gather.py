@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipelines.config.atomic import storage_error
 from pipelines.data.batch import Batch
 from pipelines.data.buffers import Buffers
 from pipelines.data.readahead import Readahead, prepare
 from pipelines.data.versions import Drawn
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
+from pipelines.files.atomic import storage_error
 from pipelines.lake.blob import BlobCache
 from pipelines.lake.keys import blob_key, segment_key
 from pipelines.lake.maintenance.integrity import Checked

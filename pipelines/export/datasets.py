@@ -29,13 +29,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.config.atomic import explained, write_atomically
-from pipelines.config.json_files import read_object
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
 from pipelines.export.hdf5 import flat
 from pipelines.export.items import Exported, Item, plain
 from pipelines.export.minari import minari_dataset
+from pipelines.files.atomic import explained, write_atomically
+from pipelines.files.json import read_object
 from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.reading import Reader

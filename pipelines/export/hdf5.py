@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.atomic import explained, publish
 from pipelines.errors import InputMissing
 from pipelines.export.items import Exported, Item, plain
+from pipelines.files.atomic import explained, publish
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space
 from pipelines.lake.trajectory import Trajectory

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.atomic import explained, write_atomically
 from pipelines.export.environment import described
 from pipelines.export.hdf5 import GZIP, of_one_schema, outward, written
 from pipelines.export.items import Exported, Item, plain
+from pipelines.files.atomic import explained, write_atomically
 from pipelines.lake import collectors
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space

@@ -21,12 +21,12 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from pipelines.config.atomic import write_together
-from pipelines.config.checksums import Mismatch, read_checked, read_sealed, sealed
-from pipelines.config.json_files import Form, fits
-from pipelines.config.malformed import UNREADABLE, reason
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.atomic import write_together
+from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
+from pipelines.files.json import Form, fits
+from pipelines.files.malformed import UNREADABLE, reason
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent

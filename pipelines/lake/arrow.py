@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config.malformed import MALFORMED, open_regular
+from pipelines.files.malformed import MALFORMED, open_regular
 from pipelines.lake.schema import Column
 
 # What reading a damaged Arrow file can raise.

@@ -24,8 +24,8 @@ from urllib.parse import quote
 import pyarrow as pa
 from pydantic import Field
 
-from pipelines.config.atomic import explained
-from pipelines.config.json_files import Form, parse_object
+from pipelines.files.atomic import explained
+from pipelines.files.json import Form, parse_object
 from pipelines.lake.sql import records
 
 if TYPE_CHECKING:

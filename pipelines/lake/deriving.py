@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config.atomic import explained
 from pipelines.errors import InputMissing, Interrupted
+from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.derived import Derived

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from pipelines.config.atomic import storage_error
+from pipelines.files.atomic import storage_error
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.storage import FRESH_SECONDS, Storage
 

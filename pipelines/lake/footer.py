@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipelines.config.json_files import Form, fits, parse_object
 from pipelines.errors import InputMissing, IntegrityError, StorageError
+from pipelines.files.json import Form, fits, parse_object
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.keys import segment_key, written_by
 from pipelines.lake.storage import Storage

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config.json_files import parse_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, IntegrityError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.json import parse_object
 from pipelines.lake import collectors
 from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import hex_uids, read_footer

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import numpy as np
 
-from pipelines.config.atomic import storage_error
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.atomic import storage_error
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
 from pipelines.lake.folders import Folders

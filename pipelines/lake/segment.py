@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config import atomic
 from pipelines.errors import IntegrityError
+from pipelines.files import atomic
 from pipelines.lake import footer
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, storage_dtype, to_arrow, to_numpy
 from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob

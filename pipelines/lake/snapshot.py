@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pipelines.config.json_files import Form, read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.files.json import Form, read_object
 from pipelines.lake.store import Lake
 
 _NUMBER = re.compile(r"\d{6,}")

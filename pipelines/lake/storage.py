@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pipelines.config import atomic
 from pipelines.config.lakes import refuse_scheme
-from pipelines.config.locking import exclusive
-from pipelines.config.malformed import read_limited
+from pipelines.files import atomic
+from pipelines.files.locks import exclusive
+from pipelines.files.malformed import read_limited
 
 FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
 _SCHEME = "s3:"

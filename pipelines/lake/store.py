@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config.atomic import explained, storage_error
-from pipelines.config.json_files import Form, parse_object
-from pipelines.config.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.config.places import hint, is_lake
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.events import Listener, silent
+from pipelines.files.atomic import explained, storage_error
+from pipelines.files.json import Form, parse_object
+from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.answer import Answer
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipelines.config.atomic import explained, storage_error
-from pipelines.config.malformed import MALFORMED
 from pipelines.errors import AmagoError, IntegrityError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.atomic import explained, storage_error
+from pipelines.files.malformed import MALFORMED
 from pipelines.lake.storage import FRESH_SECONDS, Storage
 
 FOLDER, QUARANTINE = "tombstones", "quarantine"

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.malformed import MALFORMED
+from pipelines.files.malformed import MALFORMED
 from pipelines.lake.crc import combined
 
 VERSION = 1

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.atomic import explained
+from pipelines.files.atomic import explained
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
 from pipelines.lake.folders import Folders

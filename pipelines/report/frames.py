@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.config.atomic import write_atomically
+from pipelines.files.atomic import write_atomically
 
 _GAP = 2  # pixels between frames
 _SHADE = 128  # of the gaps

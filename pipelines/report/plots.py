@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config.atomic import write_atomically
+from pipelines.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,11 +9,11 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 
-from pipelines.config.atomic import explained, publish
-from pipelines.config.locking import locked
-from pipelines.config.user_cache import cache_home
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, Progress
+from pipelines.files.atomic import explained, publish
+from pipelines.files.locks import locked
+from pipelines.files.user_cache import cache_home
 
 _PIECE = 1 << 20
 _TIMEOUT_SECONDS = 30.0

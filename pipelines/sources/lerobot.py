@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipelines.config.json_files import parse_object
-from pipelines.config.malformed import read_limited
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
+from pipelines.files.json import parse_object
+from pipelines.files.malformed import read_limited
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.config.malformed import MALFORMED, decoding
 from pipelines.config.source import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
+from pipelines.files.malformed import MALFORMED, decoding
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories
 from pipelines.nearest import nearest

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pipelines.config.json_files import Form, fits
-from pipelines.config.malformed import MALFORMED
 from pipelines.errors import IntegrityError
+from pipelines.files.json import Form, fits
+from pipelines.files.malformed import MALFORMED
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.sources.base import texts

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.config.atomic import write_atomically
-from pipelines.config.json_files import read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
+from pipelines.files.atomic import write_atomically
+from pipelines.files.json import read_object
 from pipelines.sources.make import open_source
 from pipelines.stages import evaluate
 from pipelines.stages.context import with_stored_window, with_window

@@ -23,7 +23,6 @@ from urllib.parse import quote
 import numpy as np
 
 from pipelines.config.cores import threads
-from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
 from pipelines.envs.env import ActorsFailed, Failure
@@ -31,6 +30,7 @@ from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.events import Event, Listener, Notice, Progress, silent
+from pipelines.files.locks import exclusive
 from pipelines.lake import collectors
 from pipelines.lake.maintenance.cap import Cap
 from pipelines.lake.schema import Schema

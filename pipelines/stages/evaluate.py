@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.atomic import write_atomically
-from pipelines.config.json_files import read_object
-from pipelines.config.malformed import MALFORMED
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env, EnvSpec
@@ -25,6 +22,9 @@ from pipelines.evaluation.adaptation import example
 from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.atomic import write_atomically
+from pipelines.files.json import read_object
+from pipelines.files.malformed import MALFORMED
 from pipelines.lake.store import Lake
 from pipelines.sources.scores import Reference, reference, reference_of_environment
 from pipelines.stages.adaptation import MOST_COLUMNS, adaptation_tables, curves_of

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipelines.config.locking import exclusive
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.files.locks import exclusive
 from pipelines.lake import collectors
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces

@@ -31,11 +31,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
-from pipelines.config.atomic import explained, point, sync_directory
-from pipelines.config.checksums import read_checked, read_sealed, sealed
-from pipelines.config.json_files import Form, fits
-from pipelines.config.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.files.atomic import explained, point, sync_directory
+from pipelines.files.checksums import read_checked, read_sealed, sealed
+from pipelines.files.json import Form, fits
+from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.snapshot import Data
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)

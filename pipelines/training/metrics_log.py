@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.atomic import explained, write_atomically
-from pipelines.config.json_files import read_objects
+from pipelines.files.atomic import explained, write_atomically
+from pipelines.files.json import read_objects
 
 
 class MetricsLog:

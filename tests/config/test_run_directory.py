@@ -127,7 +127,7 @@ def test_a_lock_says_who_and_leaves_nothing_where_nothing_was_done(tmp_path: Pat
 
 def test_what_a_killed_process_was_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
     run, kill = RunDirectory(tmp_path / "a"), "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    code = f"from pipelines.config import atomic; atomic.publish = lambda *_: exec({kill!r}); "
+    code = f"from pipelines.files import atomic; atomic.publish = lambda *_: exec({kill!r}); "
     code += f"from pathlib import Path; atomic.write_atomically(Path({str(run.path / 'run.json')!r}), 'x')"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import tomli_w
 
-from pipelines.config.checksums import sealed
+from pipelines.files.checksums import sealed
 from pipelines.lake import footer
 
 Mutation = Callable[[Path, Random], None]

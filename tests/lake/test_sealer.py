@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from pipelines.config import atomic
 from pipelines.errors import StageFailed
+from pipelines.files import atomic
 from pipelines.lake import reading
 from pipelines.lake import segment as segments
 from pipelines.lake.follower import Follower

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.checksums import sealed
 from pipelines.config.load import resolve
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, UsageError
+from pipelines.files.checksums import sealed
 from pipelines.lake.lineage import Origin, split, trace, trajectories
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.config.atomic import write_atomically
-from pipelines.config.user_cache import cache_home
 from pipelines.errors import StageFailed
+from pipelines.files.atomic import write_atomically
+from pipelines.files.user_cache import cache_home
 
 NUM_GOALS = 50
 _UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)

@@ -18,8 +18,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from pipelines.config.atomic import write_atomically
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.atomic import write_atomically
 
 Kind = Literal["trivial", "small", "medium", "high"]
 Tile = tuple[int, int]

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.config import atomic
-from pipelines.config.atomic import explained
 from pipelines.errors import IntegrityError, StageFailed, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.files import atomic
+from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import Folders, list_all

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from pipelines.config.atomic import explained
-from pipelines.config.malformed import UNREADABLE
 from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.files.atomic import explained
+from pipelines.files.malformed import UNREADABLE
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.storage import Storage
 

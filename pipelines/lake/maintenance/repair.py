@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config import atomic
-from pipelines.config.atomic import explained
-from pipelines.config.json_files import parse_object
-from pipelines.config.malformed import open_regular
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files import atomic
+from pipelines.files.atomic import explained
+from pipelines.files.json import parse_object
+from pipelines.files.malformed import open_regular
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, to_numpy

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config.atomic import explained
 from pipelines.errors import IntegrityError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.blob import BlobCache

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.config.atomic import explained
 from pipelines.events import Listener, Progress, silent
+from pipelines.files.atomic import explained
 from pipelines.lake.folders import ROOT, WATCHED_HOURS, by_hour, folders, list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.keys import REWRITTEN, blob_key, segment_key

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from pipelines.config.atomic import explained
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.files.atomic import explained
 from pipelines.lake.folders import ROOT, list_all
 from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
 from pipelines.lake.keys import blob_key, is_rewritten, segment_key, written_by

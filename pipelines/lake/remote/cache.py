@@ -18,10 +18,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipelines.config.atomic import explained
-from pipelines.config.locking import locked
-from pipelines.config.user_cache import cache_home
 from pipelines.errors import UsageError
+from pipelines.files.atomic import explained
+from pipelines.files.locks import locked
+from pipelines.files.user_cache import cache_home
 
 DEFAULT_BYTES, DEFAULT_SHARE = 20 * 10**9, 10
 ROOM, STRIDE = 10, 50  # an eviction makes room for a tenth; one is considered after each fiftieth downloaded

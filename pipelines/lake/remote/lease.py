@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipelines.config.locking import exclusive
-from pipelines.config.malformed import MALFORMED
 from pipelines.errors import InputMissing, Locked, StageFailed, StorageError
+from pipelines.files.locks import exclusive
+from pipelines.files.malformed import MALFORMED
 from pipelines.lake.remote import conditional
 from pipelines.lake.remote.conditional import Conditional
 

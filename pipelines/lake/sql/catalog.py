@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from pipelines.config.locking import locked
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.locks import locked
 from pipelines.lake.folders import ROOT
 from pipelines.lake.footer import aligned, prefetch_footers, read_footer
 from pipelines.lake.keys import is_rewritten

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config.atomic import storage_error
+from pipelines.files.atomic import storage_error
 from pipelines.lake.folders import ROOT, folders, list_segments
 from pipelines.lake.footer import Footer
 from pipelines.lake.segment import stored_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.config.json_files import read_object, read_objects
+from pipelines.files.json import read_object, read_objects
 
 
 def runs(run: Path) -> pa.Table:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.config.atomic import write_atomically
 from pipelines.evaluation.statistics import iqm, stratified_ci
+from pipelines.files.atomic import write_atomically
 from tests.benchmarks.learning_parts.summary import groups
 from tests.benchmarks.learning_parts.tasks import Task, load_tasks
 

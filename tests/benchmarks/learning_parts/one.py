@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.json_files import read_object
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, StageSettings
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Progress
+from pipelines.files.json import read_object
 from pipelines.lake.store import Lake
 from pipelines.stages import chain, evaluate
 from pipelines.stages.identity import stored_steps

@@ -11,8 +11,8 @@ from typing import Any
 
 import duckdb
 
-from pipelines.config.json_files import read_objects
 from pipelines.errors import InputMissing
+from pipelines.files.json import read_objects
 from tests.benchmarks.learning_parts.tasks import Task
 
 _SCORES = {"return_mean": "DOUBLE", "return_std": "DOUBLE", "success_mean": "DOUBLE", "episodes": "INTEGER"}

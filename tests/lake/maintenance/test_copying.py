@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.config import atomic
 from pipelines.errors import Locked, StageFailed, UsageError
 from pipelines.events import Notice
+from pipelines.files import atomic
 from pipelines.lake import collectors
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.compaction import compact

@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from pipelines.config import atomic
 from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Progress
+from pipelines.files import atomic
 from pipelines.lake import footer, reading
 from pipelines.lake.follower import Follower
 from pipelines.lake.maintenance.compaction import compact

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.json_files import read_object, read_objects
+from pipelines.files.json import read_object, read_objects
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])

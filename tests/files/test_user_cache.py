@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.config.user_cache import cache_home
+from pipelines.files.user_cache import cache_home
 
 
 def test_the_nearest_name_wins(monkeypatch, tmp_path: Path) -> None:

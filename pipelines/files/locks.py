@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipelines.config.atomic import explained
 from pipelines.errors import Locked
+from pipelines.files.atomic import explained
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.atomic import publish_new, stage, write_atomically, write_together
 from pipelines.errors import InputMissing, StageFailed
+from pipelines.files.atomic import publish_new, stage, write_atomically, write_together
 from pipelines.lake.store import Lake
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.malformed import open_regular, read_limited
+from pipelines.files.malformed import open_regular, read_limited
 
 
 class Mismatch(ValueError):

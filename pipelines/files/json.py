@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipelines.config.malformed import read_limited
+from pipelines.files.malformed import read_limited
 
 
 class Form(BaseModel):
