@@ -1,19 +1,22 @@
-"""The house's one arrow, held by reading the source: who may import whom, who may print, how long a file may be."""
+"""The rules of the code base, checked by reading the source: which module imports which, that the engine never prints,
+how long a file may be.
+
+Each rule lists everything that breaks it, in one test for the whole tree.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("amago_cli", "pipelines")
 LONGEST_FILE = 400
 
-# From the top down: a module imports from lower layers and from its own package only. Siblings share a line.
+# From the top down: a module imports only from lower layers and its own package. Packages of one line are siblings.
 LAYERS = (
     ("amago_cli",),
     ("stages",),
@@ -32,7 +35,7 @@ LAYERS = (
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
-# Who alone may import these.
+# The only modules that may import these.
 ONLY_IN = {
     "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "opening", "query", "expression")),
     "boto3": ("pipelines/lake/remote/conditional.py",),
@@ -48,31 +51,53 @@ ONLY_IN = {
 NEVER_IN = {"pipelines/lake/": ("torch", "gymnasium"), "pipelines/data/": ("torch", "gymnasium")}
 
 
-def sources(*folders: str) -> list[Path]:
-    """Python files; those of a user's project to begin with are data."""
+def python_files(*folders: str) -> list[Path]:
+    """Return the Python files of folders, without the templates of `amago init`."""
     found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return sorted(path for path in found if path.parent.name != "starter")
 
 
-def named(path: Path) -> str:
+def modules() -> list[Path]:
+    return python_files(*PACKAGES)
+
+
+def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Every module that `path` imports, anywhere in it, and whether only for type checking."""
-    tree = ast.parse(path.read_text(), str(path))
+@functools.cache
+def source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(source(path), str(path))
+
+
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
+@functools.cache
+def imports(path: Path) -> tuple[tuple[str, bool], ...]:
+    """Return every module that `path` imports, at any depth, each with whether it is only for type checking."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool]]:
     typing_only = {
         inner
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node in typing_only) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{named(path)}:{node.lineno}: relative import"
-            module = node.module or ""
+            module = "." * node.level + (node.module or "")
             if module in PACKAGES:  # `from pipelines import errors`
                 yield from ((f"{module}.{alias.name}", node in typing_only) for alias in node.names)
             else:
@@ -80,35 +105,51 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def layer(module: str) -> str | None:
-    """`pipelines.lake.store` -> "lake"; None for what is not ours."""
+    """Return the layer of a module: `pipelines.lake.store` -> "lake"; None for third-party modules."""
     parts = module.split(".")
     if parts[0] == "amago_cli":
         return "amago_cli"
     return parts[1] if parts[0] == "pipelines" and len(parts) > 1 else None
 
 
-def modules() -> list[Path]:
-    return sources(*PACKAGES)
+def check(violations: Iterable[str]) -> None:
+    """Fail with one line per violation."""
+    found = list(violations)
+    assert not found, "\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_imports_point_down(path: Path) -> None:
+def test_imports_are_absolute() -> None:
+    check(
+        f"{name_of(path)} imports {module}"
+        for path in modules()
+        for module, _ in imports(path)
+        if module.startswith(".")
+    )
+
+
+def test_every_package_is_in_a_layer() -> None:
+    owned = {path: layer(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in modules()}
+    check(name_of(path) for path, own in owned.items() if own not in (None, "__init__", *LEVEL))
+
+
+def test_imports_point_down() -> None:
+    check(violation for path in modules() for violation in _upward_imports(path))
+
+
+def _upward_imports(path: Path) -> Iterator[str]:
     own = layer(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    if own == "__init__":
-        own = None
-    assert own is None or own in LEVEL, f"{named(path)} is in no layer"
+    is_interface = own == "__init__"  # `pipelines/__init__.py` names the public interface, imported lazily
     for module, typing_only in imports(path):
         other = layer(module)
-        if other is None or other == own or (own is None and typing_only):  # of the names that pipelines offers
+        if other is None or other == own or (is_interface and typing_only):
             continue
-        assert other in LEVEL, f"{named(path)} imports {module}, which is in no layer"
-        assert own is not None, f"pipelines/__init__.py imports {module}"
-        assert LEVEL[other] > LEVEL[own], f"{named(path)} imports {module}: {own} is not above {other}"
+        if is_interface or other not in LEVEL or own not in LEVEL or LEVEL[other] <= LEVEL[own]:
+            yield f"{name_of(path)} imports {module}: {own} is not above {other}"
 
 
-def test_no_modules_of_the_lake_import_each_other_in_a_circle() -> None:
-    """Imports inside functions count too: a circle that is hidden there is one."""
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources("pipelines/lake")}
+def test_modules_of_the_lake_do_not_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count: they would only hide the circle."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files("pipelines/lake")}
     left = {name: _imported(path) & names.keys() for name, path in names.items()}
     while free := {name for name, needed in left.items() if not needed & left.keys()}:
         left = {name: needed for name, needed in left.items() if name not in free}
@@ -117,66 +158,68 @@ def test_no_modules_of_the_lake_import_each_other_in_a_circle() -> None:
 
 def _imported(path: Path) -> set[str]:
     found = {module for module, typing_only in imports(path) if not typing_only}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names if f"{node.module}" in found}
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_each_dependency_has_its_place(path: Path) -> None:
-    name = named(path)
+def test_each_dependency_is_imported_only_where_it_belongs() -> None:
+    check(violation for path in modules() for violation in _misplaced_imports(path))
+
+
+def _misplaced_imports(path: Path) -> Iterator[str]:
+    name = name_of(path)
+    banned = {package for folder, packages in NEVER_IN.items() if name.startswith(folder) for package in packages}
     for module, typing_only in imports(path):
-        top = module.split(".")[0]
-        allowed = ONLY_IN.get(top)
-        assert typing_only or allowed is None or name.startswith(allowed), f"{name} imports {top}"
-        for folder, banned in NEVER_IN.items():
-            assert not (name.startswith(folder) and top in banned), f"{name} imports {top}"
+        package = module.split(".")[0]
+        is_allowed = typing_only or name.startswith(ONLY_IN.get(package, ""))
+        if package in banned or not is_allowed:
+            yield f"{name} imports {module}"
 
 
-@pytest.mark.parametrize("path", sources("pipelines"), ids=named)
-def test_the_engine_is_silent(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in ("print", "input", "sys.exit", "exit", "sys.stdout.write", "sys.stderr.write"), (
-                f"{named(path)}:{node.lineno} calls {called}"
-            )
-
-
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_pictures_and_torch_are_loaded_late(path: Path) -> None:
-    """What costs a second to import is imported at the top only where the module is about it."""
-    late = {"matplotlib", "tqdm", "boto3", "botocore"} | (
-        {"torch", "gymnasium", "duckdb", "pyarrow"} if named(path).startswith("amago") else set()
+def test_the_engine_is_silent() -> None:
+    banned = ("print", "input", "sys.exit", "exit", "sys.stdout.write", "sys.stderr.write")
+    calls = (
+        (path, node, ast.unparse(node.func))
+        for path in python_files("pipelines")
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
     )
-    for node in ast.parse(path.read_text()).body:
+    check(f"{name_of(path)}:{node.lineno} calls {called}" for path, node, called in calls if called in banned)
+
+
+def test_slow_imports_are_not_at_the_top_of_a_module() -> None:
+    """A package that takes a second to import is imported at the top only by modules that are about it."""
+    check(violation for path in modules() for violation in _early_imports(path))
+
+
+def _early_imports(path: Path) -> Iterator[str]:
+    late = {"matplotlib", "tqdm", "boto3", "botocore"}
+    if name_of(path).startswith("amago"):
+        late |= {"torch", "gymnasium", "duckdb", "pyarrow"}
+    for node in tree(path).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not late & {name.split(".")[0] for name in names}, f"{named(path)}:{node.lineno}"
+        found = late & {name.split(".")[0] for name in names}
+        yield from (f"{name_of(path)}:{node.lineno} imports {name}" for name in sorted(found))
 
 
-@pytest.mark.parametrize("path", [*modules(), *sources("tests")], ids=named)
-def test_a_file_fits_in_a_head(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+def test_files_are_of_a_readable_length() -> None:
+    lengths = {path: len(source(path).splitlines()) for path in python_files(*PACKAGES, "tests")}
+    check(f"{name_of(path)} has {lines} lines" for path, lines in lengths.items() if lines > LONGEST_FILE)
 
 
-@pytest.mark.parametrize("path", [*modules(), *sources("tests")], ids=named)
-def test_no_path_of_somebody_s_machine(path: Path) -> None:
-    found = re.search(r"[\"'](/(?:work|home|root|Users|opt|mnt)/[^\"']*)[\"']", path.read_text())
-    assert found is None, f"{named(path)} names {found and found[1]}"
+def test_no_file_contains_a_path_of_one_machine() -> None:
+    pattern = re.compile(r"[\"'](/(?:work|home|root|Users|opt|mnt)/[^\"']*)[\"']")
+    found = ((path, pattern.search(source(path))) for path in python_files(*PACKAGES, "tests"))
+    check(f"{name_of(path)} contains {match[1]}" for path, match in found if match)
 
 
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    source = path.read_text()
-    assert not source.strip() or ast.get_docstring(ast.parse(source)), f"{named(path)} has no docstring"
+def test_every_module_has_a_docstring() -> None:
+    check(name_of(path) for path in modules() if source(path).strip() and not ast.get_docstring(tree(path)))
 
 
 def test_tests_mirror_the_packages() -> None:
-    folders = {
-        path.parent.relative_to(ROOT / "pipelines").parts[0]
-        for path in sources("pipelines")
-        if path.parent.name != "pipelines"
-    }
-    assert {folder for folder in folders if not list((ROOT / "tests" / folder).glob("test_*.py"))} == set()
+    folders = {path.relative_to(ROOT / "pipelines").parts[0] for path in (ROOT / "pipelines").glob("*/*.py")}
+    check(folder for folder in sorted(folders) if not list((ROOT / "tests" / folder).glob("test_*.py")))
