@@ -97,6 +97,7 @@ for _function in (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `amago` with `arguments` (default: the process's own) and return its exit code."""
     from amago_cli import errors
+    from amago_cli.render.output import output_of
 
     streams.prepare()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -113,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             if isinstance(outcome, int):  # --help and --version have printed already
                 return outcome
-            invocation.output().show(outcome)
+            output_of(invocation).show(outcome)
             sys.stdout.flush()
             return 0
         except BrokenPipeError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amago_cli.options import Common
-from amago_cli.output import Document
+from amago_cli.render.output import Document
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import PROFILES, TAGS, assign, lay_profile, merge, parse_assignment, resolve
 from pipelines.config.recipes import find

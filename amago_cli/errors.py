@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from amago_cli import escaping, guard, streams
+from amago_cli import guard, streams
 from amago_cli.invocation import Invocation
+from amago_cli.render import escaping
+from amago_cli.render.output import output_of
 from amago_cli.stopping import Stopped
 
 BROKEN_PIPE = 128 + 13
@@ -68,7 +70,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
     if invocation.verbose or not failure.expected:
         print(escaping.lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     try:
-        invocation.output().failure(failure)
+        output_of(invocation).failure(failure)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

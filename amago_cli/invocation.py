@@ -7,10 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from amago_cli.output import Output
 
 _GROUPS = ("lake",)
 
@@ -39,9 +35,3 @@ class Invocation:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
-
-    def output(self) -> Output:
-        """The form the user asked for."""
-        from amago_cli.output import JsonOutput, TextOutput
-
-        return (JsonOutput if self.json else TextOutput)(self)

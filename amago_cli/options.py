@@ -188,7 +188,7 @@ class Common:
     @contextmanager
     def listening(self) -> Iterator[Listener]:
         """A listener that shows progress as asked and turns SIGINT, SIGTERM or SIGHUP into a stop at a safe point."""
-        from amago_cli.progress import reporter
+        from amago_cli.render.progress import reporter
         from amago_cli.signals import interruptible
         from pipelines.errors import masked
         from pipelines.events import Notice

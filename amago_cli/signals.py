@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from amago_cli import escaping
+from amago_cli.render import escaping
 from amago_cli.stopping import handled
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting

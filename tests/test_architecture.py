@@ -33,6 +33,8 @@ LAYERS = (
     ("trust",),
     ("events", "errors", "nearest"),
 )
+# The readers of Minari's two forms import the types of their own caller.
+CIRCULAR_YET = re.compile(r"\.minari(_arrow|_hdf5)?$")
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 # The only modules that may import these.
@@ -147,10 +149,10 @@ def _upward_imports(path: Path) -> Iterator[str]:
             yield f"{name_of(path)} imports {module}: {own} is not above {other}"
 
 
-def test_modules_of_the_lake_do_not_import_each_other_in_a_circle() -> None:
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
     """Imports inside functions count: they would only hide the circle."""
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files("pipelines/lake")}
-    left = {name: _imported(path) & names.keys() for name, path in names.items()}
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules()}
+    left = {name: _imported(path) & names.keys() for name, path in names.items() if not CIRCULAR_YET.search(name)}
     while free := {name for name, needed in left.items() if not needed & left.keys()}:
         left = {name: needed for name, needed in left.items() if name not in free}
     assert not left

@@ -24,7 +24,7 @@ def completion(
     Example: amago completion bash
     """
     from amago_cli.completion import SHELLS, script
-    from amago_cli.output import Document
+    from amago_cli.render.output import Document
     from pipelines.errors import UsageError
 
     if shell not in SHELLS:

@@ -24,7 +24,7 @@ def examples(
     """
     import tomli_w
 
-    from amago_cli.output import Document
+    from amago_cli.render.output import Document
     from pipelines.config.load import lay_profile
     from pipelines.config.recipes import find, shipped_path, shipped_recipes
     from pipelines.errors import UsageError

@@ -21,7 +21,7 @@ def init(
 
     Example: amago init mymaze
     """
-    from amago_cli.output import Document
+    from amago_cli.render.output import Document
     from amago_cli.template import write
 
     written = write(name)

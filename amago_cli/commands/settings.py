@@ -52,7 +52,7 @@ def settings(
     """
     from dataclasses import asdict
 
-    from amago_cli.output import Document, dumps
+    from amago_cli.render.output import Document, dumps
     from pipelines.config import reference
     from pipelines.errors import UsageError
     from pipelines.stages.result import Result, Table

@@ -13,7 +13,7 @@ from amago_cli import completion
 from amago_cli.options import Common, reader
 
 if TYPE_CHECKING:
-    from amago_cli.tree import Node
+    from amago_cli.render.tree import Node
     from pipelines.lake.lineage import Drawn, Origin, Source
 
 
@@ -45,9 +45,9 @@ def lineage(
 
     Example: amago lake lineage runs/quickstart@500
     """
-    from amago_cli.output import Document
+    from amago_cli.render.output import Document
+    from amago_cli.render.tree import draw
     from amago_cli.streams import carries_unicode
-    from amago_cli.tree import draw
     from pipelines.lake import lineage as engine
 
     path, which = engine.split(run)
@@ -61,7 +61,7 @@ def lineage(
 
 
 def _origin(origin: Origin) -> Node:
-    from amago_cli.tree import Node
+    from amago_cli.render.tree import Node
 
     told = "" if origin.told_by == origin.checkpoint else f", as checkpoint {origin.told_by} tells"
     text = f"{origin.run} ({origin.identity}), checkpoint {origin.checkpoint}{told}"
@@ -69,7 +69,7 @@ def _origin(origin: Origin) -> Node:
 
 
 def _drawn(drawn: Drawn) -> Node:
-    from amago_cli.tree import Node
+    from amago_cli.render.tree import Node
 
     if drawn.note:
         return Node(f"lake {drawn.lake}: {drawn.note}")
@@ -115,7 +115,7 @@ def _collector(name: str, drawn: Drawn) -> str:
 
 
 def _acted(part: Sequence[Source]) -> Node:
-    from amago_cli.tree import Node
+    from amago_cli.render.tree import Node
 
     versions = sorted(source.policy_version for source in part)
     at = "" if versions[-1] < 0 else f" at {_span(versions)}"

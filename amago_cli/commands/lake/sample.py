@@ -45,9 +45,9 @@ def sample(
 
     Example: amago lake sample runs/x --where 'success'
     """
-    from amago_cli import judged
-    from amago_cli.output import Document
-    from amago_cli.sparkline import portrait
+    from amago_cli.render import critic_values
+    from amago_cli.render.output import Document
+    from amago_cli.render.sparkline import portrait
     from amago_cli.streams import carries_unicode
     from pipelines.lake import sampling
     from pipelines.lake.store import Lake
@@ -63,12 +63,12 @@ def sample(
         for found in sampling.sample(opened, k, where=where, weight=weight, seed=seed, listener=listener):
             schema, columns = opened.schema(found.schema_id), found.trajectory.columns
             figures = judge(found.trajectory, schema) if judge is not None else None
-            lines = None if figures is None else judged.acting(figures)
+            lines = None if figures is None else critic_values.acting(figures)
             texts.append(portrait(found.trajectory, found.row, schema, width=width, unicode=unicode, figures=lines))
             rows.append(dict(found.row))
             if figures is not None:
-                texts[-1] += "\n\n" + judged.steps_table(columns, figures)
-                rows[-1]["values"] = judged.as_fields(columns, figures)
+                texts[-1] += "\n\n" + critic_values.steps_table(columns, figures)
+                rows[-1]["values"] = critic_values.as_fields(columns, figures)
             if images is not None:
                 written += _sheets(images, found, schema)
     texts += [f"wrote {path}" for path in written]

@@ -24,8 +24,8 @@ def sql(
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """
-    from amago_cli.output import Rows
-    from amago_cli.progress import reporter
+    from amago_cli.render.output import Rows
+    from amago_cli.render.progress import reporter
     from pipelines.lake.sql import catalog
     from pipelines.lake.sql.sandbox import Limits
     from pipelines.lake.store import Lake

@@ -167,7 +167,8 @@ def test_the_first_line_is_there_before_libraries_are_imported(tmp_path: Path, r
     (tmp_path / "mine.toml").write_text('env.name = "tmaze"\n[[stages]]\nstage = "collect"\n')
     code = """
 import sys
-from amago_cli import app, progress
+from amago_cli import app
+from amago_cli.render import progress
 
 def say(self, event):
     print(event.stage, event.text, "torch" in sys.modules, file=sys.stderr)

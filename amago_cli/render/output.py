@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from amago_cli import escaping
 from amago_cli.invocation import Invocation
+from amago_cli.render import escaping
+from amago_cli.render.table import cell, plain, raw, render
 from amago_cli.streams import carries_unicode
-from amago_cli.table import cell, plain, raw, render
 
 if TYPE_CHECKING:
     from amago_cli.errors import Failure
@@ -135,6 +135,11 @@ class JsonOutput:
             "outputs": list(result.outputs) if result else [],
             "seconds": round((result.seconds if result else 0) or call.seconds, 3),
         }
+
+
+def output_of(invocation: Invocation) -> Output:
+    """Return the form of results that the call asked for."""
+    return (JsonOutput if invocation.json else TextOutput)(invocation)
 
 
 def _place(place: Any) -> str | None:

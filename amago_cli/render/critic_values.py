@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from amago_cli.table import cell, plain, render
+from amago_cli.render.table import cell, plain, render
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from amago_cli.table import cell, raw, render
+from amago_cli.render.table import cell, raw, render
 
 
 def test_numbers_stand_right_and_text_left() -> None:

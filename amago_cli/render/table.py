@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from amago_cli import escaping
+from amago_cli.render import escaping
 
 _GAP = "  "
 _LEAST = 14

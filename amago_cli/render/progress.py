@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-from amago_cli import escaping
+from amago_cli.render import escaping
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, duration, silent
 
 LINE_SECONDS = 30.0

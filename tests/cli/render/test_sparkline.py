@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from amago_cli.sparkline import flags, portrait, sparkline
+from amago_cli.render.sparkline import flags, portrait, sparkline
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Ragged, Spaces
 from pipelines.lake.trajectory import Trajectory, TrajectoryInfo

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amago_cli.invocation import Invocation
-from amago_cli.output import Document, JsonOutput, Rows, TextOutput, dumps, figure
+from amago_cli.render.output import Document, JsonOutput, Rows, TextOutput, dumps, figure
 from pipelines.stages.result import Result, Table
 
 RESULT = Result(

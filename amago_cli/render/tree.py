@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from amago_cli import escaping
+from amago_cli.render import escaping
 
 
 @dataclass(frozen=True)

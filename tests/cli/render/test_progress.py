@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from amago_cli.progress import Bar, Lines, reporter
+from amago_cli.render.progress import Bar, Lines, reporter
 from pipelines.events import Notice, Progress, duration
 
 

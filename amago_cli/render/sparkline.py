@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amago_cli import escaping
-from amago_cli.table import cell
+from amago_cli.render import escaping
+from amago_cli.render.table import cell
 from pipelines.lake.spaces import LENGTH, Ragged
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from amago_cli import escaping
-from amago_cli.progress import Lines
-from amago_cli.table import raw, render
+from amago_cli.render import escaping
+from amago_cli.render.progress import Lines
+from amago_cli.render.table import raw, render
 from pipelines.events import Notice
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
