@@ -3,8 +3,8 @@
 Its spaces are those of the environment that was played, with its bounds and texts, where that is registered with
 gymnasium or the trajectories came from a dataset of Minari; then an episode has the seed of its reset, and the dataset
 an `env_spec`, from which the environment can be made again. Elsewhere they are what the lake knows. Actions are as the
-environment takes them. `infos` has `success`, where the lake knows it. `collect --from minari:DIR` gives the same
-trajectories again.
+environment takes them. `infos` has `success`, where the lake knows it, soft resets (`reset`), and the columns that came
+from another dataset's infos. `collect --from minari:DIR` gives the same trajectories again.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def minari_dataset(items: Iterable[Item], to: Path, about: Mapping[str, Any]) ->
         "minari_version": MINARI_VERSION,
         "dataset_size": round(size / 1e6, 1),
         minari.SPACES: json.dumps(form.schema.spaces.to_json()),
+        minari.OUR_INFOS: json.dumps(form.infos),
         **known.metadata(about, count),
     }
     write_atomically(folder / minari.METADATA, json.dumps(metadata))
@@ -125,6 +126,7 @@ class _Known:
 class _Form:
     """How trajectories of one schema are written: Minari's spaces, and for each column its path and dtype (None: as it
     is; `str`: a text). `seeds`: the environment can be reset with the seed of an episode.
+    `infos`: columns that are written to `infos`.
     """
 
     schema: Schema
@@ -132,21 +134,24 @@ class _Form:
     action: Mapping[str, Any]
     columns: Mapping[str, tuple[str, Any]]
     seeds: bool
+    infos: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schema: Schema, environment: Mapping[str, Any]) -> _Form:
         """Take the environment's spaces where they are those of the schema, else what the schema knows of them."""
-        spaces, seeds = schema.spaces.observation, bool(environment.get("env_spec"))
+        infos = dict(environment.get(minari.INFOS) or {})
+        spaces = {name: space for name, space in schema.spaces.observation.items() if name not in infos}
+        seeds = bool(environment.get("env_spec"))
         paths = own_paths([name for name in spaces if not _is_length(name, spaces)])
         action = _space(schema.spaces.action, action=True)
         found = environment.get("observation_space") or {}
         leaves = {name: _leaf(found, path) for name, path in paths.items()}
         if len(leaves) == _leaves(found) and all(_same(leaf, spaces[name]) for name, leaf in leaves.items()):
             columns = {name: ("/".join(path), _dtype(leaves[name])) for name, path in paths.items()}
-            return cls(schema, found, action, columns, seeds)
+            return cls(schema, found, action, columns, seeds, infos)
         own = own_paths(list(spaces))
         columns = {name: ("/".join(path), None) for name, path in own.items()}
-        return cls(schema, _observation_space(schema), action, columns, seeds)
+        return cls(schema, _observation_space(spaces), action, columns, seeds, infos)
 
     def write(self, group: Any, number: int, trajectory: Trajectory, row: Mapping[str, Any]) -> None:
         """Write an episode."""
@@ -169,7 +174,11 @@ class _Form:
         cut = columns[TRUNCATED][1:] != 0
         cut[-1] |= not columns[TERMINATED][-1]
         _put(group, "truncations", cut)
-        infos = group.create_group("infos")
+        infos = group.create_group(minari.INFOS)
+        for name, path in self.infos.items():
+            _put(infos, path, columns[name])
+        if columns[RESET].any():
+            _put(infos, "reset", columns[RESET] != 0)
         if row["success"] is not None:  # of every row, as Minari has them: it holds at the end
             _put(infos, "success", (np.arange(trajectory.length + 1) == trajectory.length) & bool(row["success"]))
 
@@ -226,10 +235,10 @@ def _dtype(space: Mapping[str, Any]) -> Any:
     return np.dtype(space["dtype"]) if space.get("type") in ("Box", "Discrete", "MultiDiscrete") else None
 
 
-def _observation_space(schema: Schema) -> dict[str, Any]:
+def _observation_space(spaces: Mapping[str, Space]) -> dict[str, Any]:
     tree: dict[str, Any] = {"type": "Dict", "subspaces": {}}
-    for name, path in own_paths(list(schema.spaces.observation)).items():
-        space = _space(schema.spaces.observation[name])
+    for name, path in own_paths(list(spaces)).items():
+        space = _space(spaces[name])
         if not path:
             return space
         node = tree

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
+from pipelines.files.malformed import open_regular
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories
 
@@ -64,12 +65,20 @@ def require(module: str, extra: str, what: str) -> None:
         raise InputMissing(f"{what} needs {module}, which is not installed", hint=f'pip install "amago[{extra}]"')
 
 
+def require_file(path: Path, hint: str = "check the path") -> Path:
+    """Return `path`. InputMissing unless it is a regular file: a pipe or a device might never begin, or never end."""
+    if not path.is_file():
+        text = f"'{path}' is not a regular file" if path.exists() else f"no file '{path}'"
+        raise InputMissing(text, hint=hint)
+    return path
+
+
 def fingerprint(files: Iterable[Path], *more: Any) -> str:
     """16 hex digits that follow from the sizes and both ends of some files, and from `more`; a file may be moved."""
     digest = hashlib.sha256(repr(more).encode())
     for path in files:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             digest.update(f"{path.name} {size}".encode() + file.read(_EDGE))
             file.seek(max(size - _EDGE, 0))
             digest.update(file.read(_EDGE))

@@ -128,7 +128,7 @@ class D4rl:
             return Environments(values) if beside and tuple(values.shape[:2]) == tuple(action.shape[:2]) else values
 
         observation, following = self._observed(given, read)
-        flags = flags_of(file, names, named, followed=bool(following), read=read)
+        flags = flags_of(file, names, named, followed=bool(following), read=read, what=self._what)
         self._notes = flags.notes
         found = Arrays(
             observation=observation,

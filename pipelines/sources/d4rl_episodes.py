@@ -19,6 +19,7 @@ import numpy as np
 from pipelines.errors import InputMissing
 from pipelines.events import Notice
 from pipelines.sources.base import Request
+from pipelines.sources.intake import flags
 from pipelines.sources.transitions import MOST_UNRELATED, breaks_notice, differ, unrelated_notice
 
 _SCAN = 1 << 20  # steps of flags read at a time
@@ -157,6 +158,6 @@ def _flags(values: Any, path: Path) -> np.ndarray:
     """(N,) bool from flags of any dtype and of shape (N,) or (N, 1)."""
     if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
         raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
-    return np.concatenate(
-        [np.asarray(values[at : at + _SCAN]).reshape(-1) > 0.5 for at in range(0, len(values), _SCAN)]
-    )
+    name, what = values.name.lstrip("/"), f"'{path}'"
+    starts = range(0, len(values), _SCAN)
+    return np.concatenate([flags(values[at : at + _SCAN], name, what=what, first=at) for at in starts])

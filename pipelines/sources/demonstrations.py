@@ -7,8 +7,8 @@
     data.attrs            env_args and problem_info, JSON: the environment's name, and the instruction as goal_text
     mask/*                optional: names of demonstrations; becomes the tag `mask`
 
-`source.columns` chooses: `{"obs.eef" = "obs/robot0_eef_pos"}` takes that observation alone; action, reward and
-terminated name what is called otherwise.
+`source.columns` chooses: `{"obs.eef" = "obs/robot0_eef_pos"}` takes that observation alone, `obs/object[0:3]` some
+columns of one; action, reward and terminated name what is called otherwise.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
-from pipelines.sources.hdf5 import array, leaves, open_file, reading, scalar
-from pipelines.sources.intake import Intake, action_box, agreed, inferred
+from pipelines.sources.flat_files import array, part_of
+from pipelines.sources.hdf5 import leaves, open_file, reading, scalar
+from pipelines.sources.intake import Intake, action_box, agreed, flags, inferred
 from pipelines.sources.transitions import Steps, lay
 
 _GROUP, _OBS, _NEXT = "data", "obs", "next_obs"
@@ -159,7 +160,9 @@ class Demonstrations:
             if self._followed and place.startswith(f"{_OBS}/")
         }
         others = {
-            ours: array(group, t, path=self._path) for ours, t in self._arrays.items() if ours == ACTION or t in group
+            ours: array(group, t, path=self._path)
+            for ours, t in self._arrays.items()
+            if ours == ACTION or part_of(t)[0] in group
         }
         every = [*found.values(), *after.values(), *others.values()]
         size = sum(int(np.prod(values.shape, dtype=np.float64)) * values.dtype.itemsize for values in every)
@@ -178,8 +181,11 @@ class Demonstrations:
             following={column: np.asarray(values[()]) for column, values in after.items()},
             action=np.asarray(others[ACTION][()]),
             reward=np.asarray(others[REWARD][()]).reshape(steps, -1) if REWARD in others else np.zeros((steps, 1)),
-            terminated=bool(steps and dones is not None and (np.asarray(dones[-1]) > 0.5).all()),
+            terminated=bool(steps and dones is not None and self._flags(dones, inside)[-1]),
         )
+
+    def _flags(self, dones: Any, inside: str) -> np.ndarray:
+        return flags(dones[()], f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """See `Source`."""

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.malformed import open_regular
 from pipelines.sources import hdf5
+from pipelines.sources.base import require_file
 
 _SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
 
@@ -22,14 +24,17 @@ class NpzArrays:
 
     def __init__(self, path: Path) -> None:
         self._path, self.attrs = path, dict[str, Any]()
+        self._file = open_regular(require_file(path))
         try:
-            self._archive = np.load(path, allow_pickle=False)
+            self._archive = np.load(self._file, allow_pickle=False)
         except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+            self._file.close()
             raise self._damaged(error) from error
         self._read: dict[str, _Loaded] = {}
 
     def close(self) -> None:
         self._archive.close()
+        self._file.close()
 
     def keys(self) -> list[str]:
         """The names of the arrays."""
@@ -79,34 +84,43 @@ class Columns:
         return len(self._base)
 
     def __getitem__(self, rows: Any) -> Any:
-        return self._base[rows, self._columns]
+        return self._base[:, self._columns] if isinstance(rows, tuple) else self._base[rows, self._columns]
 
 
 def open_flat(path: Path, *, cache_bytes: int) -> Any:
     """Open an NPZ or HDF5 file for reading. Errors as `hdf5.open_file`."""
-    if path.suffix == ".npz" and path.is_file():
+    if path.suffix == ".npz":
         return NpzArrays(path)
     return hdf5.open_file(path, cache_bytes=cache_bytes)
 
 
 def array(file: Any, text: str, *, path: Path) -> Any:
     """The array `NAME`, or the columns `NAME[START:STOP]` of one. InputMissing if there is none."""
-    found = _SLICE.fullmatch(text)
-    name = found["name"] if found else text
+    name, bounds = part_of(text)
     if isinstance(file, NpzArrays):
         if name not in file:
             raise InputMissing(f"'{path}': '{name}' is missing", hint=f"it has: {', '.join(sorted(file.keys()))}")
         values: Any = file[name]
     else:
         values = hdf5.array(file, name, path=path)
-    if found is None:
-        return values
-    width = values.shape[1] if len(values.shape) == 2 else 0
-    start, stop = int(found["start"] or 0), int(found["stop"] or width)
+    return values if bounds is None else Columns(values, *within(bounds, values.shape, text, what=f"'{path}'"))
+
+
+def part_of(text: str) -> tuple[str, tuple[str, str] | None]:
+    """Split `NAME[START:STOP]` into the name and the bounds; None for `NAME` alone."""
+    found = _SLICE.fullmatch(text)
+    return (found["name"], (found["start"], found["stop"])) if found else (text, None)
+
+
+def within(bounds: tuple[str, str], shape: tuple[int, ...], text: str, *, what: str) -> tuple[int, int]:
+    """Return bounds as numbers. InputMissing unless arrays of this shape have such columns; `text` names them."""
+    width = shape[1] if len(shape) == 2 else 0
+    start, stop = int(bounds[0] or 0), int(bounds[1] or width)
     if not 0 <= start < stop <= width:
-        what = f"{width} columns" if width else f"the shape {values.shape}"
-        raise InputMissing(f"'{path}': there is no '{text}': '{name}' has {what}", hint="NAME[START:STOP], from 0")
-    return Columns(values, start, stop)
+        size = f"{width} columns" if width else f"the shape {shape}"
+        name = text.partition("[")[0]
+        raise InputMissing(f"{what}: there is no '{text}': '{name}' has {size}", hint="NAME[START:STOP], from 0")
+    return start, stop
 
 
 def leaves(file: Any, name: str, path: Path) -> Iterator[tuple[str, Any]]:

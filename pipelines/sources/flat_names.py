@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
+from pipelines.sources.intake import flags
 
 NAMES = {
     ACTION: ("actions", "acts"),
@@ -122,11 +123,17 @@ def environments(actions: Any, terminal: Any) -> int:
 
 
 def flags_of(
-    file: Any, names: Mapping[str, str], given: Mapping[str, str], *, followed: bool, read: Callable[[str], Any]
+    file: Any,
+    names: Mapping[str, str],
+    given: Mapping[str, str],
+    *,
+    followed: bool,
+    read: Callable[[str], Any],
+    what: str,
 ) -> Flags:
     """Find the flags; `given` are the names of the settings, `followed` says that next observations are in the file.
 
-    `read` returns the array of a name.
+    `read` returns the array of a name; `what` names the file in errors.
     """
     timeout = read(names[TRUNCATED]) if names[TRUNCATED] in file else None
     if TERMINATED in given or TRUNCATED in given:
@@ -134,11 +141,13 @@ def flags_of(
     if _VALIDS in file and not followed:
         valids = read(_VALIDS)
         notes = ("rows whose 'valids' is 0 end a trajectory; it is not terminated",)
-        return Flags(terminal=zeros(TERMINATED, len(valids), "bool"), timeout=_not(valids), closing=True, notes=notes)
+        return Flags(
+            terminal=zeros(TERMINATED, len(valids), "bool"), timeout=_not(valids, what), closing=True, notes=notes
+        )
     if _MASKS in file:
         ends = next((name for name in (_ENDS, names[TRUNCATED], names[TERMINATED]) if name in file), None)
-        terminal = _not(read(_MASKS))
-        return Flags(terminal=terminal, timeout=None if ends is None else _without(read(ends), terminal))
+        terminal = _not(read(_MASKS), what)
+        return Flags(terminal=terminal, timeout=None if ends is None else _without(read(ends), terminal, what))
     terminal = read(names[TERMINATED])
     if is_reward_free(file, names):
         text = f"there are no rewards: they are 0, and '{names[TERMINATED]}' end a trajectory without terminating it"
@@ -150,18 +159,21 @@ def flags_of(
     if timeout is None:
         text = "'dones' are taken for terminations; name the time limits among them by source.columns.truncated"
         return Flags(terminal=terminal, timeout=None, notes=(text,))
-    return Flags(terminal=_without(terminal, timeout), timeout=timeout)
+    return Flags(terminal=_without(terminal, timeout, what), timeout=timeout)
 
 
-def _not(values: Any) -> Computed:
-    return Computed(values.name, values.shape, lambda rows: ~(np.asarray(values[rows]) > 0.5), "bool")
+def _not(values: Any, what: str) -> Computed:
+    def compute(rows: Any) -> np.ndarray:
+        return ~flags(values[rows], values.name, what=what).reshape(np.shape(values[rows]))
+
+    return Computed(values.name, values.shape, compute, "bool")
 
 
-def _without(values: Any, others: Any) -> Computed:
+def _without(values: Any, others: Any, what: str) -> Computed:
     """`values` where `others` are not set."""
 
     def compute(rows: Any) -> np.ndarray:
-        chosen, excepted = (np.asarray(flags[rows]) > 0.5 for flags in (values, others))
-        return chosen & ~excepted.reshape(chosen.shape)
+        chosen, excepted = (flags(one[rows], one.name, what=what) for one in (values, others))
+        return (chosen & ~excepted).reshape(np.shape(values[rows]))
 
     return Computed(values.name, values.shape, compute, "bool")

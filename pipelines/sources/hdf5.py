@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.sources.base import require
+from pipelines.sources.base import require, require_file
 
 CHUNK_CACHE = 16 << 20  # of an array: a chunk that ends in the next block is not unpacked twice
 _SLOTS = 10_007
@@ -27,8 +27,7 @@ def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
     require("h5py", "hdf5", f"'{path}'")
     import h5py
 
-    if not path.is_file():
-        raise InputMissing(f"no file '{path}'", hint="check the path")
+    require_file(path)
     try:
         file = h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=_SLOTS)
         _refuse_external_links(file, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -188,6 +189,21 @@ def _linear(space: Box) -> tuple[np.ndarray, np.ndarray]:
     assert space.high is not None
     low, high = (np.asarray(bound, dtype=np.float64).reshape(space.shape) for bound in (space.low, space.high))
     return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0)
+
+
+def flags(values: Any, name: str, *, what: str, first: int = 0) -> np.ndarray:
+    """Return flags of any number type as (n,) bool. IntegrityError for NaN; `first` is the row of the first, for the
+    message.
+    """
+    found = np.asarray(values)
+    _require_numbers(found, name, what)
+    found = found.reshape(-1)
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        row = first + int(np.isnan(found).argmax())
+        raise IntegrityError(
+            f"{what}: '{name}' is NaN at row {row:,}, not 0 or 1", hint="leave it out, or mend the file"
+        )
+    return np.asarray(found > 0.5)
 
 
 class _Place:

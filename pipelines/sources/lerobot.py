@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.sources.base import EPISODE, Request
+from pipelines.sources.base import EPISODE, Request, require_file
 from pipelines.sources.table_files import unreadable
 from pipelines.sources.tables import Tables
 
@@ -53,7 +53,7 @@ class LeRobot(Tables):
     def _find(self, request: Request) -> list[Path]:
         self._folder = Path(request.place)
         about = _read(self._folder / INFO)
-        files = sorted(self._folder.glob("data/*/*.parquet"))
+        files = [require_file(path) for path in sorted(self._folder.glob("data/*/*.parquet"))]
         if not files:
             raise InputMissing(f"{self._what} has no data/*/*.parquet", hint="fetch all of the dataset")
         self._robot = str(about.get("robot_type") or "")[:_LONGEST_TEXT]
@@ -97,7 +97,9 @@ class LeRobot(Tables):
         """Episode -> its tasks in words."""
         meta = self._folder / "meta"
         found: dict[str, str] = {}
-        for row in itertools.chain(_lines(meta / "episodes.jsonl"), _rows(sorted(meta.glob("episodes/*/*.parquet")))):
+        for row in itertools.chain(
+            _lines(meta / "episodes.jsonl"), _rows(map(require_file, sorted(meta.glob("episodes/*/*.parquet"))))
+        ):
             number, tasks = row.get("episode_index"), row.get("tasks")
             if isinstance(number, int) and isinstance(tasks, list):
                 found[str(number)] = "; ".join(map(str, tasks))[:_LONGEST_TEXT]
@@ -165,7 +167,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from (_object(line, path) for line in _content(path).splitlines() if line.strip())
 
 
-def _rows(files: list[Path]) -> Iterator[dict[str, Any]]:
+def _rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for path in files:
         try:
             yield from pq.read_table(path, columns=["episode_index", "tasks"]).to_pylist()

@@ -1,7 +1,8 @@
 """Minari's datasets: a folder `data` with `metadata.json`, and episodes in HDF5, Arrow or Parquet files.
 
-Read without the package minari; it is asked only for datasets that are to be fetched. An episode's observations include
-the last one. Its seed is kept; `infos` may say `success`, and have no other place in a lake.
+Read without the package minari, which only fetches datasets. An episode's observations include the last one. Its seed
+is kept, and whether `infos/success` is ever set. Other numeric `infos` become observations when `source.columns` asks
+for them, `{"obs.qpos" = "infos/qpos"}`; an export writes them to `infos` again.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.lake.spaces import LENGTH, Ragged
+from pipelines.events import Notice
+from pipelines.files.malformed import read_limited
+from pipelines.lake.spaces import LENGTH, OBSERVATION, Ragged, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
-from pipelines.sources.intake import Intake, Raw, agreed
+from pipelines.sources.intake import Intake, Raw, agreed, flags, inferred
 from pipelines.sources.minari_spaces import Leaf, SpaceReader, ragged_columns
 from pipelines.sources.records import info_of, spaces_of
 
 METADATA = "metadata.json"
 SPACES = "amago_spaces"  # in the metadata of a dataset that we wrote
+INFOS = "infos"
+OUR_INFOS = "amago_infos"  # in the metadata of a dataset that we wrote: columns that are infos there
 RECORD = "amago"  # of an episode of it
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+?-v\d+")
 _TAGS = ("dataset_id", "algorithm_name", "author", "author_email", "code_permalink", "description", "minari_version")
@@ -53,6 +58,10 @@ class Episodes(Protocol):
         """IntegrityError or InputMissing where it cannot be read."""
         ...
 
+    def infos(self, number: int) -> dict[str, np.ndarray]:
+        """Read the `infos` of an episode by path, as far as they are arrays. Errors as `read`."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -76,10 +85,8 @@ class Minari:
             max_length=self._settings.max_length,
         )
         self._ours = metadata.get(SPACES)
+        self._places = self._infos_asked_for(json.loads(metadata.get(OUR_INFOS) or "{}"))
         found = spaces_of(self._ours, what=self._what) if self._ours is not None else reader.spaces
-        if request.spaces is not None:
-            shapes = {name: space.shape for name, space in found.observation.items()}
-            found = agreed(shapes, request.spaces, what=self._what)
         self.spaces = found
         self._leaves = self._own_leaves(reader.leaves)
         self.steps: int | None = int(metadata.get("total_steps", 0)) or None
@@ -90,9 +97,15 @@ class Minari:
         self.described = {
             "env_spec": metadata.get("env_spec") or "",
             "observation_space": self._space(metadata, "observation_space"),
+            INFOS: self._places,
         }
         self._tags = texts({name: _line(metadata.get(name)) for name in _TAGS})
         self._episodes = _open(data, str(metadata.get("data_format", "hdf5")), self._leaves, reader.action_jpeg)
+        if self._ours is None:
+            self._take_infos(request)
+        if request.spaces is not None:
+            shapes = {name: space.shape for name, space in self.spaces.observation.items()}
+            self.spaces = agreed(shapes, request.spaces, what=self._what)
         self.fingerprint = fingerprint([data / METADATA, *self._episodes.files], self._count, self.steps)
         self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
 
@@ -101,12 +114,14 @@ class Minari:
 
     def _metadata(self, path: Path) -> dict[str, Any]:
         try:
-            metadata = json.loads(path.read_text())
+            metadata = json.loads(read_limited(path))
             if isinstance(metadata, dict):
                 return metadata
         except FileNotFoundError as error:
             raise InputMissing(f"'{path.parent}' is no Minari dataset: it has no {METADATA}") from error
-        except ValueError:
+        except OSError as error:
+            raise InputMissing(f"cannot read '{path}': {error.strerror or error}") from error
+        except (ValueError, RecursionError):
             pass
         raise IntegrityError(f"'{path}' is damaged", hint="fetch or make the dataset again")
 
@@ -118,6 +133,38 @@ class Minari:
         except (ValueError, TypeError) as error:
             raise IntegrityError(f"{self._what}: its {name} is damaged", hint="fetch or make it again") from error
 
+    def _infos_asked_for(self, written: Mapping[str, str]) -> dict[str, str]:
+        """Column -> path below `infos`: of a dataset that we wrote as `written`, else as the settings ask."""
+        if self._ours is not None:
+            return dict(written)
+        found = {}
+        for column, place in self._settings.columns.items():
+            root, _, path = place.partition("/")
+            if root != INFOS or not path or not column.startswith(f"{OBSERVATION}."):
+                raise InputMissing(
+                    f'source.columns: "{column}" = "{place}": a Minari dataset keeps its names, and only adds infos',
+                    hint='write {"obs.NAME" = "infos/NAME"}',
+                )
+            found[column] = path
+        return found
+
+    def _take_infos(self, request: Request) -> None:
+        """Add the infos that are asked for to the observation, and report the others."""
+        infos = {name: values for name, values in self._episodes.infos(0).items() if values.dtype.kind in "biuf"}
+        found = dict(self.spaces.observation)
+        for column, path in self._places.items():
+            if path not in infos:
+                known = ", ".join(sorted(infos)) or "none"
+                raise InputMissing(f"{self._what} has no numeric '{INFOS}/{path}'", hint=f"its numeric infos: {known}")
+            if column in found:
+                raise InputMissing(f"source.columns: there is a '{column}' already", hint="choose another name")
+            found[column] = inferred(infos[path].shape[1:], infos[path].dtype)
+            self._leaves.append(Leaf(column=column, path=tuple(path.split("/")), space=found[column], root=INFOS))
+        self.spaces = Spaces(observation=found, action=self.spaces.action)
+        if left := sorted(infos.keys() - {"success", *self._places.values()}):
+            text = f"{self._what}: infos left out: {', '.join(left)} (source.columns takes some as observations)"
+            request.listener(Notice(text=text))
+
     def _own_leaves(self, leaves: list[Leaf]) -> list[Leaf]:
         """Of a dataset that we wrote: a ragged column is stored as texts, or padded beside its length."""
         if self._ours is None:
@@ -125,9 +172,15 @@ class Minari:
         spaces = self.spaces.observation
         texts_ = {leaf.column for leaf in leaves if isinstance(leaf.space, Ragged)}
         stored = [name for name in spaces if name.removesuffix(f".{LENGTH}") not in texts_ or name in texts_]
-        paths = own_paths(stored)
+        paths = own_paths([name for name in stored if name not in self._places])
+        infos = {name: tuple(path.split("/")) for name, path in self._places.items()}
         return [
-            Leaf(column=name, path=paths[name], space=spaces[name] if name in texts_ else _padded(spaces[name]))
+            Leaf(
+                column=name,
+                path=infos.get(name) or paths[name],
+                space=spaces[name] if name in texts_ else _padded(spaces[name]),
+                root=INFOS if name in infos else "observations",
+            )
             for name in stored
         ]
 
@@ -173,8 +226,7 @@ class Minari:
     def _batch(self, held: list[tuple[int, Episode, dict[str, np.ndarray]]]) -> Trajectories:
         first = held[0][0]
         episodes = [episode for _, episode, _ in held]
-        over = np.array([bool(episode.terminations[-1]) for episode in episodes])
-        cut = np.array([bool(episode.truncations[-1]) for episode in episodes])
+        over, cut = self._ends(held, "terminations"), self._ends(held, "truncations")
         records = [self._record(episode) for episode in episodes]
         raw = Raw(
             rows=[len(episode.rewards) + 1 for episode in episodes],
@@ -194,6 +246,11 @@ class Minari:
             self._info(number, episode, record) for (number, episode, _), record in zip(held, records, strict=True)
         ]
         return Trajectories(columns, raw.rows, infos)
+
+    def _ends(self, held: list[tuple[int, Episode, dict[str, np.ndarray]]], name: str) -> np.ndarray:
+        """Return (k,): the flag `name` of the last step of each episode."""
+        what = [(f"{name} of episode {number}", getattr(episode, name)) for number, episode, _ in held]
+        return np.array([flags(values, said, what=self._what)[-1] for said, values in what])
 
     def _record(self, episode: Episode) -> Mapping[str, Any] | None:
         text = episode.attributes.get(RECORD)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.malformed import read_limited
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.spaces import Ragged
-from pipelines.sources.minari import METADATA, Episode
+from pipelines.sources.base import require_file
+from pipelines.sources.minari import INFOS, METADATA, Episode
 from pipelines.sources.minari_spaces import Leaf
 from pipelines.sources.pictures import decoded
 
@@ -38,9 +42,9 @@ class ArrowEpisodes:
             raise InputMissing(f"'{folder}' lacks the columns {', '.join(missing)}", hint="fetch it again")
         try:
             columns = {name: table[name].combine_chunks() for name in table.column_names}
-            observed = columns["observations"]
+            observed = {leaf.root: columns.get(leaf.root) for leaf in self._leaves}
             return Episode(
-                observations={leaf.column: self._leaf(observed, leaf, folder) for leaf in self._leaves},
+                observations={leaf.column: self._leaf(observed[leaf.root], leaf, folder) for leaf in self._leaves},
                 actions=self._actions(columns["actions"][:-1], folder),
                 rewards=columns["rewards"].to_numpy(zero_copy_only=False)[:-1].astype(np.float64),
                 terminations=columns["terminations"].to_numpy(zero_copy_only=False)[:-1],
@@ -51,8 +55,18 @@ class ArrowEpisodes:
         except (*UNREADABLE, IndexError) as error:
             raise IntegrityError(f"'{folder}' is damaged: {error}", hint="fetch or make it again") from error
 
+    def infos(self, number: int) -> dict[str, np.ndarray]:
+        folder = self._data / str(number)
+        table = self._table(folder)
+        if INFOS not in table.column_names:
+            return {}
+        try:
+            return dict(_infos(table[INFOS].combine_chunks(), ""))
+        except UNREADABLE as error:
+            raise IntegrityError(f"'{folder}' is damaged: {error}", hint="fetch or make it again") from error
+
     def _table(self, folder: Path) -> pa.Table:
-        files = sorted(folder.glob(f"*.{self._form}"))
+        files = [require_file(path) for path in sorted(folder.glob(f"*.{self._form}"))]
         if not files:
             raise InputMissing(f"'{folder}' has no {self._form} file", hint="fetch or make the dataset again")
         try:
@@ -79,11 +93,21 @@ class ArrowEpisodes:
 
     def _attributes(self, path: Path) -> dict[str, Any]:
         try:
-            return dict(json.loads(path.read_text()))
+            return dict(json.loads(read_limited(path)))
         except FileNotFoundError:
             return {}
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise IntegrityError(f"'{path}' is damaged", hint="fetch or make the dataset again") from error
+
+
+def _infos(values: pa.Array, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the numbers at or below a struct as ("a/b", array); what is missing somewhere is left out."""
+    if pa.types.is_struct(values.type):
+        for place, part in enumerate(values.type):
+            yield from _infos(values.field(place), f"{name}/{part.name}" if name else part.name)
+        return
+    with contextlib.suppress(ValueError):
+        yield name, flat_values(values)
 
 
 def flat_values(values: pa.Array) -> np.ndarray:

@@ -9,8 +9,8 @@ import numpy as np
 
 from pipelines.errors import InputMissing
 from pipelines.lake.spaces import Ragged
-from pipelines.sources.hdf5 import array, contained, open_file, reading, scalar
-from pipelines.sources.minari import Episode
+from pipelines.sources.hdf5 import array, contained, leaves, open_file, reading, scalar
+from pipelines.sources.minari import INFOS, Episode
 from pipelines.sources.minari_spaces import Leaf
 from pipelines.sources.pictures import decoded
 
@@ -46,7 +46,7 @@ class Hdf5Episodes:
             )
 
     def _leaf(self, group: Any, leaf: Leaf) -> Any:
-        name = "observations"
+        name = leaf.root
         for key in leaf.path:
             inner = f"{name}/{key}"
             name = inner if inner in group else f"{name}/_index_{key}"  # a member of a Tuple
@@ -56,6 +56,12 @@ class Hdf5Episodes:
         if isinstance(leaf.space, Ragged):
             return [value.decode() if isinstance(value, bytes) else value for value in values]
         return values
+
+    def infos(self, number: int) -> dict[str, np.ndarray]:
+        with reading(self._path):
+            group = self._file.get(f"episode_{number}/{INFOS}")
+            found = leaves(group, self._path) if hasattr(group, "keys") else ()
+            return {name: np.asarray(values[()]) for name, values in found}
 
     def _values(self, group: Any, name: str) -> np.ndarray:
         return np.asarray(array(group, name, path=self._path)[()])

@@ -30,12 +30,15 @@ _IMAGE_SIDE = 32  # a smaller picture is stored as it is
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """A part of an observation: its column, the keys that lead to it, and whether it is stored as JPEG pictures."""
+    """A part of an observation: its column, the keys that lead to it from `root`, and whether it is stored as JPEG
+    pictures.
+    """
 
     column: str
     path: tuple[str, ...]
     space: Space
     jpeg: bool = False
+    root: str = "observations"
 
 
 class SpaceReader:

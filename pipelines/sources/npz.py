@@ -22,11 +22,12 @@ import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
+from pipelines.files.malformed import open_regular
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
-from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint
-from pipelines.sources.intake import Intake, Raw, action_box, agreed, inferred
+from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, fingerprint, require_file
+from pipelines.sources.intake import Intake, Raw, action_box, agreed, flags, inferred
 from pipelines.sources.records import info_of
 
 RECORD = "trajectory"
@@ -107,7 +108,7 @@ class Npz:
         """The number of choices where every action of every file is one-hot; 0 where one is not."""
         width = 0
         for path in self._files:
-            with _reading(path), np.load(path, allow_pickle=False) as archive:
+            with opened(path) as archive:
                 actions = archive["actions"] if "actions" in archive.files else np.zeros(0)
             if actions.ndim != 2 or actions.shape[-1] < 2 or not _is_one_hot(actions).all():
                 return 0
@@ -181,17 +182,17 @@ class Npz:
         return TrajectoryInfo(env=named["env"], task=task, t_start=ended, t_end=ended, source="npz", tags=tags)
 
     def _read(self, path: Path) -> _File:
-        with _reading(path):
-            with np.load(path, allow_pickle=False) as archive:
-                values = {name: archive[name] for name in archive.files}
+        with opened(path) as archive:
+            values = {name: archive[name] for name in archive.files}
             return _ours(values, path) if RECORD in values or ACTION in values else _theirs(values, path)
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn what numpy raises over a damaged file into IntegrityError."""
+def opened(path: Path) -> Iterator[Any]:
+    """Open an NPZ file, and turn what numpy raises over a damaged one into IntegrityError."""
     try:
-        yield
+        with open_regular(require_file(path)) as file, np.load(file, allow_pickle=False) as archive:
+            yield archive
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
         reason = str(error).split("\n")[0][:160]
         raise IntegrityError(f"'{path}' is damaged: {reason}", hint="fetch or make it again") from error
@@ -206,7 +207,7 @@ def is_flat(path: Path) -> bool:
     """Whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
     if not path.is_file():
         return False
-    with _reading(path), np.load(path, allow_pickle=False) as archive:
+    with opened(path) as archive:
         names = set(archive.files)
     return not names & {RECORD, ACTION, "rews"} and not any(name.startswith(_THEIRS) for name in names)
 
@@ -220,8 +221,8 @@ def _ours(values: Mapping[str, np.ndarray], path: Path) -> _File:
         observation={name: array for name, array in values.items() if name not in _OURS},
         action=values[ACTION][1:],
         reward=values[REWARD][1:],
-        terminated=bool(values[TERMINATED][-1]),
-        truncated=bool(values[TRUNCATED][-1]),
+        terminated=bool(flags(values[TERMINATED], TERMINATED, what=f"'{path}'")[-1]),
+        truncated=bool(flags(values[TRUNCATED], TRUNCATED, what=f"'{path}'")[-1]),
         reset=values[RESET],
         record=record,
     )
@@ -239,7 +240,7 @@ def _theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
     if values.get("goals") is not None and values["goals"].size:
         observed["goals"] = values["goals"]
     plain = list(observed) == ["observation"]
-    action, over = values["actions"], values["dones"].reshape(-1)
+    action, over = values["actions"], flags(values["dones"], "dones", what=f"'{path}'")
     steps, reset = len(over), np.zeros(len(over) + 1, dtype=np.uint8)
     lengths = {len(action), len(values["rews"])} | {len(array) - 1 for array in observed.values()}
     if lengths != {steps}:

@@ -25,7 +25,7 @@ from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.registry import Registry
 from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, texts
-from pipelines.sources.intake import Intake, Raw, action_box, agreed, inferred
+from pipelines.sources.intake import Intake, Raw, action_box, agreed, flags, inferred
 
 _NEEDED = ("observations", "actions", "rewards", "terminated")
 
@@ -148,7 +148,9 @@ class Own:
 
     def _batch(self, held: list[tuple[int, Mapping[str, Any], dict[str, np.ndarray]]]) -> Trajectories:
         parts = [part for _, part, _ in held]
-        over = np.array([bool(np.asarray(part["terminated"]).reshape(-1)[-1]) for part in parts])
+        over = np.array(
+            [flags(part["terminated"], f"terminated of trajectory {n}", what=self._what)[-1] for n, part, _ in held]
+        )
         raw = Raw(
             rows=[len(part["rewards"]) + 1 for part in parts],
             observation={name: np.concatenate([seen[name] for _, _, seen in held]) for name in self.spaces.observation},

@@ -37,7 +37,7 @@ REFERENCES: dict[str, tuple[float, float]] = {
 }
 # Environments of today whose task and observations are those of a task of D4RL.
 _TODAY = re.compile(
-    r"(?:gym|robotics):(?:(?:HalfCheetah|Hopper|Walker2d)-v[45]|AdroitHand(?:Pen|Hammer|Door|Relocate)-v\d+|AntMaze_\w+-v[34])"
+    r"(?:gym|robotics|gym:gymnasium_robotics):(?:(?:HalfCheetah|Hopper|Walker2d)-v[45]|AdroitHand(?:Pen|Hammer|Door|Relocate)-v\d+|AntMaze_\w+-v[34])"
 )
 _ADROIT = "adroithand"
 
@@ -75,7 +75,7 @@ def reference_of_environment(name: str, *, continuing: bool = True) -> Reference
     """
     if _TODAY.fullmatch(name) is None:
         return None
-    task = name.partition(":")[2].partition("-")[0].partition("_")[0].lower().removeprefix(_ADROIT)
+    task = name.rpartition(":")[2].partition("-")[0].partition("_")[0].lower().removeprefix(_ADROIT)
     return None if task == "antmaze" and continuing else _find(task)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,9 +12,11 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.sources.base import BATCH_BYTES
+from pipelines.sources.base import BATCH_BYTES, require_file
 
 _FEWEST_ROWS = 64
+TRAJECTORIES = "trajectories.parquet"
+"""In a folder that we exported, beside files `steps-*.parquet`: what is known of the trajectories."""
 
 
 class ParquetFiles:
@@ -78,11 +81,10 @@ def unreadable(path: Path, error: BaseException) -> IntegrityError:
 def find_files(place: str, form: str) -> list[Path]:
     """List the files of a folder, or those that match a pattern. InputMissing if there are none."""
     path = Path(place)
-    if path.is_dir():
-        found = sorted(path.glob("steps-*.parquet")) if form == "parquet" else []
-        found = found or sorted(path.glob(f"*.{form}"))
-    else:
-        found = sorted(Path(name) for name in glob.glob(place, recursive=True) if Path(name).is_file())
+    names = path.glob(f"*.{form}") if path.is_dir() else map(Path, glob.glob(place, recursive=True))
+    found = sorted(one for one in names if not one.is_dir())
+    exports = {one.parent for one in found if fnmatch(one.name, "steps-*.parquet")}
+    found = [one for one in found if one.name != TRAJECTORIES or one.parent not in exports]
     if not found:
         raise InputMissing(f"no {form} file matches '{place}'", hint="quote the pattern, or check the path")
-    return found
+    return [require_file(one) for one in found]

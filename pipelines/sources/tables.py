@@ -2,7 +2,7 @@
 
 `source.columns` says which columns are meant: ours = theirs.
 
-    obs, obs.NAME            an observation; "x, y, z" makes one of several columns
+    obs, obs.NAME            an observation; "x, y, z" makes one of several columns, "v[0:3]" one of a part of a vector
     next_obs, next_obs.NAME  what the step led to (optional)
     action, reward           as they are called by default
     terminated, truncated    flags of a step (truncated may be missing)
@@ -30,19 +30,18 @@ import pyarrow.parquet as pq
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
-from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.sources.base import EPISODE, Request, fingerprint
-from pipelines.sources.intake import Intake, Raw, action_box, agreed, inferred
+from pipelines.sources.flat_files import part_of, within
+from pipelines.sources.intake import Intake, Raw, action_box, agreed, flags, inferred
 from pipelines.sources.minari_arrow import flat_values
 from pipelines.sources.records import info_of, spaces_of
-from pipelines.sources.table_files import ArrowFiles, ParquetFiles, find_files, unreadable
+from pipelines.sources.table_columns import FLAGS, columns_of, is_observation
+from pipelines.sources.table_files import TRAJECTORIES, ArrowFiles, ParquetFiles, find_files, unreadable
 from pipelines.sources.transitions import MOST_UNRELATED, Steps, breaks_notice, differ, lay, unrelated_notice
 
 SPACES = b"amago_spaces"  # metadata of a file that we wrote
-_FOLLOWING = f"next_{OBSERVATION}"
-_IDS = ("uid", "episode", "episode_id")
-_FLAGS = (TERMINATED, TRUNCATED, RESET)
 
 _SORT = (
     "sort the rows by episode and step, e.g. duckdb -c \"COPY (FROM 'in.parquet' ORDER BY episode, step) TO "
@@ -70,13 +69,13 @@ class Tables:
         own = (schema.metadata or {}).get(SPACES)
         self._own = own is not None
         self._arrival = self._own or self._settings.layout == "arrival"
-        self._columns = self._mapping(schema)
+        self._columns = columns_of(schema.names, self._settings.columns, self.needed, what=self._what)
         for path in self._files[1:]:
             self._require_alike(schema, path)
         self._shapes = {
             name: tuple(json.loads((schema.field(columns[0]).metadata or {}).get(b"shape", b"null")) or ())
             for name, columns in self._columns.items()
-            if len(columns) == 1
+            if columns[0] in schema.names and len(columns) == 1
         }
         self._records = self._own_records() if self._own else {}
         self.env = next((str(row.get("env") or "") for row in self._records.values()), "") or self.label
@@ -142,7 +141,7 @@ class Tables:
     def _require_alike(self, first: pa.Schema, path: Path) -> None:
         """InputMissing where what is read of a file is of other types than in the first."""
         other = self.reader.schema(path)
-        wanted = dict.fromkeys(part for parts in self._columns.values() for part in parts)
+        wanted = dict.fromkeys(part_of(part)[0] for parts in self._columns.values() for part in parts)
         unlike = [n for n in wanted if n not in other.names or not other.field(n).type.equals(first.field(n).type)]
         if unlike:
             told = [f"{n}: {other.field(n).type if n in other.names else 'nothing'}" for n in unlike]
@@ -151,43 +150,11 @@ class Tables:
                 hint="take in files of one space at a time",
             )
 
-    def _mapping(self, schema: pa.Schema) -> dict[str, list[str]]:
-        """Our name -> their columns."""
-        names = schema.names
-        named = self._settings.columns
-        given = {name: [part.strip() for part in text.split(",")] for name, text in named.items() if text}
-        observed = {name: [name] for name in names if name == OBSERVATION or name.startswith(f"{OBSERVATION}.")}
-        after = {name: [name] for name in names if name == _FOLLOWING or name.startswith(f"{_FOLLOWING}.")}
-        if any(name == OBSERVATION or name.startswith(f"{OBSERVATION}.") for name in given):
-            observed = after = {}
-        found = {**observed, **after, **{n: [n] for n in (ACTION, REWARD, *_FLAGS) if n in names}, **given}
-        if EPISODE not in named:
-            found |= next(({EPISODE: [name]} for name in _IDS if name in names), {})
-        problems = [f"'{part}'" for parts in found.values() for part in parts if part not in names]
-        problems += [f"'{name}'" for name in self.needed if name not in found]
-        if not any(name == OBSERVATION or name.startswith(f"{OBSERVATION}.") for name in found):
-            problems.append(f"'{OBSERVATION}'")
-        if EPISODE not in found and TERMINATED not in found:
-            problems.append(f"'{EPISODE}' or '{TERMINATED}'")
-        if problems:
-            raise InputMissing(
-                f"{self._what} lacks {', '.join(dict.fromkeys(problems))}",
-                hint=f"say what is what by source.columns; it has: {', '.join(names)}",
-            )
-        unknown = [name for name in given if name not in (ACTION, REWARD, EPISODE, *_FLAGS) and not _observes(name)]
-        if unknown:
-            raise InputMissing(
-                f"source.columns: no such column of ours: {', '.join(unknown)}",
-                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {_FOLLOWING}, action, reward, episode, "
-                "terminated, truncated, reset",
-            )
-        return found
-
     def _spaces(self, own: Spaces | None, wanted: Spaces | None) -> Spaces:
         head = next(self._blocks(), None)
         if head is None:
             raise InputMissing(f"{self._what} has no rows")
-        observed = {name: values for name, values in head.items() if _observes(name) and not _follows(name)}
+        observed = {name: values for name, values in head.items() if is_observation(name)}
         if wanted is not None:
             return agreed({name: values.shape[1:] for name, values in observed.items()}, wanted, what=self._what)
         if own is not None:
@@ -252,11 +219,11 @@ class Tables:
 
     def _flagged(self, rows: Block) -> np.ndarray:
         count = len(next(iter(rows.values())))
-        flags = np.zeros(count, dtype=bool)
+        marks = np.zeros(count, dtype=bool)
         for name in (TERMINATED, TRUNCATED):
             if name in rows:
-                flags |= rows[name].reshape(-1) > 0.5
-        return flags
+                marks |= rows[name]
+        return marks
 
     def _broken(self, rows: Block) -> np.ndarray:
         """(n,): whether a row's next observation is another one than the next row has."""
@@ -325,7 +292,7 @@ class Tables:
         return lay(steps, keep_terminated=self._settings.missing_final == "repeat")
 
     def _flag(self, held: Block, name: str) -> np.ndarray:
-        return held[name].reshape(-1) > 0.5 if name in held else np.zeros(len(held[REWARD]), dtype=bool)
+        return held[name] if name in held else np.zeros(len(held[REWARD]), dtype=bool)
 
     def _info(self, number: int, id: Any, dropped: bool) -> TrajectoryInfo:
         tags = {EPISODE: str(number)}
@@ -340,7 +307,7 @@ class Tables:
     def _blocks(self, only: list[str] | None = None, files: list[Path] | None = None) -> Iterator[Block]:
         """Rows of all files (or of `files`) in order, by our names."""
         chosen = {name: parts for name, parts in self._columns.items() if only is None or name in only}
-        wanted = list(dict.fromkeys(part for parts in chosen.values() for part in parts))
+        wanted = list(dict.fromkeys(part_of(part)[0] for parts in chosen.values() for part in parts))
         for path in files or self._files:
             try:
                 for batch in self.reader.batches(path, wanted):
@@ -356,14 +323,21 @@ class Tables:
     def _values(self, batch: pa.RecordBatch, name: str, parts: list[str]) -> np.ndarray:
         if name == EPISODE:
             return np.asarray(batch.column(parts[0]).to_numpy(zero_copy_only=False))
-        arrays = [flat_values(batch.column(part)) for part in parts]
+        if name in FLAGS:
+            return flags(flat_values(batch.column(parts[0])), parts[0], what=self._what)
+        arrays = [self._part(batch, part) for part in parts]
         if len(arrays) > 1:
             return np.stack(arrays, axis=-1)
         return arrays[0].reshape(len(arrays[0]), *self._shapes[name]) if self._shapes.get(name) else arrays[0]
 
+    def _part(self, batch: pa.RecordBatch, text: str) -> np.ndarray:
+        name, bounds = part_of(text)
+        values = flat_values(batch.column(name))
+        return values if bounds is None else values[:, slice(*within(bounds, values.shape, text, what=self._what))]
+
     def _own_records(self) -> Mapping[str, Mapping[str, Any]]:
-        """What `trajectories.parquet` beside files of ours says, by uid."""
-        path = self._files[0].parent / "trajectories.parquet"
+        """Read what an export says of its trajectories, by uid."""
+        path = self._files[0].parent / TRAJECTORIES
         if not path.is_file():
             return {}
         try:
@@ -377,14 +351,6 @@ class ArrowTables(Tables):
 
     form = "arrow"
     reader = ArrowFiles()
-
-
-def _observes(name: str) -> bool:
-    return name.removeprefix("next_").split(".")[0] == OBSERVATION
-
-
-def _follows(name: str) -> bool:
-    return name.startswith(_FOLLOWING)
 
 
 def _next(name: str) -> str:

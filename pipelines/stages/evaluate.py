@@ -47,7 +47,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     directory = RunDirectory.open(run)
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
-    known_returns = _reference(settings)
+    scale = known_returns(settings)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
     trained_in = checkpoint.record.get("env") or {}
     if trained_in.get("name") and (changed := differences(settings.env, trained_in)):
@@ -59,11 +59,11 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     known = report is not None
     if report is None:
         _require_space(path)
-        report = scored(judge(settings, checkpoint, listener, tasks=tasks), known_returns)
+        report = scored(judge(settings, checkpoint, listener, tasks=tasks), scale)
         write_atomically(path, json.dumps(report, indent=1))
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
         MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
-    report = scored(report, known_returns)
+    report = scored(report, scale)
     if wanted.mark_best:
         _mark_best(directory, checkpoint.update, report["metrics"], wanted.best_by)
     result = Result(
@@ -135,7 +135,7 @@ def judge(
 def require_metrics(settings: Settings, spec: EnvSpec) -> None:
     """Raise UsageError where the settings name a metric that an evaluation in the environment of `spec` has not."""
     wanted, examples = settings.evaluate, {"update": 0, **example(spec)}
-    if (known := _reference(settings)) is not None:
+    if (known := known_returns(settings)) is not None:
         examples |= scored({"metrics": examples}, known)["metrics"]
     gate.require_names(wanted.require, examples)
     if wanted.mark_best:
@@ -152,10 +152,12 @@ def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]
     return {**report, "metrics": figures}
 
 
-def _reference(settings: Settings) -> Reference | None:
+def known_returns(settings: Settings) -> Reference | None:
+    """Return the returns by which D4RL normalises those of the settings' environment; None where it has none."""
     wanted = settings.evaluate.reference
     if wanted in ("none", "auto"):
-        continuing = bool(settings.env.params.get("continuing_task", True))
+        params = settings.env.params
+        continuing = bool(params.get("continuing_task", params.get("protocol") != "paper"))
         return reference_of_environment(settings.env.name, continuing=continuing) if wanted == "auto" else None
     return reference(wanted)
 

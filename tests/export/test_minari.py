@@ -13,7 +13,7 @@ from pipelines.config.settings import Settings
 from pipelines.lake.reading import trajectories
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, export, ingest
-from tests.sources.test_minari import OBSERVATION, dataset
+from tests.sources.test_minari import OBSERVATION, dataset, numbers, with_infos
 from tests.stages.recipes import tiny
 
 h5py = pytest.importorskip("h5py")
@@ -85,3 +85,22 @@ def test_it_comes_in_again_as_it_was(tmp_path: Path, theirs: Path) -> None:
         assert one.keys() == other.keys()
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_infos_that_came_in_go_out_as_infos(tmp_path: Path) -> None:
+    place = with_infos(tmp_path / "theirs-v0", "hdf5", [4, 2])
+    taken = {"source": {"name": f"minari:{place}", "columns": {"obs.qpos": "infos/qpos"}}}
+    ingest.run(Settings.model_validate(taken), lake=tmp_path / "lake")
+    export.dataset(tiny(export={"to": str(tmp_path / "ours-v0"), "format": "minari"}), lake=tmp_path / "lake")
+    before, after = (json.loads((at / "data" / "metadata.json").read_text()) for at in (place, tmp_path / "ours-v0"))
+    assert after["observation_space"] == before["observation_space"]
+    with h5py.File(tmp_path / "ours-v0" / "data" / "main_data.hdf5") as file:
+        for number, length in enumerate((4, 2)):
+            np.testing.assert_array_equal(file[f"episode_{number}/infos/qpos"], numbers(number, length))
+            assert "qpos" not in file[f"episode_{number}/observations"]
+    ingest.run(source(tmp_path / "ours-v0"), lake=tmp_path / "again")
+    one, other = ([dict(each.columns) for each in trajectories(Lake.open(tmp_path / n))] for n in ("lake", "again"))
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], theirs[name])

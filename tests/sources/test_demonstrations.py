@@ -93,6 +93,15 @@ def test_rewards_and_dones_may_be_missing_and_columns_chosen(tmp_path: Path) -> 
     ]
 
 
+def test_columns_of_an_observation_may_be_taken(tmp_path: Path) -> None:
+    path = demonstrations(tmp_path / "lift.hdf5", following=True)
+    whole, _ = read(path, columns={"obs": "obs/object"})
+    part, _ = read(path, columns={"obs.a": "obs/object[0:1]", "obs.b": "obs/object[1:]"})
+    for one, other in zip(whole, part, strict=True):
+        np.testing.assert_array_equal(one.columns["obs"][:, :1], other.columns["obs.a"])
+        np.testing.assert_array_equal(one.columns["obs"][:, 1:], other.columns["obs.b"])
+
+
 @pytest.mark.parametrize(
     ("name", "values", "error", "words"),
     [

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config.source import SourceSettings
@@ -34,6 +36,25 @@ def test_an_export_comes_back_by_its_own_name_and_by_none(tmp_path: Path, form: 
     export(lake, uids, tmp_path / "set-v0", form=form, about={})
     for name in (f"{form}:{tmp_path / 'set-v0'}", tmp_path / "set-v0"):
         assert sorted(trajectory.length for trajectory in read(name)) == [3, 4]
+
+
+def test_an_exported_folder_and_its_files_are_read_alike(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    uids = [trajectory.uid for trajectory in stored(lake, SCHEMA, [3, 4])]
+    export(lake, uids, tmp_path / "set", form="parquet", about={})
+    (tmp_path / "set" / "trajectories.json").touch()
+    ways = [read(f"parquet:{tmp_path / 'set'}{files}") for files in ("", "/*.parquet", "/steps-*.parquet")]
+    for found in ways[1:]:
+        for one, other in zip(ways[0], found, strict=True):
+            assert one.info == other.info
+            for name in one.columns:
+                np.testing.assert_array_equal(one.columns[name], other.columns[name])
+
+
+def test_a_file_named_as_the_table_of_trajectories_is_read_where_it_is_alone(tmp_path: Path) -> None:
+    rows = {"obs": np.arange(4.0), "action": np.zeros(4), "reward": np.zeros(4), "terminated": np.arange(4) == 3}
+    pq.write_table(pa.table(rows), tmp_path / "trajectories.parquet")
+    assert [one.length for one in read(f"parquet:{tmp_path}/*.parquet")] == [4]
 
 
 @pytest.mark.parametrize(

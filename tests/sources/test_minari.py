@@ -268,3 +268,61 @@ def test_pictures_that_are_jpeg(tmp_path: Path, form: str) -> None:
         )  # fmt: skip
         _, (found,) = read("ns/pictures-v0")
     assert np.abs(found.columns["obs"].astype(int) - 77).max() <= 1
+
+
+def numbers(row: int, length: int) -> np.ndarray:
+    return np.arange(3 * (length + 1), dtype=np.float64).reshape(-1, 3) + 100 * row
+
+
+def with_infos(folder: Path, form: str, lengths: list[int]) -> Path:
+    """A dataset whose episodes have numeric infos, nested ones too, and a text."""
+    place = dataset(folder, form, lengths)
+    for number, length in enumerate(lengths):
+        qpos, count = numbers(number, length), np.arange(length + 1)
+        if form == "hdf5":
+            with h5py.File(place / "data" / "main_data.hdf5", "a") as file:
+                file[f"episode_{number}/infos/qpos"] = qpos
+                file[f"episode_{number}/infos/deep/count"] = count
+                file[f"episode_{number}/infos/word"] = ["x"] * (length + 1)
+            continue
+        path = place / "data" / str(number) / "part-0.parquet"
+        table = pq.read_table(path)
+        fields = [
+            pa.array(qpos.tolist(), pa.list_(pa.float64(), 3)),
+            pa.StructArray.from_arrays([pa.array(count)], ["count"]),
+            pa.array(["x"] * (length + 1)),
+            table["infos"].combine_chunks().field("success"),
+        ]
+        infos = pa.StructArray.from_arrays(fields, ["qpos", "deep", "word", "success"])
+        pq.write_table(table.set_column(table.column_names.index("infos"), "infos", infos), path)
+    return place
+
+
+@pytest.mark.parametrize("form", ["hdf5", "parquet"])
+def test_numeric_infos_become_observations_when_asked_for(tmp_path: Path, form: str) -> None:
+    place = with_infos(tmp_path / "theirs-v0", form, [4, 2])
+    spaces, found = read(place, columns={"obs.qpos": "infos/qpos", "obs.count": "infos/deep/count"})
+    assert spaces.observation["obs.qpos"].shape == (3,)
+    for number, one in enumerate(found):
+        np.testing.assert_array_equal(one.columns["obs.qpos"], numbers(number, one.length))
+        assert one.columns["obs.count"].tolist() == list(range(one.length + 1))
+    told: list[str] = []
+    settings = SourceSettings(name=f"minari:{place}", columns={"obs.qpos": "infos/qpos"})
+    open_source(settings, listener=lambda event: told.append(getattr(event, "text", ""))).close()
+    assert any("infos left out: deep/count (source.columns" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"obs.x": "infos/word"}, "its numeric infos: deep/count, qpos, success"),
+        ({"obs.x": "observations/goal"}, "only adds infos"),
+        ({"action": "infos/qpos"}, "only adds infos"),
+        ({"obs.goal": "infos/qpos"}, "there is a 'obs.goal' already"),
+    ],
+)
+def test_infos_that_cannot_be_taken_are_refused(tmp_path: Path, columns: dict[str, str], words: str) -> None:
+    place = with_infos(tmp_path / "theirs-v0", "hdf5", [4])
+    with pytest.raises(InputMissing) as caught:
+        read(place, columns=columns)
+    assert words in f"{caught.value.message} {caught.value.hint}"

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 from pipelines.sources.scores import REFERENCES, reference, reference_of_environment
-from pipelines.stages.evaluate import scored, tables
+from pipelines.stages.evaluate import known_returns, scored, tables
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -46,6 +47,7 @@ def test_a_task_that_is_none_is_refused() -> None:
         ("gym:HalfCheetah-v4", "halfcheetah"),
         ("gym:AdroitHandPen-v1", "pen"),
         ("robotics:AdroitHandPen-v1", "pen"),
+        ("gym:gymnasium_robotics:AdroitHandPen-v1", "pen"),
         ("robotics:FetchReach-v4", None),
         ("gym:AntMaze_UMaze-v4", None),  # goes on at the goal, and pays each step there
         ("gym:Ant-v5", None),  # its observations are others
@@ -66,6 +68,22 @@ def test_antmaze_has_a_score_where_the_goal_ends_it(prefix: str) -> None:
     found = reference_of_environment(name, continuing=False)
     assert found is not None
     assert (found.task, found.score(1.0)) == ("antmaze", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "task"),
+    [
+        ({}, None),
+        ({"protocol": "paper"}, "antmaze"),
+        ({"continuing_task": False}, "antmaze"),
+        ({"protocol": "paper", "continuing_task": True}, None),
+        ({"protocol": "default"}, None),
+    ],
+)
+def test_the_papers_protocol_ends_antmaze_at_the_goal(params: dict[str, object], task: str | None) -> None:
+    settings = Settings.model_validate({"env": {"name": "robotics:AntMaze_UMaze-v4", **params}})
+    found = known_returns(settings)
+    assert (found.task if found else None) == task
 
 
 def test_a_report_shows_it_and_forgets_it() -> None:

@@ -240,3 +240,19 @@ def test_files_of_different_spaces_are_refused(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{number}.npz", **file, dones=[False, False])
     with pytest.raises(InputMissing, match="'obs' has 3 float64 values a step in trajectory 1, 2 expected"):
         read(f"npz:{tmp_path}")
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 6)])
+def test_columns_of_a_vector_become_observations(tmp_path: Path, kind: pa.DataType) -> None:
+    vectors = np.arange(30, dtype=np.float32).reshape(5, 6)
+    ends = np.arange(5) == 4
+    rows = {"v": pa.array(vectors.tolist(), kind), "action": np.zeros(5), "reward": np.zeros(5), "terminated": ends}
+    pq.write_table(pa.table(rows), tmp_path / "x.parquet")
+    (found,) = read(f"parquet:{tmp_path}/x.parquet", columns={"obs.at": "v[0:2]", "obs.goal": "v[4:]", "obs": "v"})
+    np.testing.assert_array_equal(found.columns["obs.at"][:-1], vectors[:, :2])
+    np.testing.assert_array_equal(found.columns["obs.goal"][:-1], vectors[:, 4:])
+    np.testing.assert_array_equal(found.columns["obs"][:-1], vectors)
+    for text in ("v[4:9]", "v[2:2]", "reward[0:1]"):
+        with pytest.raises(InputMissing, match="there is no") as caught:
+            read(f"parquet:{tmp_path}/x.parquet", columns={"obs": text})
+        assert caught.value.hint == "NAME[START:STOP], from 0"

@@ -1,10 +1,10 @@
 """`robotics:ID`: Fetch, PointMaze, AntMaze and AdroitHand of gymnasium-robotics.
 
 Fetch and the mazes show `obs.observation`, `obs.achieved_goal` and `obs.desired_goal`; AdroitHand one vector. Episodes
-are truncated after a fixed number of steps: Fetch 50, mazes 300 to 1000 by their size, AdroitHand 200; reaching the
-goal does not end them, unless `continuing_task` is off in a maze. An episode of Fetch succeeds if the goal holds at its
-last step, one of the others if it held at any. Start and goal are drawn from the episode's seed; training and test
-play separate seeds.
+are truncated after a fixed number of steps: Fetch 50, mazes 300 to 1000 by their size, AdroitHand 200. Reaching the
+goal ends an episode only in a maze with `continuing_task` off; `protocol = "paper"` implies it, as in D4RL's AntMaze.
+An episode of Fetch succeeds if the goal holds at its last step, one of the others if it held at any. Start and goal are
+drawn from the episode's seed; training and test play separate seeds.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import contextlib
 import io
 import re
 import warnings
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 from pydantic import Field
 
-from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
+from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.packages import refuse_from
 from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
 from pipelines.errors import UsageError
@@ -31,8 +31,10 @@ _FAMILY = re.compile(r"(Fetch|PointMaze|AntMaze|AdroitHand)\w+-v(\d+)")
 _OLD_PHYSICS = re.compile(r"Fetch\w+-v[0-3]|AntMaze\w+-v3")  # need mujoco_py, which is no longer maintained
 
 
-class RoboticsSettings(SettingsModel):
+class RoboticsSettings(ProtocolSettings):
     """Parameters of `robotics:ID`."""
+
+    PAPER: ClassVar = {"continuing_task": False}  # D4RL
 
     reward_type: Literal["sparse", "dense"] | None = None
     """Reward for the goal alone, or for nearness; unset: what the ID says."""
@@ -89,7 +91,7 @@ def names() -> list[str]:
     return [name for name in gymnasium.registry if _FAMILY.fullmatch(name) and not _OLD_PHYSICS.fullmatch(name)]
 
 
-def settings_model(name: str) -> type[SettingsModel]:
+def settings_model(name: str) -> type[RoboticsSettings]:
     return RoboticsSettings
 
 

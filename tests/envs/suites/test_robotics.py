@@ -91,9 +91,12 @@ def towards(observation):
     return np.clip(4 * change - observation["obs.observation"][:, 2:], -1, 1).astype(np.float32)
 
 
-@pytest.mark.parametrize("continuing", [True, False])
-def test_a_maze_goes_on_after_its_goal_if_wanted(continuing):
-    params = {"continuing_task": continuing, "max_episode_steps": 150}
+@pytest.mark.parametrize(
+    ("given", "continuing"),
+    [({}, True), ({"continuing_task": False}, False), ({"protocol": "paper"}, False)],
+)
+def test_a_maze_goes_on_after_its_goal_if_wanted(given, continuing):
+    params = {**given, "max_episode_steps": 150}
     env = make("robotics:PointMaze_Open-v3", num_envs=3, seed=0, params=params)
     observation = env.reset()
     over, solved = np.zeros((2, 3), dtype=bool)
