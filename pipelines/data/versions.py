@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipelines.lake.derived import Derived
+from pipelines.lake.overlays import OverlayBatch
 
 
 class Derivation(Protocol):
@@ -22,7 +22,7 @@ class Derivation(Protocol):
     def reads(self) -> tuple[str, ...]: ...
     def derive(
         self, columns: Mapping[str, np.ndarray], rows: np.ndarray, uids: np.ndarray, copies: np.ndarray
-    ) -> Derived: ...
+    ) -> OverlayBatch: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Versions:
 class Drawn:
     """Versions of some windows of a batch: `windows` (m,), the places of those that show one of them."""
 
-    def __init__(self, windows: np.ndarray, derived: Derived) -> None:
+    def __init__(self, windows: np.ndarray, derived: OverlayBatch) -> None:
         self.windows, self.derived = windows[derived.place], derived
 
     def lengths(self, length: np.ndarray) -> np.ndarray:

@@ -74,7 +74,7 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
     columns = [known[name] for name in names]
     items = [_unsealed(columns, row, data) for row, data in content.records]
     storage.create_folders()  # empty ones get lost when a lake is copied
-    publish_log(storage, Folders(storage), log, schema_id, columns, items, overlay=content.header["overlay"])
+    publish_log(storage, Folders(storage), log, schema_id, columns, items)
     return len(items)
 
 

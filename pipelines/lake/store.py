@@ -17,9 +17,8 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.config.places import hint, is_lake
 from pipelines.errors import InputMissing, IntegrityError, StorageError
@@ -32,9 +31,6 @@ from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
-
-if TYPE_CHECKING:
-    from pipelines.lake.overlay import OverlayWriter
 
 FORMAT_NAME, VERSION = "amago-lake", 1
 FEATURES: frozenset[str] = frozenset()  # required features that this version understands
@@ -253,23 +249,6 @@ class Lake:
         self.salvage()
         self.register(schema)
         return Writer(self.storage, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
-
-    def overlay_writer(
-        self,
-        schema: Schema,
-        columns: Sequence[str],
-        *,
-        name: str | None = None,
-        seal_bytes: int = 64 << 20,
-        seal_seconds: float = 10.0,
-    ) -> OverlayWriter:
-        """A writer of trajectories derived from others of this lake: it stores `columns` only."""
-        from pipelines.lake.overlay import OverlayWriter
-
-        with explained(f"write into lake '{self.name}'"):
-            self.storage.create_folders()
-        self.salvage()
-        return OverlayWriter(self, schema, columns, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
 
     def salvage(self, *, listener: Listener = silent) -> int:
         """Seal the logs of dead writers; returns the number of trajectories saved."""

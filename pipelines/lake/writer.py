@@ -47,8 +47,6 @@ class Writer:
     Use as a context manager; leaving it seals what is left. Not for use by several threads at once.
     """
 
-    _overlay = False
-
     def __init__(
         self,
         storage: Storage,
@@ -57,12 +55,11 @@ class Writer:
         name: str | None = None,
         seal_bytes: int = 64 << 20,
         seal_seconds: float = 10.0,
-        columns: Sequence[Column] | None = None,
     ) -> None:
         self._storage = storage
         self._folders = Folders(storage)
         self.schema = schema
-        self.columns = tuple(columns if columns is not None else schema.columns)
+        self.columns = schema.columns
         label = re.sub(r"[^A-Za-z0-9_.]", "_", name or "w")[:32]
         self.name = f"{label}.{os.getpid():x}.{secrets.token_hex(4)}"
         self._seal_bytes, self._seal_seconds = seal_bytes, seal_seconds
@@ -128,7 +125,7 @@ class Writer:
 
     def _publish(self, log: Log, items: Sequence[Unsealed]) -> None:
         with explained(f"write a segment into '{self._storage.url()}'"):
-            publish_log(self._storage, self._folders, log, self.schema.id, self.columns, items, overlay=self._overlay)
+            publish_log(self._storage, self._folders, log, self.schema.id, self.columns, items)
 
     def _abandon(self) -> None:
         self._sealer.abandon()
@@ -177,7 +174,6 @@ class Writer:
             "format": LOG_FORMAT,
             "schema": self.schema.id,
             "columns": [c.name for c in self.columns],
-            "overlay": self._overlay,
         }
         return Log.create(self._storage.local / "wal" / f"{name}.wal", header, tmp=self._storage.local / "tmp")
 
@@ -284,8 +280,6 @@ def publish_log(
     schema_id: str,
     columns: Sequence[Column],
     items: Sequence[Unsealed],
-    *,
-    overlay: bool,
 ) -> str:
     """Seal a log whose lock is held: stage, mark, rename, drop. Returns the segment's id; OSError leaves the
     log.
@@ -296,11 +290,9 @@ def publish_log(
         return published
     writer, _, number = log.path.stem.rpartition("-")
     sequence = int(number)
-    staged = segments.stage(
-        storage.local / "tmp", writer, schema_id, columns, items, sequence=sequence, overlay=overlay
-    )
+    staged = segments.stage(storage.local / "tmp", writer, schema_id, columns, items, sequence=sequence, overlay=False)
     try:
-        segment = segments.new_segment(folders, writer, sequence, overlay=overlay)
+        segment = segments.new_segment(folders, writer, sequence, overlay=False)
         log.mark(segment)
         segments.publish(storage, staged, segment)
     except BaseException:

@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.config.relabelling import GoalSettings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, silent
-from pipelines.lake.derived import Derived
+from pipelines.lake.overlays import OverlayBatch
 from pipelines.lake.schema import RESET, Schema
 from pipelines.registry import Registry
 from pipelines.relabelers.paths import Paths, keys_of
@@ -103,7 +103,7 @@ class Chain:
 
     def derive(
         self, columns: Mapping[str, np.ndarray], rows: np.ndarray, uids: np.ndarray, copies: np.ndarray | int
-    ) -> Derived:
+    ) -> OverlayBatch:
         """The versions `copies` of trajectories given by the columns `reads`, laid one after another."""
         paths = Paths.of(columns, rows, uids, keys_of(self.seed, uids, copies))
         for relabeler in self._relabelers:

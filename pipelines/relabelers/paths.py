@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.envs.draws import mix, unit
-from pipelines.lake.derived import Derived
+from pipelines.lake.overlays import OverlayBatch
 from pipelines.lake.uids import halves
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -37,7 +37,8 @@ def shares_of(seed: int, uids: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True, kw_only=True)
 class Paths:
     """`rows` (n,) of each, T + 1 for T actions; `keys` (n,) uint64 seed their draws; `uids` (n,) "S16", `place` (n,)
-    and `offset` (n,): original, which one of those given, and its row at which each begins. The rest as in `Derived`.
+    and `offset` (n,): original, which one of those given, and its row at which each begins. The rest is that of
+    `OverlayBatch`.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -119,9 +120,9 @@ class Paths:
             tags={name: tuple(values[i] for i in which.tolist()) for name, values in self.tags.items()},
         )
 
-    def derived(self, names: tuple[str, ...]) -> Derived:
+    def derived(self, names: tuple[str, ...]) -> OverlayBatch:
         """What differs from the originals: the columns `names`."""
-        return Derived(
+        return OverlayBatch(
             place=self.place,
             offset=self.offset,
             rows=self.rows,

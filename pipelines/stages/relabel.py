@@ -16,8 +16,8 @@ import numpy as np
 
 from pipelines.config.settings import Settings
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.lake.deriving import DerivedWriter, uids_of
 from pipelines.lake.originals import Originals
+from pipelines.lake.overlays import OverlayWriter, overlay_uids
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions
@@ -76,7 +76,7 @@ class _Job:
     def __init__(self, store: Lake, settings: Settings, listener: Listener) -> None:
         self.store, self.settings, self.listener = store, settings, listener
         self.schema = store.only_schema()
-        self.writers: dict[tuple[str, ...], DerivedWriter] = {}
+        self.writers: dict[tuple[str, ...], OverlayWriter] = {}
         self.total = self.done = self.expired = 0
         self._chains: dict[str, Chain] = {}
 
@@ -111,7 +111,7 @@ class _Job:
         """Those of `uids` that lack a version."""
         lacks = np.zeros(len(uids), dtype=bool)
         for copy in range(self.settings.relabel.copies):
-            lacks |= ~self._is_known(uids_of(uids, self._chain(env).method, copy))
+            lacks |= ~self._is_known(overlay_uids(uids, self._chain(env).method, copy))
         return uids[lacks]
 
     def _is_known(self, uids: np.ndarray) -> np.ndarray:
@@ -129,7 +129,7 @@ class _Job:
             return
         for chunk in portion.chunks(chain.reads, CHUNK_BYTES):
             for copy in range(self.settings.relabel.copies):
-                targets = uids_of(chunk.uids, chain.method, copy)
+                targets = overlay_uids(chunk.uids, chain.method, copy)
                 lacking = np.flatnonzero(~self._is_known(targets))
                 if not len(lacking):
                     continue
@@ -143,9 +143,9 @@ class _Job:
                 Progress(stage="relabel", done=self.done, total=self.total, unit="trajectories", metrics=figures)
             )
 
-    def _writer(self, chain: Chain, stack: contextlib.ExitStack) -> DerivedWriter:
+    def _writer(self, chain: Chain, stack: contextlib.ExitStack) -> OverlayWriter:
         """The one for these columns; `stack` ends its work."""
         if chain.changes not in self.writers:
-            writer = DerivedWriter(self.store, self.schema, chain.changes, name="relabel")
+            writer = OverlayWriter(self.store, self.schema, chain.changes, name="relabel")
             self.writers[chain.changes] = stack.enter_context(writer)
         return self.writers[chain.changes]

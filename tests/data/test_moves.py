@@ -18,7 +18,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from tests.data.rewriting import rewrite
 from tests.data.test_sampler import assert_same_batch, check_batch
-from tests.lake.factories import SCHEMA, columns, fill, flip_a_bit
+from tests.lake.factories import SCHEMA, columns, derive, fill, flip_a_bit
 
 EVERYTHING = Strategy(weighting="task", half_life=100.0, priority=0.7)
 
@@ -43,11 +43,9 @@ def sampler_of(lake: Lake, strategy: Strategy = EVERYTHING, told: list | None = 
 def overlays(lake: Lake, written: dict) -> dict:
     """Overlays of all trajectories; the steps of everything by uid."""
     derived = {}
-    with lake.overlay_writer(SCHEMA, ["action", "reward"]) as writer:
-        for uid, values in written.items():
-            changed = {name: columns(np.random.default_rng(1), 4)[name] for name in ("action", "reward")}
-            new = writer.append(uid, changed, method="m", base_offset=1)
-            derived[new] = {name: array[1:6] for name, array in values.items()} | changed
+    changed = {name: columns(np.random.default_rng(1), 4)[name] for name in ("action", "reward")}
+    for uid, new in zip(written, derive(lake, dict.fromkeys(written, changed), offset=1), strict=True):
+        derived[new] = {name: array[1:6] for name, array in written[uid].items()} | changed
     return written | derived
 
 

@@ -14,7 +14,7 @@ from pipelines.events import Notice
 from pipelines.lake.blob import blob_path
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, columns, fill, segment_files
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, columns, derive, fill, segment_files
 
 
 @pytest.fixture
@@ -79,12 +79,10 @@ def test_a_window_is_a_slice_of_a_trajectory(lake: Lake, schema, seal_every: int
 def test_windows_of_overlays_equal_those_of_whole_trajectories(lake: Lake, schema) -> None:
     written = fill(lake, [30, 50, 20, 80, 9], schema=schema, seal_every=2)
     rng, expected = np.random.default_rng(0), {}
-    with lake.overlay_writer(schema, ["action", "reward"]) as writer:
-        for uid, values in written.items():
-            other = columns(rng, 7, schema)
-            changed = {name: other[name] for name in ("action", "reward")}
-            new = writer.append(uid, changed, method="m", base_offset=2)
-            expected[new] = {name: array[2:10] for name, array in values.items()} | changed
+    others = {uid: columns(rng, 7, schema) for uid in written}
+    changes = {uid: {name: other[name] for name in ("action", "reward")} for uid, other in others.items()}
+    for (uid, changed), new in zip(changes.items(), derive(lake, changes, offset=2), strict=True):
+        expected[new] = {name: array[2:10] for name, array in written[uid].items()} | changed
     view = open_view(lake, schema)
     everything = {**written, **expected}
     assert set(uids_of(view)) == set(everything)

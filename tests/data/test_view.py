@@ -6,7 +6,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, SCHEMA, fill, segment_files
+from tests.lake.factories import IMAGES, SCHEMA, derive, fill, segment_files
 
 
 @pytest.fixture
@@ -53,8 +53,7 @@ def test_what_is_not_selected_weighs_nothing_and_the_selection_holds_for_what_co
 
 def test_steps_that_expire_were_collected_all_the_same_and_overlays_collect_none(lake: Lake) -> None:
     written = list(fill(lake, [5, 6, 7], seal_every=1))
-    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
-        overlay.append(written[2], {"reward": np.ones(8, dtype=np.float32)}, method="m")
+    derive(lake, {written[2]: {"reward": np.ones(8, dtype=np.float32)}})
     view = View(lake, SCHEMA.id)
     for max_steps, grace in ((18, 60), (13, 60), (7, 60), (7, 0)):  # the last one sweeps, and merges tombstones
         expire(lake, Limits(max_steps=max_steps), grace_seconds=grace)

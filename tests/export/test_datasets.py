@@ -13,7 +13,7 @@ from pipelines.export.datasets import export
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, fill, flip_a_bit
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, derive, fill, flip_a_bit
 
 ABOUT = {"lake": "x", "where": ""}
 
@@ -60,8 +60,7 @@ def test_parquet_is_found_by_the_places_of_its_table(
 
 def test_overlays_are_applied(lake: Lake, tmp_path: Path) -> None:
     (base,) = fill(lake, [6])
-    with lake.overlay_writer(SCHEMA, ["reward"]) as writer:
-        derived = writer.append(base, {"reward": np.arange(7, dtype=np.float32)}, method="m")
+    (derived,) = derive(lake, {base: {"reward": np.arange(7, dtype=np.float32)}})
     export(lake, [derived], tmp_path / "out", form="npz", about=ABOUT)
     with np.load(tmp_path / "out" / f"{derived}.npz") as file:
         np.testing.assert_array_equal(file["reward"], np.arange(7))

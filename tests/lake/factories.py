@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pipelines.lake.footer import Footer, read_footer
+from pipelines.lake.footer import Footer, hex_uids, read_footer
+from pipelines.lake.originals import Originals
+from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
+from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Ragged, Spaces
 from pipelines.lake.storage import LocalStorage
@@ -79,6 +83,61 @@ def fill(
             if (i + 1) % seal_every == 0:
                 writer.seal()
     return written
+
+
+def derive(
+    lake: Lake,
+    changes: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    method: str = "m",
+    copy: int = 0,
+    offset: int = 0,
+    seal_bytes: int = 64 << 20,
+) -> list[str]:
+    """Derive one trajectory from each base, as `amago relabel` does: it begins at row `offset` of the base and differs
+    in the columns given. Returns the new uids, in order. A part of a base also stores its reward and flags.
+    """
+    with overlay_writer(lake, changes, offset=offset, seal_bytes=seal_bytes) as writer:
+        return [append_overlay(lake, writer, base, own, method, copy, offset) for base, own in changes.items()]
+
+
+def overlay_writer(
+    lake: Lake, changes: Mapping[str, Mapping[str, np.ndarray]], *, offset: int = 0, seal_bytes: int = 64 << 20
+) -> OverlayWriter:
+    """A writer for the columns of `changes`."""
+    reader, names = Reader(lake), {name for own in changes.values() for name in own}
+    if any(offset or len(next(iter(own.values()))) != reader.read(base).length + 1 for base, own in changes.items()):
+        names |= {"reward", "terminated", "truncated"}
+    schema = lake.schema(reader.locate(next(iter(changes)))[0].schema_id)
+    return OverlayWriter(lake, schema, sorted(names), name="relabel", seal_bytes=seal_bytes)
+
+
+def append_overlay(
+    lake: Lake,
+    writer: OverlayWriter,
+    base: str,
+    own: Mapping[str, np.ndarray],
+    method: str = "m",
+    copy: int = 0,
+    offset: int = 0,
+    **said: Any,
+) -> str:
+    """Append one trajectory derived from `base`; `said` are further fields of its `OverlayBatch`."""
+    originals, uid = Originals(lake), np.array([bytes.fromhex(base)], dtype="S16")
+    portions = (originals.portion(segment.number, uid) for segment in originals.segments())
+    portion = next(found for found in portions if found is not None)
+    rows = len(next(iter(own.values())))
+    whole = portion.columns([column.name for column in writer.columns])
+    batch = OverlayBatch(
+        place=np.array([0]),
+        offset=np.array([offset]),
+        rows=np.array([rows]),
+        columns={name: np.asarray(own.get(name, values[offset : offset + rows])) for name, values in whole.items()},
+        **said,
+    )
+    uids = overlay_uids(uid, method, copy)
+    writer.append(portion.id, portion.table, batch, uids, method)
+    return hex_uids(uids)[0]
 
 
 def segment_files(lake: Lake) -> list[Path]:

@@ -17,7 +17,7 @@ import statistics
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,16 +28,19 @@ import numpy as np
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
-from pipelines.errors import InputMissing
+from pipelines.errors import InputMissing, StageFailed
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance import compaction, retention
 from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.originals import Originals
+from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
+from pipelines.lake.uids import positions
 
 COMMIT_SECONDS = 0.05
 LONGEST = 16
@@ -58,28 +61,29 @@ Columns = Mapping[str, np.ndarray]
 
 
 def content(key: int, schema: Schema = PLAIN) -> Columns:
-    """The one trajectory that belongs to a key; not to be changed."""
+    """The one trajectory that belongs to a key; not to be changed. That of -key derives from that of key."""
     return _made(key, schema.id == PICTURES.id)
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _made(key: int, pictures: bool) -> Columns:
-    schema, rng = (PICTURES if pictures else PLAIN), np.random.default_rng(key)
+    schema, rng = (PICTURES if pictures else PLAIN), np.random.default_rng(abs(key))
     values = schema.empty(int(rng.integers(2, LONGEST)) + 1)
     values["obs.key"][...] = key
     observation = values[schema.columns[1].name]
     observation[...] = rng.integers(0, 256, observation.shape)
     values["action"][1:] = rng.integers(0, 5, len(values["action"]) - 1)
-    values["reward"][1:] = rng.standard_normal(len(values["reward"]) - 1)
+    values["reward"][1:] = rng.standard_normal(len(values["reward"]) - 1) * (1 if key > 0 else -1)
     values["terminated"][-1] = 1
     return values
 
 
-def checksum(schema: Schema, columns: Columns) -> int:
-    """CRC32 over the columns in the schema's order, as the footer has it."""
+def checksum(schema: Schema, columns: Columns, stored: Collection[str] | None = None) -> int:
+    """CRC32 over the `stored` columns (None: all) in the schema's order, as the footer has it."""
     crc = 0
     for column in schema.columns:
-        crc = zlib.crc32(np.ascontiguousarray(columns[column.name]).tobytes(), crc)
+        if stored is None or column.name in stored:
+            crc = zlib.crc32(np.ascontiguousarray(columns[column.name]).tobytes(), crc)
     return crc
 
 
@@ -126,6 +130,39 @@ def write(lake: Path, notes: Path, number: int, life: int, seed: int) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
 
 
+def relabel(lake: Path, notes: Path, life: int, seed: int) -> None:
+    """A relabeler: derives one trajectory from each of those without pictures, at most 20 at a time."""
+    ledger, opened = Ledger(notes / f"relabeler-{life}"), Lake.open(lake)
+    while True:
+        opened.salvage()
+        originals = Originals(opened)
+        known = originals.derived()
+        with OverlayWriter(opened, PLAIN, ["obs.key", "reward"], name="relabel", seal_bytes=4000) as writer:
+            for segment in originals.segments():
+                lacking = positions(known, overlay_uids(segment.uids, "storm", 0)) < 0
+                if segment.schema_id != PLAIN.id or not lacking.any() or writer.trajectories > 20:
+                    continue
+                try:
+                    portion = originals.portion(segment.number, segment.uids[lacking])
+                except StageFailed:  # files vanish as fast as they are looked for
+                    continue
+                if portion is None:
+                    continue
+                values = portion.columns(["obs.key", "reward"])
+                count = len(portion)
+                batch = OverlayBatch(
+                    place=np.arange(count),
+                    offset=np.zeros(count, dtype=np.int64),
+                    rows=portion.rows,
+                    columns={name: -array for name, array in values.items()},
+                )
+                uids = overlay_uids(portion.uids, "storm", 0)
+                writer.append(portion.id, portion.table, batch, uids, "storm")
+                ledger.note(bases=dict(zip(hex_uids(uids), hex_uids(portion.uids), strict=True)))
+        ledger.note(derived=writer.trajectories)
+        time.sleep(0.2)
+
+
 def follow(lake: Path, notes: Path, seed: int) -> None:
     """A trainer: takes in what is new, draws whole trajectories as windows, and compares every byte."""
     ledger, opened = Ledger(notes / "follower"), Lake.open(lake)
@@ -164,14 +201,14 @@ def read(lake: Path, notes: Path, seed: int) -> None:
         uids = reader.uids()
         for uid in rng.sample(uids, min(10, len(uids))):
             try:
-                segment, _ = reader.locate(uid)
-                schema = opened.schema(segment.schema_id)
+                schema = opened.schema(reader.locate(uid)[0].schema_id)
                 columns = reader.read(uid).columns
+                stored = reader.locate(uid)[0].columns
                 expected = reader.row(uid)["crc"]
             except InputMissing:  # expired since
                 continue
             wrong = differs(schema, columns)
-            if wrong is None and checksum(schema, columns) != expected:
+            if wrong is None and checksum(schema, columns, stored) != expected:
                 wrong = f"{uid}: not the checksum of its footer"
             if wrong is not None:
                 ledger.note(wrong=wrong, by="reader")
@@ -228,6 +265,8 @@ class Outcome:
     reads: int
     windows: int
     seconds: float
+    derived: int = 0
+    bases: dict[str, str] = field(default_factory=dict)
     index: list[tuple[Any, ...]] = field(default_factory=list)
     rebuilt: list[tuple[Any, ...]] = field(default_factory=list)
     corrupt: int = 0
@@ -262,6 +301,8 @@ class Outcome:
             "kills": self.kills,
             "read_by_uid": self.reads,
             "windows": self.windows,
+            "derived": self.derived,
+            "live_derived": sum(uid in self.bases for uid in self.live),
             "wrong_reads": len(self.wrong),
             "segments_at_the_end": self.segments,
         }
@@ -294,6 +335,10 @@ class Storm:
         self.begin(name, write, number, self._lives[name], self._seed)
         self._lives[name] += 1
 
+    def begin_relabeler(self) -> None:
+        self.begin("relabeler", relabel, self._lives["relabeler"], self._seed)
+        self._lives["relabeler"] += 1
+
     def kill(self, name: str) -> None:
         process = self._living.pop(name)
         if process.exitcode is not None:
@@ -308,6 +353,7 @@ class Storm:
             self.begin_writer(number)
         for name, work in (("follower", follow), ("reader", read), ("maintainer", maintain)):
             self.begin(name, work, self._seed)
+        self.begin_relabeler()
         begun = time.monotonic()
         try:
             while time.monotonic() - begun < seconds:
@@ -315,6 +361,9 @@ class Storm:
                 number = self._rng.randrange(self._writers)
                 self.kill(f"writer-{number}")
                 self.begin_writer(number)
+                if self._rng.random() < 0.3:
+                    self.kill("relabeler")
+                    self.begin_relabeler()
                 if self._rng.random() < 0.015:
                     self.kill("maintainer")
                     self.begin("maintainer", maintain, self._seed)
@@ -336,6 +385,7 @@ class Storm:
         followed = list(Ledger.lines(self.notes, "follower"))
         maintained = list(Ledger.lines(self.notes, "maintainer-*"))
         was_read = list(Ledger.lines(self.notes, "reader"))
+        relabelled = list(Ledger.lines(self.notes, "relabeler-*"))
         everything = "select * from trajectories order by uid"
         index = catalog.query(lake, everything)[1]
         catalog.rebuild(lake)
@@ -350,6 +400,8 @@ class Storm:
             compacted=sum(line.get("compacted", 0) for line in maintained),
             left=left,
             live=Reader(lake).uids(),
+            derived=sum(line.get("derived", 0) for line in relabelled),
+            bases={uid: base for line in relabelled for uid, base in line.get("bases", {}).items()},
             wrong=[line["wrong"] for line in followed + was_read if "wrong" in line],
             told=[line["told"] for line in followed + was_read if "told" in line],
             failures=self.failures,

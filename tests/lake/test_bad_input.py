@@ -33,7 +33,7 @@ from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from pipelines.lake.trajectory import TrajectoryInfo
-from tests.lake.factories import segment_files
+from tests.lake.factories import derive, segment_files
 from tests.lake.stress import LONGEST, PICTURES, PLAIN, content, differs
 
 SEEN, LOGGED, EXPIRED, DERIVED = range(6), range(10, 15), 5, 2
@@ -62,8 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
             if path.name not in before:
                 made.files[path.name] = {made.uids[key] for key in keys}
     reward = content(DERIVED)["reward"] + 1
-    with lake.overlay_writer(PLAIN, ["reward"]) as overlay:
-        made.uids[-DERIVED] = overlay.append(made.uids[DERIVED], {"reward": reward}, method="more")
+    (made.uids[-DERIVED],) = derive(lake, {made.uids[DERIVED]: {"reward": reward}})
     for path in segment_files(lake):
         made.files.setdefault(path.name, {made.uids[-DERIVED]})
         if made.uids[DERIVED] in made.files[path.name]:

@@ -16,7 +16,7 @@ from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
-from tests.lake.factories import SCHEMA, fill, segment_files
+from tests.lake.factories import derive, fill, segment_files
 
 
 def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:
@@ -116,9 +116,7 @@ def test_restore_repeats_an_order(lake: Lake) -> None:
     assert [s.file for s in again.segments[:2]] == ids
 
 
-def derive(lake: Lake, base: str) -> str:
-    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
-        return overlay.append(base, {"reward": np.ones(3, dtype=np.float32)}, method="m")
+SHORT = {"reward": np.ones(3, dtype=np.float32)}
 
 
 def test_what_expired_in_a_rewritten_segment_that_is_still_unknown_is_dead(lake: Lake) -> None:
@@ -134,10 +132,8 @@ def test_what_expired_in_a_rewritten_segment_that_is_still_unknown_is_dead(lake:
 
 def test_an_overlay_that_died_with_its_base_stays_dead_when_it_is_named_itself(lake: Lake) -> None:
     one, two = fill(lake, [5, 6])
-    derive(lake, one)
-    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
-        for base in (one, two):
-            overlay.append(base, {"reward": np.ones(3, dtype=np.float32)}, method="m")
+    derive(lake, {one: SHORT})
+    derive(lake, {base: SHORT for base in (one, two)}, copy=1)
     follower = Follower(lake)
     follower.refresh()
     bases, first, second = follower.segments
@@ -151,7 +147,7 @@ def test_an_overlay_that_died_with_its_base_stays_dead_when_it_is_named_itself(l
 
 def test_an_overlay_that_waited_for_its_base_may_be_rewritten_meanwhile(lake: Lake) -> None:
     one, two = fill(lake, [5, 6], seal_every=1)
-    derived = {derive(lake, one), derive(lake, two)}
+    derived = {derive(lake, {one: SHORT}), derive(lake, two)}
     base, *_ = segment_files(lake)
     held = lake.path / "tmp" / "held"
     shutil.move(base, held)

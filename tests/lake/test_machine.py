@@ -5,6 +5,8 @@ seen; what expired stays away; a protected snapshot is the same for ever.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import shutil
 import tempfile
@@ -30,11 +32,14 @@ from pipelines.lake.maintenance.protection import protect, protections
 from pipelines.lake.maintenance.retention import Limits, carry_out, expire, make_plan
 from pipelines.lake.maintenance.sweep import sweep
 from pipelines.lake.maintenance.verify import verify
+from pipelines.lake.overlays import overlay_uids
+from pipelines.lake.segment import Staged
 from pipelines.lake.sql import catalog
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
-from tests.lake.factories import SCHEMA, assert_same, columns
+from tests.lake.factories import SCHEMA, assert_same, columns, derive
 from tests.lake.windows import windows_of
 
 
@@ -50,6 +55,7 @@ def small_folders() -> Iterator[None]:
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 SEALING = [(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]
 REWRITING = [(segments, "stage_files"), (segments, "new_segment"), (segments, "publish")]
+DERIVING = [(Log, "create"), (segments, "stage_files"), (Log, "mark"), (LocalStorage, "publish"), (Log, "drop")]
 EVERYTHING = Rules(settle_seconds=0.0)
 
 
@@ -57,7 +63,7 @@ class Killed(BaseException):
     pass
 
 
-def die(*_: object, **__: object) -> None:
+def die() -> None:
     raise Killed
 
 
@@ -80,6 +86,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.writers: list[Any] = []
         self.acknowledged: dict[str, dict[str, np.ndarray]] = {}
         self.base_of: dict[str, str] = {}
+        self.copies = 0
         self.sealed: set[str] = set()
         self.expired: set[str] = set()
         self.snapshots: list[Snapshot] = []
@@ -125,31 +132,42 @@ class LakeMachine(RuleBasedStateMachine):
         self.kill_at(*step, writer.seal)
         writer._abandon()
 
-    def kill_at(self, owner: Any, name: str, action: Any) -> None:
-        real = getattr(owner, name)
-        setattr(owner, name, die)
-        try:
+    def kill_at(self, owner: Any, name: str, action: Any, after: int = 0) -> None:
+        """Die in call number `after` of a function, as by kill -9: nothing is cleaned up afterwards."""
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(Staged, "discard", lambda _: None)
+            patch.setattr(segments, "drop_orphan", lambda *_: None)
+            patch.setattr(Log, "drop", Log.close)
+            real, calls = getattr(owner, name), itertools.count()
+            patch.setattr(owner, name, lambda *args, **named: die() if next(calls) == after else real(*args, **named))
             action()
-        except Killed:
-            pass
-        finally:
-            setattr(owner, name, real)
 
     @precondition(lambda self: self.sealed)
-    @rule(pick=st.integers(0, 1000), crash=st.booleans())
-    def derive(self, pick: int, crash: bool) -> None:
+    @rule(pick=st.integers(0, 1000), kill=st.none() | st.sampled_from(DERIVING), after=st.integers(0, 2))
+    def derive(self, pick: int, kill: tuple[Any, str] | None, after: int) -> None:
+        """Derive from up to three trajectories, each in a segment of its own."""
         bases = [uid for uid in self.in_order(self.sealed - self.expired) if uid not in self.base_of]
         if not bases:
             return
-        base = bases[pick % len(bases)]
-        whole = self.acknowledged[base]
-        rows = 2 + pick % (len(whole["reward"]) - 1)
-        changed = {"reward": whole["reward"][:rows] - 1}
-        writer = self.lake.overlay_writer(SCHEMA, ["reward"])
-        uid = writer.append(base, changed, method="m")
-        self.acknowledged[uid] = {name: array[:rows] for name, array in whole.items()} | changed
-        self.base_of[uid] = base
-        writer._abandon() if crash else writer.close()
+        changes = {}
+        for base in bases[pick % len(bases) :][:3]:
+            reward = self.acknowledged[base]["reward"]
+            changes[base] = {"reward": reward[: 2 + pick % (len(reward) - 1)] - 1}
+        self.copies += 1
+
+        def work() -> None:
+            derive(self.lake, changes, copy=self.copies, seal_bytes=1)
+
+        self.kill_at(*kill, work, after) if kill is not None else work()
+        live = set(reading.Reader(self.lake).uids())
+        for base, changed in changes.items():
+            (uid,) = hex_uids(overlay_uids(np.array([bytes.fromhex(base)], "S16"), "m", self.copies))
+            assert uid in live or kill is not None
+            if uid in live:
+                rows = len(changed["reward"])
+                self.acknowledged[uid] = {n: array[:rows] for n, array in self.acknowledged[base].items()} | changed
+                self.base_of[uid] = base
+                self.sealed.add(uid)
 
     def in_order(self, uids: set[str]) -> list[str]:
         """As they were written: uids are random, and what is done must follow from what hypothesis draws."""
@@ -329,7 +347,7 @@ def test_long_histories(seed: int) -> None:
         "append": lambda: machine.append(lengths(), rng.randint(0, 1), rng.random() < 0.7),
         "crash": lambda: machine.writers and machine.crash(),
         "crash_while_sealing": lambda: machine.writers and machine.crash_while_sealing(rng.choice(SEALING)),
-        "derive": lambda: machine.derive(rng.randrange(1000), rng.random() < 0.2),
+        "derive": lambda: machine.derive(rng.randrange(1000), rng.choice([None, None, *DERIVING]), rng.randrange(3)),
         "expire_by_steps": lambda: machine.expire_by_steps(rng.randint(20, 120), rng.choice([0.0, 600.0])),
         "expire_whole_segments": lambda: machine.expire_whole_segments(rng.randint(20, 120)),
         "expire_one": lambda: machine.sealed and machine.expire_one(rng.randrange(1000)),

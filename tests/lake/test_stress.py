@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-from tests.lake.stress import Outcome, Storm, checksum
+from tests.lake.stress import PLAIN, Outcome, Storm, checksum, differs
 
 SECONDS = float(os.environ.get("AMAGO_STRESS_SECONDS", "20"))
 
@@ -38,7 +38,11 @@ def survives(folder: Path, *, seconds: float, writers: int, seed: int) -> Outcom
     for uid in set(outcome.acknowledged) & set(outcome.live):
         schema = lake.schema(reader.locate(uid)[0].schema_id)
         assert checksum(schema, reader.read(uid).columns) == outcome.acknowledged[uid]
-    assert min(outcome.kills, outcome.reads, outcome.windows, outcome.commits) > 0
+    derived = [uid for uid in outcome.live if uid in outcome.bases]
+    assert {outcome.bases[uid] for uid in derived} <= set(outcome.live)
+    for uid in derived:
+        assert differs(PLAIN, reader.read(uid).columns) is None
+    assert min(outcome.kills, outcome.reads, outcome.windows, outcome.commits, outcome.derived) > 0
     return outcome
 
 

@@ -29,6 +29,8 @@ from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.arrow import arrow_schema, mapped, to_arrow
+from pipelines.lake.originals import Originals
+from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
@@ -252,10 +254,16 @@ def overlay(folder: Path, count: int) -> Section:
     data, section = Data(folder, PLAIN, count), Section()
     bases, before = data.view(), sum(p.stat().st_size for p in files_below(data.lake.path / "segments"))
     rng = np.random.default_rng(0)
-    with data.lake.overlay_writer(PLAIN, ["reward"]) as writer:
-        for uid in bases.uids().tolist():
-            reward = rng.standard_normal(ROWS).astype(np.float32)
-            writer.append(uid.ljust(16, b"\0").hex(), {"reward": reward}, method="bench")
+    originals = Originals(data.lake)
+    with OverlayWriter(data.lake, PLAIN, ["reward"], name="bench") as writer:
+        for segment in originals.segments():
+            portion = originals.portion(segment.number, segment.uids)
+            assert portion is not None
+            n, reward = len(portion), rng.standard_normal(int(portion.rows.sum())).astype(np.float32)
+            batch = OverlayBatch(
+                place=np.arange(n), offset=np.zeros(n, np.int64), rows=portion.rows, columns={"reward": reward}
+            )
+            writer.append(portion.id, portion.table, batch, overlay_uids(portion.uids, "bench", 0), "bench")
     size = sum(p.stat().st_size for p in files_below(data.lake.path / "segments")) - before
     derived = data.view()
     derived.set_weights((derived.table["base"] != derived.table["segment"]).astype(np.float32))

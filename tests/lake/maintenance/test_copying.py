@@ -19,6 +19,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
+from tests.lake import factories
 from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, segment_files
 
 
@@ -32,8 +33,8 @@ def ids(lake: Lake) -> list[str]:
 
 
 def derive(lake: Lake, base: str, actions: int, value: float = 7.0) -> str:
-    with lake.overlay_writer(SCHEMA, ["reward"]) as writer:
-        return writer.append(base, {"reward": np.full(actions + 1, value, dtype=np.float32)}, method="m")
+    reward = np.full(actions + 1, value, dtype=np.float32)
+    return factories.derive(lake, {base: {"reward": reward}}, method=f"={value}")[0]
 
 
 def same_trajectories(lake: Lake, other: Lake, uids: list[str]) -> None:

@@ -19,7 +19,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, fill, segment_files
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, derive, fill, segment_files
 
 SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
 
@@ -77,10 +77,10 @@ def test_the_whole_trajectories_of_a_damaged_segment_live_on(lake: Lake, schema:
 def test_overlays_find_their_bases_where_they_are_now_and_orphans_are_told(lake: Lake) -> None:
     written = fill(lake, [5, 6])
     lost, kept = written
-    derived = []
-    for uid, values in written.items():
-        with lake.overlay_writer(SCHEMA, ["reward"]) as writer:
-            derived.append(writer.append(uid, {"reward": np.ones(len(values["reward"]), np.float32)}, method="m"))
+    derived = [
+        derive(lake, {uid: {"reward": np.ones(len(values["reward"]), np.float32)}})[0]
+        for uid, values in written.items()
+    ]
     flip(next(path for path in segment_files(lake) if ".ovl" not in path.name), written[lost]["obs.state"])
     done = mended(lake)
     assert (done.lost, done.orphans) == ((lost,), (derived[0],))

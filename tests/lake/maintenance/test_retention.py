@@ -23,12 +23,12 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps, read_tombstones
 from pipelines.lake.trajectory import TrajectoryInfo
+from tests.lake import factories
 from tests.lake.factories import SCHEMA, columns, fill
 
 
 def derive(lake: Lake, base: str, rows: int) -> str:
-    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
-        return overlay.append(base, {"reward": np.ones(rows, dtype=np.float32)}, method="m")
+    return factories.derive(lake, {base: {"reward": np.ones(rows, dtype=np.float32)}}, copy=rows)[0]
 
 
 def uids(lake: Lake) -> list[str]:

@@ -18,7 +18,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Spaces
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, columns, fill
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, columns, derive, fill
 
 
 def merge(lake: Lake, parts: list[Part], **options) -> Rewritten | None:
@@ -121,9 +121,8 @@ def test_overlays_go_on_naming_what_they_derived_from(lake: Lake) -> None:
     written = fill(lake, [5, 6], seal_every=1)
     rng, derived = np.random.default_rng(0), {}
     for base in written:
-        with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
-            reward = columns(rng, len(written[base]["reward"]) - 1)["reward"]
-            derived[overlay.append(base, {"reward": reward}, method="m")] = {**written[base], "reward": reward}
+        reward = columns(rng, len(written[base]["reward"]) - 1)["reward"]
+        derived[derive(lake, {base: {"reward": reward}})[0]] = {**written[base], "reward": reward}
     bases = [id for id in list_all(lake.storage) if not id.endswith(".ovl")]
     overlays = [id for id in list_all(lake.storage) if id.endswith(".ovl")]
     assert merge(lake, whole(lake, bases)) is not None

@@ -21,7 +21,16 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury, read_tombstones
 from pipelines.lake.wal import Log
-from tests.lake.factories import IMAGES, SCHEMA, assert_same, fill, segment_files
+from tests.lake.factories import (
+    IMAGES,
+    SCHEMA,
+    append_overlay,
+    assert_same,
+    derive,
+    fill,
+    overlay_writer,
+    segment_files,
+)
 from tests.lake.windows import windows_of
 
 
@@ -106,15 +115,13 @@ def test_a_segment_whose_log_is_still_there_stays(lake: Lake, monkeypatch) -> No
 
 def test_an_overlay_of_what_has_expired_is_buried(lake: Lake) -> None:
     one, two = fill(lake, [5, 6], seal_every=1)
-    late = lake.overlay_writer(SCHEMA, ["reward"])
     reward = {"reward": np.ones(3, dtype=np.float32)}
-    late.append(one, reward, method="m")
-    kept = late.append(two, reward, method="m")
-    expire(lake, Limits(max_trajectories=1))
-    late.close()
-    with lake.overlay_writer(SCHEMA, ["reward"]) as other:
-        other._reader = late._reader
-        other.append(one, reward, method="m")
+    late, later = (overlay_writer(lake, {base: reward for base in bases}) for bases in ([one, two], [one]))
+    with late, later:
+        append_overlay(lake, late, one, reward)
+        kept = append_overlay(lake, late, two, reward)
+        append_overlay(lake, later, one, reward, copy=1)
+        expire(lake, Limits(max_trajectories=1))
     assert Reader(lake).uids() == [two, kept]
     swept(lake)
     assert Reader(lake).uids() == [two, kept]
@@ -127,8 +134,7 @@ def test_an_overlay_of_what_has_expired_is_buried(lake: Lake) -> None:
 def test_an_overlay_waits_for_a_base_that_is_set_aside(lake: Lake) -> None:
     (base,) = fill(lake, [5])
     (id,) = list_all(lake.storage)
-    with lake.overlay_writer(SCHEMA, ["reward"]) as overlay:
-        derived = overlay.append(base, {"reward": np.ones(3, dtype=np.float32)}, method="m")
+    (derived,) = derive(lake, {base: {"reward": np.ones(3, dtype=np.float32)}})
     marker = f"quarantine/{id.rpartition('/')[2]}.json"
     lake.storage.write(marker, b"{}")
     assert Reader(lake).uids() == []

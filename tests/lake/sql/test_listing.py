@@ -15,7 +15,7 @@ from pipelines.lake.segment import checksum, new_segment, open_segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
-from tests.lake.factories import SCHEMA, fill
+from tests.lake.factories import SCHEMA, derive, fill
 
 QUESTIONS = (
     "select * from trajectories order by uid",
@@ -81,9 +81,10 @@ class Life:
 
     def derive(self) -> None:
         _, rows = catalog.query(self.lake, "select uid, length from trajectories where base_uid is null order by uid")
-        with self.lake.overlay_writer(SCHEMA, ["reward"]) as writer:
-            for uid, length in [rows[i] for i in self.rng.permutation(len(rows))[:2]]:
-                writer.append(uid, {"reward": np.ones(length + 1, dtype=np.float32)}, method="m")
+        some = [rows[i] for i in self.rng.permutation(len(rows))[:2]]
+        changes = {uid: {"reward": np.ones(length + 1, dtype=np.float32)} for uid, length in some}
+        if changes:
+            derive(self.lake, changes, copy=int(self.rng.integers(1 << 40)))
 
     def expire(self) -> None:
         _, rows = catalog.query(self.lake, "select segment, uid from trajectories order by uid")

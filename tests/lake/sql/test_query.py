@@ -11,7 +11,7 @@ from pipelines.events import Notice
 from pipelines.lake.sql import catalog, steps
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, MIXED, SCHEMA, fill
+from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive, fill
 
 SHORT = Limits(seconds=1.5, megabytes=128)
 COUNT = "select count(*) from trajectories"
@@ -146,9 +146,8 @@ def test_explaining_and_describing(lake: Lake) -> None:
 
 def test_steps_are_rows(lake: Lake) -> None:
     written = fill(lake, [5, 6, 7], seal_every=2)
-    with lake.overlay_writer(SCHEMA, ["reward"]) as writer:
-        uid, values = next(iter(written.items()))
-        new = writer.append(uid, {"reward": values["reward"] * 0 + 1}, method="ones")
+    uid, values = next(iter(written.items()))
+    (new,) = derive(lake, {uid: {"reward": values["reward"] * 0 + 1}})
     expected = {**{u: v["reward"] for u, v in written.items()}, new: np.ones(6)}
     _, rows = catalog.query(lake, "select uid, t, reward, task from steps order by uid, t")
     for uid, reward in expected.items():
@@ -169,8 +168,7 @@ def test_batches_of_any_size_give_the_same_steps(lake: Lake, monkeypatch, batch_
     written = fill(lake, [5, 1, 7, 2], seal_every=3)
     uid, values = list(written.items())[2]
     own = {"reward": np.arange(4, dtype=np.float32), "action": np.arange(4)}
-    with lake.overlay_writer(SCHEMA, ["action", "reward"]) as writer:
-        new = writer.append(uid, own, base_offset=2, method="m")
+    (new,) = derive(lake, {uid: own}, offset=2)
     written[new] = {name: array[2:6] for name, array in values.items()} | own
     pictures = fill(lake, [4, 3], schema=IMAGES, seed=1)
     for uid, columns in {**written, **pictures}.items():

@@ -14,7 +14,7 @@ from pipelines.lake.sql import catalog
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.sql.selection import Selected, select
 from pipelines.lake.store import Lake
-from tests.lake.factories import IMAGES, SCHEMA, fill
+from tests.lake.factories import IMAGES, SCHEMA, derive, fill
 
 LENGTHS = [3, 9, 4, 8, 2, 7]
 
@@ -104,8 +104,7 @@ def test_uids_that_end_in_zeros_come_back(lake: Lake, monkeypatch) -> None:
 def test_only_of_a_schema_and_only_originals(filled: Lake) -> None:
     pictures = fill(filled, [5], schema=IMAGES)
     base = hex_uids(select(filled, "length = 9").uids)[0]
-    with filled.overlay_writer(SCHEMA, ["reward"]) as writer:
-        derived = writer.append(base, {"reward": np.zeros(10, dtype=np.float32)}, method="m")
+    (derived,) = derive(filled, {base: {"reward": np.zeros(10, dtype=np.float32)}})
     assert hex_uids(select(filled, schema_id=IMAGES.id).uids) == list(pictures)
     assert len(select(filled, schema_id=SCHEMA.id).uids) == 7
     assert hex_uids(select(filled, "length = 9 or true", schema_id=SCHEMA.id, originals=True).uids).count(derived) == 0

@@ -1,9 +1,13 @@
-"""Writing many derived trajectories at a time: whole overlay segments, without a log.
+"""Overlays: trajectories derived from others, stored as the columns that differ.
 
-What a relabeler derived can be derived again, so nothing is logged; instead each derived trajectory has a uid that
-follows from its base, the method and the number of the copy, and is in a lake once, however often it is written.
-Segments are staged and get their names together, at the end: what goes wrong on the way leaves the lake as it was. When
-staged files take `held_bytes`, they get their names earlier.
+An overlay trajectory has a uid of its own, refers to its base by uid and segment, starts `base_offset` steps into it
+and may be shorter. The base is never an overlay, so a window is read from two files at most, and it stays live: an
+overlay is one more trajectory.
+
+Overlays can be derived again, so they are not logged. The uid of each follows from its base, the method and the number
+of the copy, which keeps a lake free of duplicates however often it is relabelled. Segments are staged and published
+together at the end, so a failure leaves the lake unchanged; they are published earlier once the staged files take
+`held_bytes`.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import secrets
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +30,6 @@ from pipelines.errors import InputMissing, Interrupted
 from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
-from pipelines.lake.derived import Derived
 from pipelines.lake.folders import Folders
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Schema
@@ -36,8 +41,38 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 
-def uids_of(base: np.ndarray, method: str, copies: np.ndarray | int) -> np.ndarray:
-    """(n,) "S16": uids of the versions `copies` by `method` of the trajectories `base` ("S16")."""
+@dataclass(frozen=True, kw_only=True)
+class OverlayBatch:
+    """n derived trajectories. `place` (n,) int64: index of each one's base among the given originals, ascending;
+    `offset` (n,) int64: the row of the base at which it begins; `rows` (n,) int64: its number of rows, at least 2.
+    `columns`: the columns that differ, trajectory after trajectory.
+
+    Per trajectory: `success` (n,) int8, 1, 0, or -1 where unknown; `tasks`; `tags`, values by name. None: as in the
+    base. `names_goal`: whether the base's `goal_text` still describes the goal.
+    """
+
+    place: np.ndarray
+    offset: np.ndarray
+    rows: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    success: np.ndarray | None = None
+    tasks: Sequence[str] | None = None
+    tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    names_goal: bool = True
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """(n,) int64: row of `columns` at which each trajectory begins."""
+        return np.cumsum(self.rows) - self.rows
+
+
+def overlay_uids(base: np.ndarray, method: str, copies: np.ndarray | int) -> np.ndarray:
+    """Return the uids (n,) "S16" of the copies that `method` derives from trajectories, given their uids `base` and the
+    numbers `copies`.
+    """
     start = hashlib.blake2b(method.encode(), digest_size=16)
     raw = np.ascontiguousarray(base).tobytes()
     found = bytearray(len(raw))
@@ -51,11 +86,10 @@ def uids_of(base: np.ndarray, method: str, copies: np.ndarray | int) -> np.ndarr
     return np.frombuffer(found, dtype="S16")
 
 
-class DerivedWriter:
-    """Writes what changes `columns` of trajectories. Counts `trajectories`, `steps` and `bytes` (of columns) written.
+class OverlayWriter:
+    """Writer of overlay segments that store `columns`. Counts `trajectories`, `steps` and `bytes` (of columns) written.
 
-    Use as a context manager: leaving it gives what was written its place in the lake, also when it was interrupted;
-    after an error it does not.
+    A context manager: leaving it publishes what was written, after an interruption too, but not after an error.
     """
 
     def __init__(
@@ -85,9 +119,9 @@ class DerivedWriter:
         self._collected = self._rows = self._sequence = 0
         self._staged: list[Staged] = []
         self._staged_bytes = 0
-        self._log: Log | None = None  # holds no trajectory, but whose staged files are left behind if we die
+        self._log: Log | None = None  # holds no trajectory: salvage finds the staged files of a dead writer by it
 
-    def __enter__(self) -> DerivedWriter:
+    def __enter__(self) -> OverlayWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
@@ -101,23 +135,23 @@ class DerivedWriter:
             if self._log is not None:
                 self._log.drop()
 
-    def append(self, base: str, table: pa.Table, derived: Derived, uids: np.ndarray, method: str) -> None:
-        """Write trajectories with the uids (n,) "S16", derived from some of segment `base`: `table` has the rows of its
-        footer that `derived.place` counts in. ValueError when the columns do not fit.
+    def append(self, base: str, table: pa.Table, batch: OverlayBatch, uids: np.ndarray, method: str) -> None:
+        """Write trajectories with the uids (n,) "S16", derived from some of segment `base`: `batch.place` indexes
+        `table`, rows of that segment's footer. ValueError if the columns do not fit.
         """
-        if not len(derived):
+        if not len(batch):
             return
-        values = {c.name: as_stored(c, derived.columns[c.name]) for c in self.columns}
+        values = {c.name: as_stored(c, batch.columns[c.name]) for c in self.columns}
         for column in self.columns:
-            if values[column.name].shape != (int(derived.rows.sum()), *column.shape):
+            if values[column.name].shape != (int(batch.rows.sum()), *column.shape):
                 raise ValueError(f"column '{column.name}' has the shape {values[column.name].shape}")
-        self._tables.append(self._described(base, table, derived, values, uids, method))
+        self._tables.append(self._described(base, table, batch, values, uids, method))
         self._values.append(values)
         size = sum(array.nbytes for array in values.values())
-        self.trajectories += len(derived)
-        self.steps += int(derived.rows.sum()) - len(derived)
+        self.trajectories += len(batch)
+        self.steps += int(batch.rows.sum()) - len(batch)
         self.bytes += size
-        self._rows += int(derived.rows.sum())
+        self._rows += int(batch.rows.sum())
         self._collected += size
         if self._collected >= self._seal_bytes:
             self._stage()
@@ -128,48 +162,48 @@ class DerivedWriter:
         self,
         base: str,
         table: pa.Table,
-        derived: Derived,
+        batch: OverlayBatch,
         values: Mapping[str, np.ndarray],
         uids: np.ndarray,
         method: str,
     ) -> pa.Table:
-        """Rows of the footer."""
-        first, last, count = derived.first, derived.first + derived.rows - 1, len(derived)
-        rows = table.take(pa.array(derived.place))
-        whole = not derived.offset.any() and np.array_equal(derived.rows - 1, rows["length"].to_numpy())
+        """Return the rows of the footer."""
+        first, last, count = batch.first, batch.first + batch.rows - 1, len(batch)
+        rows = table.take(pa.array(batch.place))
+        whole = not batch.offset.any() and np.array_equal(batch.rows - 1, rows["length"].to_numpy())
         if not whole and not {REWARD, TERMINATED, TRUNCATED} <= values.keys():
-            raise ValueError("what is a part of its base must bring rewards and ends of its own")
+            raise ValueError("an overlay of a part of its base must store 'reward', 'terminated' and 'truncated'")
         changed: dict[str, Any] = {
             "uid": _binary(uids),
             "row0": first + self._rows,
-            "length": derived.rows - 1,
+            "length": batch.rows - 1,
             "source": ["relabel"] * count,
             "base_uid": rows["uid"],
             "base_segment": [base] * count,
-            "base_offset": derived.offset,
+            "base_offset": batch.offset,
             "relabel_method": [method] * count,
-            "crc": self._checksums(first, derived.rows, values),
+            "crc": self._checksums(first, batch.rows, values),
             "t_commit": pa.nulls(count, pa.float64()),
         }
         if REWARD in values:
-            # What lies in a first row led to nothing; sums are of float64.
+            # The reward in the first row belongs to no action; sums are float64.
             paid = values[REWARD].astype(np.float64)
             paid[first] = 0.0
             changed["return"] = np.add.reduceat(paid, first)
         for flag in (TERMINATED, TRUNCATED):
             if flag in values:
                 changed[flag] = values[flag][last] != 0
-        if derived.success is not None:
-            changed["success"] = pa.array(derived.success == 1, mask=derived.success < 0)
-        if derived.tasks is not None:
-            changed["task"] = list(derived.tasks)
-        if not derived.names_goal:
+        if batch.success is not None:
+            changed["success"] = pa.array(batch.success == 1, mask=batch.success < 0)
+        if batch.tasks is not None:
+            changed["task"] = list(batch.tasks)
+        if not batch.names_goal:
             changed["goal_text"] = [""] * count
-        if derived.tags:
+        if batch.tags:
             old = [dict(tags or ()) for tags in rows["tags"].to_pylist()]
-            new = zip(*derived.tags.values(), strict=True)
+            new = zip(*batch.tags.values(), strict=True)
             changed["tags"] = [
-                list((tags | dict(zip(derived.tags, own, strict=True))).items())
+                list((tags | dict(zip(batch.tags, own, strict=True))).items())
                 for tags, own in zip(old, new, strict=True)
             ]
         arrays = [
@@ -181,7 +215,7 @@ class DerivedWriter:
         return pa.table(arrays, schema=TRAJECTORIES)
 
     def _checksums(self, first: np.ndarray, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(n,) uint32: CRC32 of the bytes of each trajectory's columns, one after the other."""
+        """Return (n,) uint32: the CRC32 of each trajectory over its columns in order."""
         views = [(array.reshape(-1).view(np.uint8).data, array.nbytes // len(array)) for array in values.values()]
         found, crc32 = [], zlib.crc32
         for start, stop in zip(first.tolist(), (first + rows).tolist(), strict=True):
@@ -192,7 +226,7 @@ class DerivedWriter:
         return np.array(found, dtype=np.uint32)
 
     def _stage(self) -> None:
-        """Write what was collected into files that have no name in the lake yet."""
+        """Write the collected trajectories to temporary files."""
         if not self._tables:
             return
         storage, values = self._storage, {c.name: _joined([v[c.name] for v in self._values]) for c in self.columns}
@@ -209,14 +243,9 @@ class DerivedWriter:
         table = pa.concat_tables(self._tables)
         with explained(f"write a segment into '{storage.url()}'"):
             if self._log is None:
-                header_of_log = {
-                    "format": LOG_FORMAT,
-                    "schema": self._schema_id,
-                    "columns": list(values),
-                    "overlay": True,
-                }
+                about = {"format": LOG_FORMAT, "schema": self._schema_id, "columns": list(values)}
                 path = storage.local / "wal" / f"{self._writer}-{0:08d}.wal"
-                self._log = Log.create(path, header_of_log, tmp=storage.local / "tmp")
+                self._log = Log.create(path, about, tmp=storage.local / "tmp")
             staged = segments.stage_files(
                 storage.local / "tmp", self._writer, self.columns, values, lambda: footers.metadata(header, table)
             )
@@ -225,7 +254,7 @@ class DerivedWriter:
         self._tables, self._values, self._collected, self._rows = [], [], 0, 0
 
     def _publish(self) -> None:
-        """Give what is staged its place in the lake."""
+        """Publish the staged files."""
         while self._staged:
             with explained(f"write a segment into '{self._storage.url()}'"):
                 id = segments.new_segment(self._folders, self._writer, self._sequence, overlay=True)
