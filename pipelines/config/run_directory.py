@@ -31,9 +31,6 @@ from pipelines.files.atomic import explained, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object
 from pipelines.files.locks import exclusive, locked
 
-# Written out by versions of before there were kinds of agents, to which they belong now; such a record lacks `_SINCE`.
-_ONCE_DEFAULT = {"agent.online_weight": 1.0, "agent.offline_weight": 0.1}
-_SINCE = "target_actor"
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
 
 
@@ -58,7 +55,7 @@ class RunRecord(Form):
     """What is read of run.json."""
 
     name: str = ""
-    id: str | None = None
+    id: str = ""
     stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
     lakes: list[LakeRecord] = Field(default_factory=list)
     best: BestRecord | None = None
@@ -117,12 +114,10 @@ class RunDirectory:
 
     @property
     def identity(self) -> str:
-        """What its trajectories and its policy are called in a lake that others may share: NAME-ID, and only the name
-        for a run begun before runs had an id. The id is drawn once, and final when something is recorded.
+        """NAME-ID: the name of its trajectories and its policy in a lake that others may share. The id is drawn once,
+        and final when something is recorded.
         """
-        record = self.load_record()
-        id = record.get("id") if record else self._id
-        return f"{self.name}-{id}" if isinstance(id, str) else self.name
+        return f"{self.name}-{self.load_record().get('id', self._id)}"
 
     def refuse_changes(self, stage: str, settings: Settings, *, fresh: bool = False, undecided: bool = False) -> None:
         """UsageError with a diff if the run already has this stage with other values, unless `fresh`.
@@ -154,7 +149,7 @@ class RunDirectory:
         stages = {**record.get("stages", {}), stage: done}
         if fresh and stage != "collect":  # said of checkpoints that go
             record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
-        named = {"name": self.name} | ({} if record else {"id": self._id})
+        named = {"name": self.name, "id": record.get("id", self._id)}
         self._write_record({**record, **named, **_circumstances(), "stages": stages})
 
     def update_record(self, **fields: Any) -> None:
@@ -202,10 +197,7 @@ class RunDirectory:
         *,
         undecided: bool,
     ) -> None:
-        defaults, after = _flat(dump(Settings()), owned), _flat(wanted, owned)
-        # A setting that an older version did not know has had its default.
-        before = {key: defaults[key] for key in after.keys() & defaults.keys()} | _flat(stored, owned)
-        before = {key: v for key, v in before.items() if key in after or not _once_default(stored, key, v)}
+        before, after = _flat(stored, owned), _flat(wanted, owned)
         changed = [
             f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
             for key in sorted(before.keys() | after.keys())
@@ -224,13 +216,6 @@ class RunDirectory:
 def dump(settings: Settings) -> dict[str, Any]:
     """`settings` as a TOML document that resolves to the same settings."""
     return settings.model_dump(mode="json", exclude_none=True)
-
-
-def _once_default(stored: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Whether a value that is unset now was the default of the version that wrote it out."""
-    agent = stored.get("agent")
-    old = isinstance(agent, Mapping) and _SINCE not in agent
-    return old and _ONCE_DEFAULT.get(key) == value
 
 
 def _may_change(stage: str, key: str) -> bool:

@@ -17,7 +17,7 @@ from pipelines.data.gather import Columns
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.versions import Versions
-from pipelines.data.view import View, lake_of
+from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.lake.schema import Schema
 
@@ -148,7 +148,7 @@ class Mixture:
 
     def restore(self, snapshots: Sequence[Mapping[str, Any]]) -> None:
         """Know what was known at `snapshots`; a lake that is not among them begins anew."""
-        known = {lake_of(snapshot): snapshot for snapshot in snapshots}
+        known = {snapshot["id"]: snapshot for snapshot in snapshots}
         for part in self.parts:
             snapshot = known.get(part.view.lake.id)
             if snapshot is None:
@@ -156,8 +156,7 @@ class Mixture:
             part.view.restore(snapshot)
             alive = {segment.id for segment in part.view.follower.segments}
             part.history = [
-                [update, sum(id in alive for id in snapshot["segments"][:seen])]
-                for update, seen in snapshot.get("history", [])
+                [update, sum(id in alive for id in snapshot["segments"][:seen])] for update, seen in snapshot["history"]
             ]
 
     def state_dict(self) -> dict[str, Any]:

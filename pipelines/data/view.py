@@ -183,7 +183,7 @@ class View:
         """Become the view of `snapshot` again, wherever its trajectories lie now. InputMissing for another lake or
         schema; a Notice if trajectories are gone.
         """
-        if (lake_of(snapshot), snapshot["schema"]) != (self.lake.id, self.schema.id):
+        if (snapshot["id"], snapshot["schema"]) != (self.lake.id, self.schema.id):
             raise InputMissing(f"lake '{self.lake.name}' is not the one that was drawn from before")
         self._clear()
         self.follower.restore(snapshot["segments"])
@@ -287,8 +287,3 @@ class View:
 
     def _task_number(self, env: str, task: str) -> int:
         return self.tasks.setdefault((env, task), len(self.tasks))
-
-
-def lake_of(snapshot: Mapping[str, Any]) -> str:
-    """Id of the lake that a snapshot is of."""
-    return snapshot["id"] if "id" in snapshot else snapshot["lake"]

@@ -25,7 +25,7 @@ from pipelines.lake.schema import Column
 
 BATCH_ROWS, LEAST_BYTES, MOST_BYTES = 32, 32 << 10, 256 << 10
 LEVEL = 3
-_ROWS_KEY = b"batch_rows"  # in the file's metadata; a file without it has 32
+_ROWS_KEY = b"batch_rows"  # in the file's metadata
 
 
 def blob_path(main: Path) -> Path:
@@ -83,7 +83,7 @@ class BlobFile:
         try:
             file = pa.py_buffer(mapped(path, scattered=scattered))
             reader = _reader(file)
-            self.batch_rows = int((reader.metadata or {}).get(_ROWS_KEY, BATCH_ROWS))
+            self.batch_rows = int((reader.metadata or {})[_ROWS_KEY])
             same = reader.schema.equals(arrow_schema(columns))
             if not same or reader.num_record_batches != -(-rows // self.batch_rows):
                 raise ValueError("it belongs to another segment")

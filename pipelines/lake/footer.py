@@ -29,7 +29,7 @@ from pipelines.lake.keys import segment_key, written_by
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 
-FORMAT = 2  # 2: `t_commit` of each trajectory, `replaces`, batches of wide columns by their bytes
+FORMAT = 1
 _text = pa.string()
 TRAJECTORIES = pa.schema(
     [
@@ -72,11 +72,11 @@ _Place = Annotated[int, Field(ge=0, lt=2**48)]
 class Header(Form):
     """What is read of a segment's header."""
 
-    format: int = Field(1, ge=1)
+    format: Literal[1]
     kind: Literal["steps", "overlay"]
     schema_id: str = Field(alias="schema", pattern="^[0-9a-f]{16}$")
     writer: str
-    sequence: int = Field(0, ge=-1, lt=2**63)
+    sequence: int = Field(ge=-1, lt=2**63)
     t_commit: Annotated[float, Field(allow_inf_nan=False)]
     rows: int = Field(ge=0, lt=2**48)
     columns: dict[str, Annotated[int, Field(ge=0, lt=2**32)] | None]
@@ -87,8 +87,7 @@ class Header(Form):
 @dataclass(frozen=True)
 class Footer:
     """`header` is the JSON object; `trajectories` the table by `TRAJECTORIES`, decoded when asked for
-    (IntegrityError if damaged): columns that the file does not know are null, columns that we do not know are
-    left out, and `t_commit` is the segment's own where a trajectory does not bring one of an earlier segment.
+    (IntegrityError if damaged). A `t_commit` that is null there is the segment's own.
     """
 
     header: Mapping[str, Any]
@@ -99,7 +98,7 @@ class Footer:
     def trajectories(self) -> pa.Table:
         try:
             stream = pa.decompress(base64.b64decode(self.packed), self.header["trajectories_bytes"], "zstd")
-            table = aligned(pa.ipc.open_stream(stream).read_all())
+            table = pa.ipc.open_stream(stream).read_all()
             _require_sound(table, self.header["rows"])
             return _dated(table, float(self.header["t_commit"]))
         except UNREADABLE as error:
@@ -131,24 +130,14 @@ class Footer:
 
 def _require_sound(table: pa.Table, rows: int) -> None:
     """ValueError unless every trajectory has a name, and its rows are within the `rows` of the segment."""
+    if not table.schema.equals(TRAJECTORIES):
+        raise ValueError("its trajectories do not have the columns of trajectories")
     table.validate(full=True)
     if any(table[name].null_count for name in ("uid", "row0", "length")):
         raise ValueError("a trajectory has no uid, place or length")
     row0, length = table["row0"].to_numpy(), table["length"].to_numpy()
     if len(row0) and not (row0.min() >= 0 and length.min() >= 0 and (length < rows - row0).all()):
         raise ValueError("a trajectory has rows outside the segment")
-
-
-def aligned(table: pa.Table) -> pa.Table:
-    """A table of trajectories of any version with the columns of `TRAJECTORIES`; null where it has none."""
-    if table.schema.equals(TRAJECTORIES):
-        return table
-    names = set(table.column_names)
-    columns = [
-        table[field.name].cast(field.type) if field.name in names else pa.nulls(table.num_rows, field.type)
-        for field in TRAJECTORIES
-    ]
-    return pa.table(columns, schema=TRAJECTORIES)
 
 
 def _dated(table: pa.Table, t_commit: float) -> pa.Table:
@@ -248,10 +237,10 @@ def _read_footer(storage: Storage, id: str) -> Footer:
 def _require_own(footer: Footer, id: str) -> None:
     """IntegrityError for a whole segment under another's name: its checksums fit, and what was there is lost."""
     header, (writer, sequence, overlay) = footer.header, written_by(id)
-    if (header["writer"], header.get("sequence", sequence), footer.is_overlay) != (writer, sequence, overlay):
+    if (header["writer"], header["sequence"], footer.is_overlay) != (writer, sequence, overlay):
         raise IntegrityError(
             f"segment '{footer.path}' is damaged: it was overwritten by another one, "
-            f"number {header.get('sequence', '?')} of writer '{header['writer']}'"
+            f"number {header['sequence']} of writer '{header['writer']}'"
         )
 
 

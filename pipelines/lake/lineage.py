@@ -25,7 +25,7 @@ from pipelines.files.json import parse_object
 from pipelines.lake import collectors
 from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import hex_uids, read_footer
-from pipelines.lake.snapshot import find_lake, kept_updates, lake_id, read_snapshots
+from pipelines.lake.snapshot import find_lake, kept_updates, read_snapshots
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import FOLDER, QUARANTINE, read_tombstone
 from pipelines.lake.uids import positions
@@ -174,8 +174,8 @@ class _Walk:
             lake=lake.name,
             id=lake.id,
             schema=snapshot["schema"],
-            where=snapshot.get("where") or "",
-            weight=snapshot.get("weight") or "",
+            where=snapshot["where"],
+            weight=snapshot["weight"],
             segments=len(snapshot["segments"]),
             trajectories=sum(source.trajectories for source in sources),
             steps=sum(source.steps for source in sources),
@@ -230,11 +230,10 @@ class _Walk:
 
 
 def _unread(snapshot: Mapping[str, Any], note: str) -> Drawn:
-    id = lake_id(snapshot)
     return Drawn(
-        lake=str(snapshot.get("name") or id),
-        id=id,
-        schema=str(snapshot["schema"]),
+        lake=snapshot["name"],
+        id=snapshot["id"],
+        schema=snapshot["schema"],
         segments=len(snapshot["segments"]),
         note=note,
     )
@@ -246,13 +245,13 @@ def _live(
     """The follower of the snapshot, and its segments of the snapshot's schema with a mask of what could be drawn."""
     follower = Follower(lake, listener)
     follower.restore(snapshot["segments"])
-    where = snapshot.get("where")
+    where = snapshot["where"]
     chosen = None
     if where:
         from pipelines.lake.sql.selection import select
 
         chosen = select(lake, where, schema_id=snapshot["schema"], listener=listener).uids
-    dropped = set(snapshot.get("dropped", ()))
+    dropped = set(snapshot["dropped"])
     for id in sorted(dropped):
         listener(Notice(text=f"segment '{id}' could not be read in training: what it held was not drawn"))
     parts = []

@@ -24,24 +24,22 @@ _NUMBER = re.compile(r"\d{6,}")
 class Snapshot(Form):
     """What a checkpoint says of a lake that it drew from."""
 
-    id: str = ""
-    lake: str = ""
-    name: str | None = None
+    id: str
+    name: str
     schema_id: str = Field(alias="schema")
-    where: str | None = None
-    weight: str | None = None
+    where: str
+    weight: str
     segments: list[str]
-    dropped: list[str] = Field(default_factory=list)
-    trajectories: int = 0
-    history: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    dropped: list[str]
+    trajectories: int
+    history: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
 
 
 class Data(Form):
     """What a checkpoint says of all that it drew from."""
 
-    lakes: list[Snapshot] = Field(default_factory=list)
-    view: Snapshot | None = None
-    sampler: dict[str, Any] = Field(default_factory=dict)
+    lakes: list[Snapshot]
+    sampler: dict[str, Any]
 
 
 class DrawnRecord(Form):
@@ -76,23 +74,13 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
     record = read_object(path / "checkpoint.json", DrawnRecord)
     if record is None:
         raise IntegrityError(f"checkpoint '{path}' is damaged", hint="name another one")
-    data = record.get("data") or {}
-    old = [data["view"]] if "view" in data else []
-    snapshots = [_as_of(snapshot, update, told_by) for snapshot in data.get("lakes", old)]
-    if any(snapshot is None for snapshot in snapshots):
-        raise InputMissing(
-            f"no checkpoint {update} in '{directory.checkpoints}', and later ones do not tell when they saw what",
-            hint=f"there are: {', '.join(map(str, known))}",
-        )
-    return update, told_by, [snapshot for snapshot in snapshots if snapshot is not None]
+    lakes = (record.get("data") or {"lakes": []})["lakes"]
+    return update, told_by, [_as_of(snapshot, update) for snapshot in lakes]
 
 
-def _as_of(snapshot: Mapping[str, Any], update: int, told_by: int) -> dict[str, Any] | None:
-    """A snapshot cut to what could be drawn for the first `update` updates; None if that is not known."""
-    history = snapshot.get("history")
-    if not history:
-        return dict(snapshot) if update == told_by else None
-    seen = max((int(count) for at, count in history if at < update), default=0)
+def _as_of(snapshot: Mapping[str, Any], update: int) -> dict[str, Any]:
+    """A snapshot cut to what could be drawn for the first `update` updates."""
+    seen = max((int(count) for at, count in snapshot["history"] if at < update), default=0)
     return {**snapshot, "segments": list(snapshot["segments"])[:seen]}
 
 
@@ -104,7 +92,7 @@ def kept_updates(directory: RunDirectory) -> list[int]:
 
 def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Sequence[str | Path]) -> Lake:
     """The lake of a snapshot: where the user says, where the run says it was, or the run's own; by its id."""
-    id, name = lake_id(snapshot), snapshot.get("name")
+    id, name = snapshot["id"], snapshot["name"]
     told = [lake["lake"] for lake in directory.load_record().get("lakes", ()) if lake["id"] == id]
     for place in (*given, *told, name, directory.lake):
         lake = Lake.find(place) if place else None
@@ -115,8 +103,3 @@ def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Seque
         f"the lake that run '{directory.path}' drew from is not {was} any more (its id is {id})",
         hint="say where it is: --lake LAKE",
     )
-
-
-def lake_id(snapshot: Mapping[str, Any]) -> str:
-    """The lake's id; checkpoints of before several lakes could be drawn from have it under another key."""
-    return str(snapshot["id"] if "id" in snapshot else snapshot["lake"])

@@ -78,8 +78,8 @@ def read_tombstone(storage: Storage, name: str) -> Tombstone:
             reason=str(data["reason"]),
             segments=_texts(data["segments"]),
             trajectories={id: _uids(uids) for id, uids in data["trajectories"].items()},
-            steps={collector: int(steps) for collector, steps in data.get("steps", {}).items()},
-            merges=_texts(data.get("merges", ())),
+            steps={collector: int(steps) for collector, steps in data["steps"].items()},
+            merges=_texts(data["merges"]),
         )
     except FileNotFoundError:
         raise

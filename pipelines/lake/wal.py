@@ -1,12 +1,13 @@
 """The write-ahead log: a trajectory is safe from the death of its writer as soon as `append` returns.
 
-A log is a magic line and frames `kind u8 | length u64 | crc32 u32 | payload` (little endian; the CRC covers
-kind, length and payload). Kinds: H the header (JSON); M trajectories (u32 length of a JSON text, the text, see `_text`,
-and the bytes of each one's columns in the header's order); S the segment under which the log is about to be published;
-in older logs T, one trajectory (u32 length of its JSON row, the row, its bytes). What was appended lies in the page
-cache: it survives kill -9, and a power cut only once its segment is sealed. The owner holds a flock on the file, so a
-log that can be locked has no living owner. A frame that was damaged does not take the ones after it along: they are
-looked for.
+A log is a magic line and frames `kind u8 | length u64 | crc32 u32 | payload` (little endian). Kinds: H, the header
+(JSON); M, trajectories (u32 length of a JSON text, the text, see `_text`, then the bytes of each one's columns in the
+header's order); S, the segment under which the log is about to be published. The CRC covers kind, length and payload,
+except the bytes of trajectories, each of which has a CRC of its own in the text. A damaged trajectory or frame does not
+affect the others: parsing resumes at the next valid frame.
+
+Appended data is in the page cache: it survives kill -9, and a power cut only once its segment is sealed. The owner
+holds a flock on the file, so a log that can be locked has no living owner.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from typing import Any
 import numpy as np
 
 from pipelines.files.malformed import MALFORMED
-from pipelines.lake.crc import combined
 
 VERSION = 1
 MAGIC = b"AMAGOWAL%d\n" % VERSION
@@ -37,11 +37,8 @@ _FRAME = struct.Struct("<cQI")
 _CHECKED = struct.Struct("<cQ")
 _FRAME_TEXT = struct.Struct("<cQII")  # and the length of the text that its payload begins with
 _CHECKED_TEXT = struct.Struct("<cQI")
-_KINDS = (b"H", b"M", b"S", b"T")
-_WITH_LENGTH = (ord("M"), ord("T"))  # their JSON comes after its length
-_LARGE = 1 << 20  # bytes from which on two checksums are put together faster than they are read over; of more than one
-# trajectory a frame has less
-_PIECES = 512  # in one system call, which takes 1024 at most
+_KINDS = (b"H", b"M", b"S")
+_PIECES = 512  # buffers in one system call, which takes 1024 at most
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
@@ -110,21 +107,16 @@ class Log:
         row: Mapping[str, Any],
         each: Mapping[str, Sequence[Any] | np.ndarray],
         data: Sequence[bytes | memoryview],
-        crcs: Sequence[int],
     ) -> None:
-        """Log n trajectories, all or none: what their rows have in common, n values of each other field, which JSON can
-        tell, and the bytes of their columns with the CRC32 of these.
+        """Log n trajectories, all or none: the fields that their rows share, n values of each other field (all of them
+        JSON), "crc" among these, and the bytes of their columns.
         """
         sizes = list(map(len, data))
-        pieces: list[bytes | memoryview] = []
-        for start, stop in _cuts(sizes):
-            text = _text(row, {name: values[start:stop] for name, values in each.items()}, sizes[start:stop])
-            body = data[start] if stop - start == 1 else b"".join(data[start:stop])
-            length = 4 + len(text) + len(body)
-            crc = zlib.crc32(text, zlib.crc32(_CHECKED_TEXT.pack(b"M", length, len(text))))
-            crc = combined(crc, crcs[start], len(body)) if len(body) >= _LARGE else zlib.crc32(body, crc)
-            pieces += _FRAME_TEXT.pack(b"M", length, crc, len(text)), text, body
-        self._write(pieces if len(pieces) <= _PIECES else [b"".join(pieces)])
+        text = _text(row, each, sizes)
+        length = 4 + len(text) + sum(sizes)
+        crc = zlib.crc32(text, zlib.crc32(_CHECKED_TEXT.pack(b"M", length, len(text))))
+        head = _FRAME_TEXT.pack(b"M", length, crc, len(text)) + text
+        self._write([head, *data] if len(data) < _PIECES else [head, b"".join(data)])
 
     def mark(self, segment: str) -> None:
         """Note that the log's trajectories are about to be published as `segment`."""
@@ -184,9 +176,9 @@ os.register_at_fork(after_in_child=_let_go)
 
 @dataclass
 class Content:
-    """`records` are (row, columns' bytes); `valid` counts the bytes up to the torn tail, `damaged` the frames that are
-    not what was written (a torn tail is not damage: it was never acknowledged). `newer`: of a format after ours;
-    `foreign`: nothing in it is a log's.
+    """The content of a log. `records` are (row, columns' bytes); `valid` counts the bytes before the torn tail,
+    `damaged` the frames and trajectories that differ from what was written (a torn tail is not damage: it was never
+    acknowledged). `newer`: of a later format; `foreign`: not a log.
     """
 
     header: dict[str, Any] | None = None
@@ -226,10 +218,12 @@ def _take(content: Content, kind: bytes, payload: memoryview | None) -> None:
         content.header = dict(json.loads(bytes(payload)))
     elif kind == b"S":
         content.marks.append(bytes(payload).decode())
-    elif kind == b"T":
-        content.records.append(_parts(payload))
     elif kind == b"M":
-        content.records += list(_unfolded(*_parts(payload)))
+        for row, data in _unfolded(payload):
+            if zlib.crc32(data) == row["crc"]:
+                content.records.append((row, data))
+            else:
+                content.damaged += 1
 
 
 def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:
@@ -250,28 +244,10 @@ def _values(packed: dict[str, str] | list[Any]) -> list[Any]:
     return np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).tolist()
 
 
-def _cuts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The trajectories of each frame: damage takes a frame along, and its length fits into half of a u64."""
-    if sum(sizes) < _LARGE:
-        yield 0, len(sizes)
-        return
-    start = total = 0
-    for place, size in enumerate(sizes):
-        if place > start and total + size >= _LARGE:
-            yield start, place
-            start, total = place, 0
-        total += size
-    yield start, len(sizes)
-
-
-def _parts(payload: memoryview) -> tuple[dict[str, Any], memoryview]:
-    """The JSON that a payload begins with, after its length, and the rest."""
+def _unfolded(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
+    """Yield the row and the bytes of each trajectory of a frame."""
     (length,) = struct.unpack_from("<I", payload)
-    return json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]
-
-
-def _unfolded(text: dict[str, Any], data: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]]:
-    """The row and the bytes of each trajectory of a frame."""
+    text, data = json.loads(bytes(payload[4 : 4 + length])), payload[4 + length :]
     columns, start = [_values(packed) for packed in text["each"].values()], 0
     for values, size in zip(zip(*columns, strict=True), text["bytes"], strict=True):
         yield {**text["row"], **dict(zip(text["each"], values, strict=True))}, data[start : start + size]
@@ -301,7 +277,10 @@ def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]
     if end > len(data) or kind not in _KINDS:
         return kind, None, -1
     payload = data[start + _FRAME.size : end]
-    good = zlib.crc32(payload, zlib.crc32(_CHECKED.pack(kind, length))) == crc
+    checked = payload
+    if kind == b"M" and length >= 4:
+        checked = payload[: 4 + struct.unpack_from("<I", payload)[0]]
+    good = zlib.crc32(checked, zlib.crc32(_CHECKED.pack(kind, length))) == crc
     return kind, payload if good else None, end
 
 
@@ -312,10 +291,10 @@ def _next_frame(data: memoryview, start: int) -> int | None:
         return None
     first = raw[: len(raw) - _FRAME.size + 1]
     places = np.flatnonzero(np.isin(first, [ord(kind) for kind in _KINDS]))
-    for byte in range(5, 9):  # nothing in a log has 4 GiB: the upper half of a length is zero
+    for byte in range(5, 9):  # frames are far below 4 GiB: the upper half of a length is zero
         places = places[raw[places + byte] == 0]
     for place in (places + start).tolist():
-        text = place + _FRAME.size + (4 if data[place] in _WITH_LENGTH else 0)
+        text = place + _FRAME.size + (4 if data[place] == ord("M") else 0)
         if (data[place] == ord("S") or bytes(data[text : text + 1]) == b"{") and _frame(data, place)[1] is not None:
             return place
     return None

@@ -31,7 +31,7 @@ from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
-LOG_FORMAT = 2  # 1: a frame for each trajectory
+LOG_FORMAT = 1
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text"), str),
     **dict.fromkeys(("policy_version", "seed"), int),
@@ -146,14 +146,14 @@ class Writer:
         self._sealer.check()
         owned = {name: np.array(values) for name, values in stored.items()}
         blobs, uids = _one_by_one(owned, rows), _new_uids(len(rows))
-        crcs, names = list(map(zlib.crc32, blobs)), [uid.hex() for uid in uids]
-        each = {**each, "crc": np.array(crcs, dtype=np.uint32)}
+        names = [uid.hex() for uid in uids]
+        each = {**each, "crc": np.array(list(map(zlib.crc32, blobs)), dtype=np.uint32)}
         row = {name: value for name, value in row.items() if name not in each}
         items = Unsealed(uids, owned, row, each)
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
-            self._log.append(row, {"uid": names, **each}, blobs, crcs)
+            self._log.append(row, {"uid": names, **each}, blobs)
         size = sum(values.nbytes for values in owned.values())
         self._unsealed.append(items)
         self._unsealed_bytes += size

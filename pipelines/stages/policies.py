@@ -84,7 +84,7 @@ def trained(
             capacity=checkpoint.record["window"],
             greedy=greedy,
             seed=seed,
-            precision=checkpoint.record.get("precision", "float32"),
+            precision=checkpoint.record["precision"],
         )
     return Acting(
         policy=policy,

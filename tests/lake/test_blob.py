@@ -1,13 +1,11 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import IntegrityError
-from pipelines.lake.arrow import arrow_schema, to_arrow
 from pipelines.lake.blob import MOST_BYTES, BlobCache, BlobFile, write_blob
 from pipelines.lake.schema import Column
 
@@ -56,18 +54,6 @@ def test_rows_are_compressed_together_as_long_as_they_are_small(tmp_path: Path, 
     column = Column(name="obs", dtype="uint8", shape=shape, role="observation")
     assert written(tmp_path / "x", [column], 40).batch_rows == rows
     assert rows == 1 or rows * column.step_bytes <= MOST_BYTES
-
-
-def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
-    """It says nothing of its batches, which have 32 rows, and is compressed at the lowest level."""
-    truth = values([WIDE], 70)[WIDE.name]
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_file(str(tmp_path / "x"), arrow_schema([WIDE]), options=options) as writer:
-        for start in range(0, 70, 32):
-            batch = [to_arrow(WIDE, truth[start : start + 32])]
-            writer.write_batch(pa.record_batch(batch, schema=arrow_schema([WIDE])))
-    file = BlobFile(tmp_path / "x", [WIDE], 70, scattered=True, cache=None)
-    np.testing.assert_array_equal(rows_of(file, WIDE, 20, 69), truth[20:69])
 
 
 def test_a_file_of_another_segment_is_refused(tmp_path: Path) -> None:

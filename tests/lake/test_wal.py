@@ -143,7 +143,7 @@ def test_a_log_of_a_newer_version_is_left_with_a_notice(lake: Lake) -> None:
     header = json.loads(data[len(MAGIC) + 13 : frame_ends(data)[0]])
     log.unlink()
     newer = Log.create(log, {**header, "format": 9}, tmp=lake.path / "tmp")
-    newer.append({"length": 1}, {"uid": ["a"]}, [bytes(4)], [zlib.crc32(bytes(4))])
+    newer.append({"length": 1}, {"uid": ["a"], "crc": [zlib.crc32(bytes(4))]}, [bytes(4)])
     newer.close()
     told: list = []
     assert lake.salvage(listener=told.append) == 0

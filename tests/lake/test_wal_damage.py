@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import zlib
 from itertools import chain, pairwise
 from pathlib import Path
@@ -29,41 +27,48 @@ def ends_of(data: bytes) -> list[int]:
     return ends
 
 
-def old_frame(row: dict, body: bytes) -> bytes:
-    """One trajectory as format 1 has it."""
-    text = json.dumps(row).encode()
-    payload = struct.pack("<I", len(text)) + text + body
-    start = struct.pack("<cQ", b"T", len(payload))
-    return start + struct.pack("<I", zlib.crc32(payload, zlib.crc32(start))) + payload
-
-
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[list[tuple[dict, bytes]]]]:
-    """The bytes of a log, and what each of its frames says, small and large ones, some full of zeros: rows of
-    trajectories and the bytes of their columns. The last frame is of format 1.
+    """The bytes of a log, and the content of each of its frames: rows of trajectories, small and large ones, some full
+    of zeros, and the bytes of their columns.
     """
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("log")
     records = []
     for i, size in enumerate((40, 3000, 0, 700, 600_000, 500_000, 1_100_000, 2500)):
         body = bytes(size) if i % 2 else rng.bytes(size)
-        records.append(({"env": "e{M", "length": i, "task": "T" * i + "{S}", "return": i / 7}, body))
+        row = {"env": "e{M", "length": i, "task": "T" * i + "{S}", "return": i / 7, "crc": zlib.crc32(body)}
+        records.append((row, body))
     made = Log.create(folder / "a.wal", {"format": 1, "columns": ["x"]}, tmp=folder)
-    for some in (records[:1], records[1:7]):
+    frames = [records[:1], records[1:7], records[7:]]
+    for some in frames:
         each = {
             "length": np.array([row["length"] for row, _ in some]),
             "task": [row["task"] for row, _ in some],
             "return": np.array([row["return"] for row, _ in some]),
+            "crc": np.array([row["crc"] for row, _ in some], dtype=np.uint32),
         }
-        made.append({"env": "e{M"}, each, [body for _, body in some], [zlib.crc32(body) for _, body in some])
+        made.append({"env": "e{M"}, each, [body for _, body in some])
     made.close()
-    frames = [records[:1], records[1:5], records[5:6], records[6:7], records[7:]]
-    return (folder / "a.wal").read_bytes() + old_frame(*records[7]), frames
+    return (folder / "a.wal").read_bytes(), frames
 
 
-def test_a_frame_holds_what_is_less_than_a_mebibyte_together(log) -> None:
+def test_each_append_is_a_frame(log) -> None:
     whole, frames = log
     assert len(ends_of(whole)) == 1 + len(frames)
     assert [(row, bytes(body)) for row, body in parse(whole).records] == list(chain(*frames))
+
+
+def test_a_damaged_trajectory_leaves_the_others_of_its_frame(log) -> None:
+    whole, frames = log
+    for number, (_, body) in enumerate(frames[1]):
+        if not body:
+            continue
+        bad = bytearray(whole)
+        bad[whole.index(body, ends_of(whole)[1])] ^= 1
+        content = parse(bytes(bad))
+        kept = [record for frame in frames for record in frame if record is not frames[1][number]]
+        assert [(row, bytes(data)) for row, data in content.records] == kept
+        assert content.damaged == 1
 
 
 @settings(max_examples=400, deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -83,15 +82,6 @@ def test_runs_of_one_name_on_one_lake_count_their_own_steps(tmp_path: Path) -> N
         assert collect.run(tiny(), run=tmp_path / place / "a", lake=tmp_path / "lake").metrics["steps"] == 100
     assert rows(tmp_path / "lake", "select count(distinct collector) from trajectories") == [(2,)]
     assert collect.run(tiny(), run=tmp_path / "x" / "a", lake=tmp_path / "lake").status == "skipped"
-
-
-def test_what_an_older_run_stored_under_its_plain_name_counts(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "a")
-    run.record("collect", tiny())
-    run.record_path.write_text(json.dumps({k: v for k, v in run.load_record().items() if k != "id"}))
-    collect.run(tiny(), run=tmp_path / "a")
-    assert rows(tmp_path / "a/lake", "select distinct collector from trajectories") == [("a",)]
-    assert collect.run(tiny(), run=tmp_path / "a").status == "skipped"
 
 
 def test_a_lake_is_told_who_fills_it(tmp_path: Path) -> None:

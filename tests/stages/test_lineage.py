@@ -171,17 +171,6 @@ def test_a_run_whose_policy_s_run_is_gone_says_so(home: Path) -> None:
     assert "not at" in behaviour.note
 
 
-def test_checkpoints_of_before_there_were_mixtures_can_be_read(home: Path) -> None:
-    path = home / "a" / "checkpoints" / "000006" / "checkpoint.json"
-    record = json.loads(path.read_text())
-    new = record["data"]["lakes"][0]
-    old = {"lake": new["id"], **{key: new[key] for key in ("schema", "segments", "dropped", "trajectories")}}
-    path.write_text(json.dumps({**record, "data": {"view": old, "sampler": {}}}))
-    assert trace(home / "a", "6").lakes[0].steps == 100
-    with pytest.raises(InputMissing, match="no checkpoint 5"):
-        trace(home / "a", "5")
-
-
 @pytest.mark.parametrize(("which", "error"), [("77", InputMissing), ("best", InputMissing), ("x", UsageError)])
 def test_a_checkpoint_that_is_not_there(home: Path, which: str, error: type) -> None:
     with pytest.raises(error):

@@ -306,17 +306,6 @@ def test_following_an_unchanged_lake_changes_nothing(tmp_path: Path, lake: Path)
     same_training(tmp_path / "plain", tmp_path / "follows")
 
 
-def test_settings_that_an_older_version_did_not_know_are_no_change(tmp_path: Path, lake: Path) -> None:
-    train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
-    config = tmp_path / "run/config.toml"
-    kept = [line for line in config.read_text().splitlines() if not line.startswith(("half_life", "priority", "where"))]
-    config.write_text("\n".join(kept))
-    assert train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)]).status == "skipped"
-    with pytest.raises(UsageError) as refused:
-        train.run(tiny(train={"half_life": 5.0}), run=tmp_path / "run", lakes=[(lake, 1.0)])
-    assert refused.value.problems == ("train.half_life: 0.0 -> 5.0",)
-
-
 def test_windows_are_drawn_from_the_selected_by_their_weights(tmp_path: Path, lake: Path) -> None:
     """Against the same selection made by hand."""
     from pipelines.data.mixture import Share

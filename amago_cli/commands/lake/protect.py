@@ -40,7 +40,7 @@ def protect(
     from pipelines.errors import InputMissing, UsageError
     from pipelines.lake.lineage import split
     from pipelines.lake.maintenance import protection as engine
-    from pipelines.lake.snapshot import lake_id, read_snapshots
+    from pipelines.lake.snapshot import read_snapshots
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
@@ -56,7 +56,7 @@ def protect(
         path, which = split(snapshot)
         directory = RunDirectory(path)
         update, _, snapshots = read_snapshots(directory, which)
-        ids = [id for found in snapshots if lake_id(found) == opened.id for id in found["segments"]]
+        ids = [id for found in snapshots if found["id"] == opened.id for id in found["segments"]]
         if not ids:
             raise InputMissing(
                 f"checkpoint {update} of run '{path}' drew nothing from lake '{opened.name}'",

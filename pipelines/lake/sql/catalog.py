@@ -25,7 +25,7 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.locks import locked
 from pipelines.lake.folders import ROOT
-from pipelines.lake.footer import aligned, prefetch_footers, read_footer
+from pipelines.lake.footer import TRAJECTORIES, prefetch_footers, read_footer
 from pipelines.lake.keys import is_rewritten
 from pipelines.lake.sql import listing, sandbox
 from pipelines.lake.sql import query as sql
@@ -117,7 +117,7 @@ def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Tabl
         with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
             facts = connection.execute("from segments where segment = ?", [segment]).to_arrow_table().to_pylist()
             rows = connection.execute(_REMEMBERED, [segment]).to_arrow_table()
-            return (facts[0], aligned(rows)) if facts and rows.num_rows else None
+            return (facts[0], rows.select(TRAJECTORIES.names).cast(TRAJECTORIES)) if facts and rows.num_rows else None
     except (OSError, duckdb.Error, AmagoError, pa.ArrowException):
         return None
 

@@ -22,7 +22,7 @@ from pipelines.lake.sql.index import NotOurs, refuse_newer
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-INDEX_VERSION = 2
+INDEX_VERSION = 1
 _WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # much may be sorted
 TABLES = """
 create schema bookkeeping;
