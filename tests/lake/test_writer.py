@@ -253,7 +253,7 @@ def test_a_short_write_leaves_whole_records_only(lake: Lake, monkeypatch: pytest
     kept = [writer.append(columns(rng, 5), TrajectoryInfo())]
     real = os.writev
     with monkeypatch.context() as patch:
-        patch.setattr(os, "writev", lambda fd, parts: real(fd, parts[:2]))
+        patch.setattr(os, "writev", lambda fd, parts: real(fd, parts[:1]))
         patch.setattr(os, "write", refuse(errno.ENOSPC))
         with pytest.raises(StageFailed, match="no space left"):
             writer.append(columns(rng, 5), TrajectoryInfo())

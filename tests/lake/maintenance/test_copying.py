@@ -34,7 +34,7 @@ def ids(lake: Lake) -> list[str]:
 
 def derive(lake: Lake, base: str, actions: int, value: float = 7.0) -> str:
     reward = np.full(actions + 1, value, dtype=np.float32)
-    return factories.derive(lake, {base: {"reward": reward}}, method=f"={value}")[0]
+    return factories.derive(lake, {base: {"reward": reward}}, copy=int(value))[0]
 
 
 def same_trajectories(lake: Lake, other: Lake, uids: list[str]) -> None:
