@@ -60,6 +60,4 @@ def overview(path: Path | str) -> dict[str, Any]:
     from pipelines.lake.store import Lake
 
     lake = Lake.open(path)
-    found = summary(lake)
-    figures = {name: found[name] for name in ("trajectories", "steps", "overlays", "segments", "bytes")}
-    return {"lake": lake.name, **figures, "environments": sorted({task["env"] for task in found["tasks"]})}
+    return {"lake": lake.name, **summary(lake)}

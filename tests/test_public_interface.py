@@ -15,7 +15,7 @@ import pipelines
 from pipelines import Lake, Settings, load_policy, run
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Progress
-from pipelines.lake.answer import Answer
+from pipelines.lake.store import Answer
 from tests.cli.commands.test_run import RECIPE
 
 

@@ -6,7 +6,6 @@ one `take` of all their rows is the fastest copy there is in numpy; where a file
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,9 +18,9 @@ from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import storage_error
 from pipelines.lake.blob import BlobCache
-from pipelines.lake.keys import blob_key, segment_key
-from pipelines.lake.maintenance.integrity import Checked
-from pipelines.lake.segment import SegmentFile, open_segment
+from pipelines.lake.folders import blob_key, segment_key
+from pipelines.lake.reading import OpenSegments
+from pipelines.lake.segment import SegmentFile
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256
@@ -43,13 +42,11 @@ class Gatherer:
 
     def __init__(self, view: View, rows: int) -> None:
         self._view, self._rows = view, rows
-        self._files: OrderedDict[str, SegmentFile] = OrderedDict()
         self._moves = view.moves
-        self._cache = BlobCache()
         self._buffers = Buffers(view.schema.columns, rows)
         self._steps = np.arange(rows)
         self._readahead = Readahead()
-        self._checked = Checked(wanted=view.verify)
+        self._files = OpenSegments(view.lake, limit=OPEN_FILES, scattered=True, cache=BlobCache(), verify=view.verify)
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 
     def gather(
@@ -173,19 +170,12 @@ class Gatherer:
 
     def _file(self, number: int) -> SegmentFile:
         id = self._view.segments[number].file
-        if id not in self._files:
-            storage, columns = self._view.lake.storage, self._view.schema.columns
-            try:
-                check = self._checked.check(id)
-                self._files[id] = open_segment(storage, id, columns, scattered=True, cache=self._cache, check=check)
-            except (IntegrityError, FileNotFoundError) as error:
-                raise self._lost(number, error) from error
-            except OSError as error:
-                raise storage_error(error, f"read segment '{id}' of lake '{self._view.lake.name}'") from error
-            while len(self._files) > OPEN_FILES:
-                self._files.popitem(last=False)
-        self._files.move_to_end(id)
-        return self._files[id]
+        try:
+            return self._files.open(id, self._view.schema.id)
+        except (IntegrityError, FileNotFoundError) as error:
+            raise self._lost(number, error) from error
+        except OSError as error:
+            raise storage_error(error, f"read segment '{id}' of lake '{self._view.lake.name}'") from error
 
     def _lost(self, number: int, error: Exception) -> SegmentLost:
         self._files.pop(self._view.segments[number].file, None)

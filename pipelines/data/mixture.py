@@ -99,7 +99,7 @@ class Mixture:
         """Take in what the lakes gained, moved and lost before `update`; returns the number of new trajectories."""
         added = sum(part.view.refresh() for part in self.parts)
         for part in self.parts:
-            seen = len(part.view.follower.segments)
+            seen = len(part.view.live.segments)
             if not part.history or part.history[-1][1] != seen:
                 if part.history and part.history[-1][0] == update + 1:
                     part.history.pop()
@@ -154,7 +154,7 @@ class Mixture:
             if snapshot is None:
                 continue
             part.view.restore(snapshot)
-            alive = {segment.id for segment in part.view.follower.segments}
+            alive = {segment.id for segment in part.view.live.segments}
             part.history = [
                 [update, sum(id in alive for id in snapshot["segments"][:seen])] for update, seen in snapshot["history"]
             ]

@@ -10,8 +10,8 @@ import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import Footer, read_footer
+from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions
@@ -68,7 +68,7 @@ class View:
         self._clear()
 
     def _clear(self) -> None:
-        self.follower = Follower(self.lake, self._listener)
+        self.live = LiveTable(self.lake, self._listener)
         self.tasks: dict[tuple[str, str], int] = {}
         self._moved: set[int] = set()  # segments that have changed, but not here yet
         self._unselected = True  # the table has changed since the selection was evaluated
@@ -106,7 +106,7 @@ class View:
     def collected_steps(self) -> int:
         """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count."""
         collected = self.table["base"] == self.table["segment"]
-        return int(self.table["length"][collected].sum()) + self.follower.hidden.expired_steps
+        return int(self.table["length"][collected].sum()) + self.live.hidden.expired_steps
 
     def uids(self) -> np.ndarray:
         """(num_trajectories,) "S16", in the table's order."""
@@ -121,7 +121,7 @@ class View:
         before = self.version
         self._unselected |= not self._taken
         try:
-            self._moved.update(n for n in self.follower.refresh().changed if n < len(self._taken))
+            self._moved.update(n for n in self.live.refresh().changed if n < len(self._taken))
             if self._moved:
                 self._move(sorted(self._moved))
             added = self._take()
@@ -186,7 +186,7 @@ class View:
         if (snapshot["id"], snapshot["schema"]) != (self.lake.id, self.schema.id):
             raise InputMissing(f"lake '{self.lake.name}' is not the one that was drawn from before")
         self._clear()
-        self.follower.restore(snapshot["segments"])
+        self.live.restore(snapshot["segments"])
         self._take()
         self._select()
         for id in snapshot["dropped"]:
@@ -206,7 +206,7 @@ class View:
 
     def _take(self) -> int:
         before = self._used
-        for segment in self.follower.segments[len(self._taken) :]:
+        for segment in self.live.segments[len(self._taken) :]:
             rows = self._rows(segment) if segment.schema_id == self.schema.id else None  # may fail: before the rest
             if len(self._taken) == len(self._file_of):
                 self._file_of = np.concatenate([self._file_of, np.zeros_like(self._file_of)])
@@ -245,7 +245,7 @@ class View:
         """Rebuild the rows of these segments; a trajectory that lives keeps what is known of it by its uid."""
         known, numbers = np.ascontiguousarray(self.table["segment"]), np.array(changed)  # in order, as all segments are
         starts, stops = (np.searchsorted(known, numbers, side=side).tolist() for side in ("left", "right"))
-        segments = [self.follower.segments[number] for number in changed]
+        segments = [self.live.segments[number] for number in changed]
         fresh = [self._rows(new) if new.schema_id == self.schema.id else None for new in segments]  # may fail: first
         self._moved.clear()
         pieces, done = [], 0

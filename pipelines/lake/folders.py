@@ -1,8 +1,9 @@
-"""The folders that segments lie in: one an hour, and further ones beside it where an hour has many files.
+"""Names of segments and the folders that hold them.
 
-`segments/2026010203/`, then `segments/2026010203_0001/` and so on: whoever looks for what is new lists the folders that
-changed, and none of them grows with the lake. Names sort in the order of time, ids too ("_" comes after "/"). In an
-object store, where every listing is a request and nothing tells what changed, an hour has one folder.
+A segment's id is "FOLDER/STEM", "FOLDER/STEM.ovl" for an overlay. There is a folder an hour, and further ones once it
+has many files: `segments/2026010203/`, then `segments/2026010203_0001/` and so on. A reader lists only the folders that
+changed, and no folder grows with the lake. Names sort by time, as do ids ("_" sorts after "/"). An object store has one
+folder an hour: every listing there is a request, and nothing reports which folder changed.
 """
 
 from __future__ import annotations
@@ -11,16 +12,42 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from pipelines.files.atomic import storage_error
-from pipelines.lake.keys import is_rewritten
 from pipelines.lake.storage import FRESH_SECONDS, Storage
 
 ROOT = "segments"
+REWRITTEN = "compact"  # label of the writers that make segments from others
 FULL = 128  # files in a folder, from which on a writer uses the next one
 COUNTED_EVERY = 16  # own publications
 WATCHED_HOURS = 48
 WATCHED_FOLDERS = 16  # the newest ones, beside the last one of each hour
 TURN = 16  # of the others, at each look; where every look is a request: one
 _LAST = 9999
+
+
+def segment_key(id: str) -> str:
+    """Where the columns of a segment lie."""
+    return f"segments/{id}.arrow"
+
+
+def blob_key(id: str) -> str:
+    """Where the wide columns of a segment lie."""
+    return f"segments/{id}.blob.arrow"
+
+
+def is_rewritten(id: str) -> bool:
+    """Whether a segment may have been made from others: its footer says which."""
+    return f"-{REWRITTEN}." in id
+
+
+def written_by(id: str) -> tuple[str, int, bool]:
+    """What a segment's name says of it: its writer, the writer's count, and whether it is an overlay.
+
+    >>> written_by("2026010203/0006476bd2f0e2d6-actor.1f.9c0d-00000007.ovl")
+    ('actor.1f.9c0d', 7, True)
+    """
+    name = id.rpartition("/")[2]
+    writer, _, sequence = name.removesuffix(".ovl").partition("-")[2].rpartition("-")
+    return writer, int(sequence) if sequence.isdecimal() else -1, name.endswith(".ovl")
 
 
 def hour_of(folder: str) -> str:

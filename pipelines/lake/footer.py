@@ -25,7 +25,7 @@ from pydantic import Field
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.files.json import Form, fits, parse_object
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.lake.keys import segment_key, written_by
+from pipelines.lake.folders import segment_key, written_by
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 

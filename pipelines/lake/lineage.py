@@ -23,8 +23,8 @@ from pipelines.errors import AmagoError, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.json import parse_object
 from pipelines.lake import collectors
-from pipelines.lake.follower import Follower, Segment
 from pipelines.lake.footer import hex_uids, read_footer
+from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.snapshot import find_lake, kept_updates, read_snapshots
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import FOLDER, QUARANTINE, read_tombstone
@@ -241,9 +241,9 @@ def _unread(snapshot: Mapping[str, Any], note: str) -> Drawn:
 
 def _live(
     lake: Lake, snapshot: Mapping[str, Any], listener: Listener
-) -> tuple[Follower, list[tuple[Segment, np.ndarray]]]:
+) -> tuple[LiveTable, list[tuple[Segment, np.ndarray]]]:
     """The follower of the snapshot, and its segments of the snapshot's schema with a mask of what could be drawn."""
-    follower = Follower(lake, listener)
+    follower = LiveTable(lake, listener)
     follower.restore(snapshot["segments"])
     where = snapshot["where"]
     chosen = None
@@ -262,7 +262,7 @@ def _live(
     return follower, parts
 
 
-def _sources(lake: Lake, follower: Follower, parts: Sequence[tuple[Segment, np.ndarray]]) -> list[Source]:
+def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.ndarray]]) -> list[Source]:
     """The drawn trajectories by collector, policy version and relabeling, read from the footers."""
     counts: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
     lying: dict[tuple[Any, ...], set[str]] = defaultdict(set)

@@ -1,61 +1,155 @@
-"""Reading whole trajectories by uid, overlays applied."""
+"""Reading trajectories: by uid with overlays applied, many originals at a time, or a weighted sample."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.errors import InputMissing
+from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Listener, silent
-from pipelines.lake.follower import Follower, Segment
-from pipelines.lake.footer import hex_uids, info_of, read_footer
-from pipelines.lake.maintenance.integrity import Checked
+from pipelines.lake.blob import BlobCache
+from pipelines.lake.footer import hex_uids, info_of, read_footer, uid_array
+from pipelines.lake.live import LiveTable, Segment
+from pipelines.lake.maintenance.integrity import require_sound
 from pipelines.lake.segment import SegmentFile, open_segment
-from pipelines.lake.trajectory import Trajectory, TrajectoryInfo
-from pipelines.lake.uids import place_of
+from pipelines.lake.trajectory import Trajectory
+from pipelines.lake.uids import place_of, positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-OPEN_FILES = 64
+_ATTEMPTS = 5  # to open a segment that is rewritten and removed meanwhile
+
+
+class OpenSegments(OrderedDict[str, SegmentFile]):
+    """The segment files opened last, by id, `limit` at most. `verify`: check each file when it is first opened."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        *,
+        limit: int = 64,
+        scattered: bool = False,
+        cache: BlobCache | None = None,
+        verify: bool = False,
+    ) -> None:
+        super().__init__()
+        self._lake, self._limit, self._scattered, self._cache = lake, limit, scattered, cache
+        self._verify = verify
+        self._sound: set[str] = set()
+
+    def open(self, id: str, schema_id: str) -> SegmentFile:
+        """Return a segment's file. FileNotFoundError if it is gone, IntegrityError if it is damaged."""
+        if id not in self:
+            columns = self._lake.schema(schema_id).columns
+            check = require_sound if self._verify and id not in self._sound else None
+            self[id] = open_segment(
+                self._lake.storage, id, columns, scattered=self._scattered, cache=self._cache, check=check
+            )
+            if check is not None:
+                self._sound.add(id)
+            while len(self) > self._limit:
+                self.popitem(last=False)
+        self.move_to_end(id)
+        return self[id]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """n trajectories of the segment `id`: their footer rows `table`, `uids` (n,) "S16", and the first row `row0` (n,)
+    and number of rows `rows` (n,) of each in `file`, which stays readable if it is removed.
+    """
+
+    id: str
+    file: SegmentFile
+    table: pa.Table
+    uids: np.ndarray
+    row0: np.ndarray
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.uids)
+
+    def envs(self) -> tuple[list[str], np.ndarray]:
+        """Return the names of environments, and the index (n,) of each trajectory's."""
+        names = self.table["env"].combine_chunks().dictionary_encode()
+        return names.dictionary.to_pylist(), names.indices.to_numpy()
+
+    def only(self, which: np.ndarray) -> Portion:
+        """Return the trajectories at the ascending indices `which` (m,)."""
+        if len(which) == len(self):
+            return self
+        table = self.table.take(pa.array(which))
+        return replace(self, table=table, uids=self.uids[which], row0=self.row0[which], rows=self.rows[which])
+
+    def chunks(self, names: Sequence[str], most: int) -> Iterator[Portion]:
+        """Yield consecutive parts with about `most` bytes of these columns, at least one trajectory each."""
+        step_bytes = sum(c.step_bytes for c in self.file.schema_columns if c.name in names)
+        ends = np.cumsum(self.rows * step_bytes)
+        first = done = 0
+        while first < len(ends):
+            stop = max(first + 1, int(np.searchsorted(ends, done + most, side="right")))
+            yield self.only(np.arange(first, stop))
+            first, done = stop, int(ends[stop - 1])
+
+    def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return columns (R, ...), trajectory after trajectory: views of the file where its rows are contiguous."""
+        starts, stops = self.row0, self.row0 + self.rows
+        breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
+        spans = list(zip(starts[[0, *breaks]].tolist(), stops[[*(breaks - 1), -1]].tolist(), strict=True))
+        found = {}
+        for name in names:
+            values = self.file.columns.get(name)
+            parts = [self.file.read_rows(name, a, b) if values is None else values[a:b] for a, b in spans]
+            found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return found
 
 
 class Reader:
-    """Random access to the trajectories of a lake. An unknown uid refreshes once before InputMissing.
+    """Random access to the live trajectories of a lake. An unknown uid refreshes once before InputMissing.
 
-    `verify`: the checksums of a file are compared when it is read for the first time.
+    `verify`: compare the checksums of a file when it is first read.
     """
 
     def __init__(self, lake: Lake, *, listener: Listener = silent, verify: bool = False) -> None:
         self.lake = lake
-        self.follower = Follower(lake, listener)
-        self._files: OrderedDict[str, SegmentFile] = OrderedDict()
-        self._checked = Checked(wanted=verify)
-        self._tables: OrderedDict[str, tuple[pa.Table, dict[str, int]]] = OrderedDict()
+        self.live = LiveTable(lake, listener)
+        self._files = OpenSegments(lake, verify=verify)
+        self._rows: dict[str, dict[str, int]] = {}  # of open files: uid -> row of the footer's table
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def refresh(self) -> None:
-        """Take in what is new in the lake, what was rewritten and what has died."""
-        before = len(self.follower.segments)
-        if self.follower.refresh().changed or len(self.follower.segments) > before:
+        """Pick up segments that were added, rewritten or removed."""
+        before = len(self.live.segments)
+        if self.live.refresh().changed or len(self.live.segments) > before:
             self._known = None
 
     def uids(self) -> list[str]:
-        """Every live trajectory, in the lake's order."""
+        """Refresh, and return every live trajectory in the lake's order."""
         self.refresh()
-        return [uid for segment in self.follower.segments for uid in hex_uids(segment.uids)]
+        return [uid for segment in self.live.segments for uid in hex_uids(segment.uids)]
+
+    def originals(self) -> list[Segment]:
+        """Return the segments whose trajectories do not derive from others."""
+        return [segment for segment in self.live.segments if not segment.is_overlay]
+
+    def derived(self) -> np.ndarray:
+        """Return the sorted uids (n,) "S16" of derived trajectories."""
+        overlays = [segment.uids for segment in self.live.segments if segment.is_overlay]
+        return np.sort(np.concatenate([np.zeros(0, "S16"), *overlays]))
 
     def lives(self, uid: str) -> bool:
-        """Whether there is such a trajectory now."""
+        """Refresh, and return whether a trajectory is live."""
         self.refresh()
         return self._find(uid) is not None
 
     def locate(self, uid: str) -> tuple[Segment, int]:
-        """The segment of a trajectory and its place in it."""
+        """Return the segment of a trajectory and its index there."""
         found = self._find(uid)
         if found is None:
             self.refresh()
@@ -65,9 +159,9 @@ class Reader:
         return found
 
     def _find(self, uid: str) -> tuple[Segment, int] | None:
-        """Looked up in arrays: 24 bytes a trajectory, sorted anew when something changed."""
+        """Search sorted arrays, 24 bytes a trajectory, which are rebuilt when something changed."""
         if self._known is None:
-            segments = self.follower.segments
+            segments = self.live.segments
             uids = np.concatenate([np.zeros(0, "S16"), *(segment.uids for segment in segments)])
             first = np.cumsum([0, *(len(segment.uids) for segment in segments)])
             order = np.argsort(uids)
@@ -77,66 +171,68 @@ class Reader:
         if place is None:
             return None
         number = int(np.searchsorted(first, order[place], side="right")) - 1
-        return self.follower.segments[number], int(order[place] - first[number])
-
-    def file(self, number: int) -> SegmentFile:
-        """The mapped file in which the trajectories of a segment lie; the last few stay open."""
-        segment = self.follower.segments[number]
-        if segment.file not in self._files:
-            columns = self.lake.schema(segment.schema_id).columns
-            check = self._checked.check(segment.file)
-            self._files[segment.file] = open_segment(self.lake.storage, segment.file, columns, check=check)
-            while len(self._files) > OPEN_FILES:
-                self._files.popitem(last=False)
-        self._files.move_to_end(segment.file)
-        return self._files[segment.file]
-
-    def info(self, uid: str) -> TrajectoryInfo:
-        return info_of(self.row(uid))
-
-    def read(self, uid: str) -> Trajectory:
-        """A copy of a trajectory. IntegrityError when its segment is damaged."""
-        try:
-            return self._read(uid)
-        except FileNotFoundError:  # rewritten and swept since the last look
-            self.refresh()
-            return self._read(uid)
+        return self.live.segments[number], int(order[place] - first[number])
 
     def row(self, uid: str) -> Mapping[str, Any]:
-        """The trajectory's row in the footer of its segment."""
+        """Return the trajectory's row in the footer of its segment."""
         segment, _ = self.locate(uid)
-        if segment.file not in self._tables:
-            footer = read_footer(self.lake.storage, segment.file)
-            places = {uid: i for i, uid in enumerate(hex_uids(footer.uids()))}
-            self._tables[segment.file] = footer.trajectories, places
-            while len(self._tables) > OPEN_FILES:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(segment.file)
-        table, places = self._tables[segment.file]
-        return table.slice(places[uid], 1).to_pylist()[0]
+        footer = self._file(segment.number).footer
+        if segment.file not in self._rows:
+            self._rows = {id: rows for id, rows in self._rows.items() if id in self._files}
+            self._rows[segment.file] = {uid: i for i, uid in enumerate(hex_uids(footer.uids()))}
+        return footer.trajectories.slice(self._rows[segment.file][uid], 1).to_pylist()[0]
+
+    def read(self, uid: str) -> Trajectory:
+        """Return a copy of a trajectory. IntegrityError if its segment is damaged."""
+        try:
+            return self._read(uid)
+        except FileNotFoundError:  # rewritten and swept since the last refresh
+            self.refresh()
+            return self._read(uid)
 
     def _read(self, uid: str) -> Trajectory:
         segment, place = self.locate(uid)
         rows = int(segment.length[place]) + 1
-        own, start = self.file(segment.number), int(segment.row0[place])
+        own, start = self._file(segment.number), int(segment.row0[place])
         base, base_start = own, start
         if segment.bases is not None:
-            base, base_start = self.file(int(segment.bases[0][place])), int(segment.bases[1][place])
+            base, base_start = self._file(int(segment.bases[0][place])), int(segment.bases[1][place])
         columns: dict[str, np.ndarray] = {}
         for column in self.lake.schema(segment.schema_id).columns:
             file, row = (own, start) if column.name in segment.columns else (base, base_start)
             columns[column.name] = file.read_rows(column.name, row, row + rows)
-        return Trajectory(columns=columns, info=self.info(uid), uid=uid)
+        return Trajectory(columns=columns, info=info_of(self.row(uid)), uid=uid)
+
+    def portion(self, number: int, uids: np.ndarray) -> Portion | None:
+        """Return those of `uids` that are live in segment `number`, in file order; None if none is."""
+        for _ in range(_ATTEMPTS):
+            segment = self.live.segments[number]
+            live = uids[positions(segment.uids, uids) >= 0]
+            if not len(live):
+                return None
+            try:
+                file, footer = self._file(number), read_footer(self.lake.storage, segment.file)
+            except FileNotFoundError:  # rewritten and swept since the last refresh
+                self.refresh()
+                continue
+            table = footer.trajectories.take(pa.array(np.sort(positions(footer.uids(), live))))
+            row0, rows = table["row0"].to_numpy(), table["length"].to_numpy() + 1
+            return Portion(segment.id, file, table, uid_array(table["uid"]), row0, rows)
+        raise StageFailed(f"files of lake '{self.lake.name}' vanish while they are read", hint="repeat the command")
+
+    def _file(self, number: int) -> SegmentFile:
+        segment = self.live.segments[number]
+        return self._files.open(segment.file, segment.schema_id)
 
 
 def read(lake: Lake, uid: str) -> Trajectory:
-    """One trajectory by its uid. InputMissing if the lake has none such."""
+    """Return one trajectory. InputMissing if the lake does not have it."""
     return Reader(lake).read(uid)
 
 
 def trajectories(lake: Lake, where: str | None = None, *, listener: Listener = silent) -> Iterator[Trajectory]:
-    """The trajectories that are live now, one at a time, but for those that expire before it is their turn; `where`
-    is a SQL predicate over the `trajectories` table.
+    """Yield the trajectories that are live now, except those that expire meanwhile; `where` is a SQL predicate over the
+    table `trajectories`.
     """
     reader = Reader(lake, listener=listener)
     uids = reader.uids()
@@ -151,3 +247,52 @@ def trajectories(lake: Lake, where: str | None = None, *, listener: Listener = s
         except InputMissing:
             continue
         yield trajectory
+
+
+@dataclass(frozen=True)
+class SampledTrajectory:
+    """A trajectory and its row of the table `trajectories`, in which `uid` and `base_uid` are 32 hex digits."""
+
+    trajectory: Trajectory
+    row: Mapping[str, Any]
+    schema_id: str
+
+
+def draw(
+    lake: Lake, k: int, *, where: str = "", weight: str = "", seed: int = 0, listener: Listener = silent
+) -> list[str]:
+    """Return the uids of `k` different trajectories (or of all, if there are fewer), drawn in proportion to `weight`
+    (empty: uniformly) from those that match `where` (empty: all).
+
+    The draw depends on the seed and the trajectories only, not on the files that hold them. UsageError for wrong SQL,
+    InputMissing if nothing matches.
+    """
+    if where.strip() or weight.strip():
+        from pipelines.lake.sql.selection import select
+
+        chosen = select(lake, where, weight, listener=listener)
+        uids, weights = chosen.uids[chosen.weights > 0], chosen.weights[chosen.weights > 0]
+    else:
+        live = LiveTable(lake, listener)
+        live.refresh()
+        uids = np.sort(np.concatenate([np.zeros(0, "S16"), *(segment.uids for segment in live.segments)]))
+        weights = np.ones(len(uids))
+    if not len(uids):
+        what = "no trajectory that matches" if where.strip() or weight.strip() else "no trajectories"
+        raise InputMissing(f"lake '{lake.name}' has {what}")
+    rng = np.random.default_rng(seed)
+    places = rng.choice(len(uids), size=min(k, len(uids)), replace=False, p=weights / weights.sum())
+    return hex_uids(uids[places])
+
+
+def sample(
+    lake: Lake, k: int, *, where: str = "", weight: str = "", seed: int = 0, listener: Listener = silent
+) -> Iterator[SampledTrajectory]:
+    """Yield the trajectories that `draw` chooses. IntegrityError for a damaged segment."""
+    uids = draw(lake, k, where=where, weight=weight, seed=seed, listener=listener)
+    reader = Reader(lake, listener=listener)
+    for uid in uids:
+        trajectory, row = reader.read(uid), dict(reader.row(uid))
+        row |= {"uid": uid, "base_uid": row["base_uid"].hex() if row["base_uid"] else None}
+        schema_id = reader.locate(uid)[0].schema_id
+        yield SampledTrajectory(trajectory, {**row, "tags": dict(row["tags"] or ())}, schema_id)

@@ -14,8 +14,7 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import storage_error
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.folders import Folders
-from pipelines.lake.keys import segment_key
+from pipelines.lake.folders import Folders, segment_key
 from pipelines.lake.schema import Column, Schema
 from pipelines.lake.segment import Unsealed
 from pipelines.lake.storage import Storage

@@ -25,8 +25,7 @@ from pipelines.files import atomic
 from pipelines.lake import footer
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, storage_dtype, to_arrow, to_numpy
 from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob
-from pipelines.lake.folders import Folders
-from pipelines.lake.keys import blob_key, segment_key
+from pipelines.lake.folders import Folders, blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
 

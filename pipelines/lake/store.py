@@ -17,6 +17,9 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,6 @@ from pipelines.events import Listener, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
-from pipelines.lake.answer import Answer
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
@@ -35,8 +37,40 @@ from pipelines.lake.writer import Writer
 FORMAT_NAME, VERSION = "amago-lake", 1
 FEATURES: frozenset[str] = frozenset()  # required features that this version understands
 _HEADER = "lake.json"
+_SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
 _HEAL = "restore it from a copy, or collect into the lake with the environment that filled it: that writes it again"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Column names and rows. Iterating gives a dictionary per row.
+
+    >>> list(Answer(["a", "b"], [(1, 2)]))
+    [{'a': 1, 'b': 2}]
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
+
+    def df(self) -> Any:
+        """The answer as a `pandas.DataFrame`. InputMissing where pandas is not installed."""
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise InputMissing("a DataFrame needs pandas, which is not installed", hint="pip install pandas") from error
+        return pandas.DataFrame([list(row) for row in self.rows], columns=list(self.columns))
+
+    def __repr__(self) -> str:
+        head = [", ".join(f"{name}={value!r}" for name, value in row.items()) for row in islice(self, _SHOWN)]
+        more = [f"... {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
+        return "\n".join([f"<{len(self)} rows: {', '.join(self.columns)}>", *head, *more])
 
 
 class Header(Form):

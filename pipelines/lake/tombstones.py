@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.files.malformed import MALFORMED
 from pipelines.lake.storage import FRESH_SECONDS, Storage
+
+if TYPE_CHECKING:
+    from pipelines.lake.footer import Footer
 
 FOLDER, QUARANTINE = "tombstones", "quarantine"
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.json")
@@ -190,6 +194,21 @@ class Hidden:
         for dead in (self.partial.get(name) for name in {id, id if file is None else file}):
             if dead is not None:
                 alive &= ~np.isin(uids, dead)
+        return alive
+
+    def living(self, id: str, footer: Footer) -> np.ndarray:
+        """Return (n,) bool: which trajectories of a segment have not expired, under its own id or that of a segment it
+        was rewritten from. Quarantine does not count.
+        """
+        uids = footer.uids()
+        alive = np.ones(len(uids), dtype=bool)
+        for name in (id, *footer.replaces):
+            first, count = (0, len(uids)) if name == id else footer.part(name)
+            part = slice(first, first + count)
+            if name in self.whole:
+                alive[part] = False
+            elif name in self.partial:
+                alive[part] &= ~np.isin(uids[part], self.partial[name])
         return alive
 
     def _take(self, name: str) -> set[str]:

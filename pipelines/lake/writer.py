@@ -22,8 +22,7 @@ import numpy as np
 from pipelines.files.atomic import explained
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.folders import Folders
-from pipelines.lake.keys import segment_key
+from pipelines.lake.folders import Folders, segment_key
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
 from pipelines.lake.sealer import Sealer
 from pipelines.lake.segment import Unsealed

@@ -230,7 +230,7 @@ def _tasks(settings: Settings, directory: RunDirectory, listener: Listener) -> l
     wanted = settings.evaluate
     if not wanted.tasks.strip():
         return []
-    from pipelines.lake.tasks import tasks
+    from pipelines.lake.sql.selection import tasks
 
     places = [directory.lake, *(lake["lake"] for lake in directory.load_record().get("lakes", ()))]
     lakes = {lake.id: lake for place in places if (lake := Lake.find(place)) is not None}

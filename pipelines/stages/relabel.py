@@ -16,8 +16,8 @@ import numpy as np
 
 from pipelines.config.settings import Settings
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.lake.originals import Originals
 from pipelines.lake.overlays import OverlayWriter, overlay_uids
+from pipelines.lake.reading import Reader
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions
@@ -86,12 +86,13 @@ class _Job:
         chosen = select(self.store, wanted.where, originals=True, listener=self.listener).uids
         if wanted.fraction < 1:
             chosen = chosen[shares_of(seed, chosen) < wanted.fraction]
-        self._originals = Originals(self.store, listener=self.listener)
-        self._known = self._originals.derived()
+        self._reader = Reader(self.store, listener=self.listener)
+        self._reader.refresh()
+        self._known = self._reader.derived()
         parts = []
-        for segment in self._originals.segments():
+        for segment in self._reader.originals():
             mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
-            portion = self._originals.portion(segment.number, mine)
+            portion = self._reader.portion(segment.number, mine)
             if portion is not None:
                 names, codes = portion.envs()
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
@@ -121,7 +122,7 @@ class _Job:
     def relabel(self, part: Part, stack: contextlib.ExitStack) -> None:
         """Write the versions that a part lacks."""
         chain = self._chain(part.env)
-        portion = self._originals.portion(part.number, part.uids)
+        portion = self._reader.portion(part.number, part.uids)
         gone = len(part.uids) - (len(portion) if portion is not None else 0)
         self.expired += gone
         self.done += gone

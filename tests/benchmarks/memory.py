@@ -24,7 +24,7 @@ from lake_sections.common import HOURS, PLAIN, footer_table
 
 from pipelines.lake import footer, segment
 from pipelines.lake.arrow import arrow_schema, to_arrow
-from pipelines.lake.keys import segment_key
+from pipelines.lake.folders import segment_key
 from pipelines.lake.store import Lake
 
 STEPS, A_SEGMENT = 500, 1000

@@ -15,8 +15,7 @@ import pytest
 
 from pipelines.lake import footer
 from pipelines.lake.arrow import arrow_schema, to_arrow
-from pipelines.lake.folders import Folders
-from pipelines.lake.keys import segment_key
+from pipelines.lake.folders import Folders, segment_key
 from pipelines.lake.schema import Schema
 from pipelines.lake.segment import checksum, new_segment
 from pipelines.lake.spaces import Box, MultiBinary, Spaces

@@ -12,8 +12,8 @@ import pytest
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
-from pipelines.lake.follower import live_segments
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.live import live_segments
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from tests.data.rewriting import rewrite

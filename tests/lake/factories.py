@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from pipelines.lake.footer import Footer, hex_uids, read_footer
-from pipelines.lake.originals import Originals
 from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -123,8 +122,9 @@ def append_overlay(
     **said: Any,
 ) -> str:
     """Append one trajectory derived from `base`; `said` are further fields of its `OverlayBatch`."""
-    originals, uid = Originals(lake), np.array([bytes.fromhex(base)], dtype="S16")
-    portions = (originals.portion(segment.number, uid) for segment in originals.segments())
+    reader, uid = Reader(lake), np.array([bytes.fromhex(base)], dtype="S16")
+    reader.refresh()
+    portions = (reader.portion(segment.number, uid) for segment in reader.originals())
     portion = next(found for found in portions if found is not None)
     rows = len(next(iter(own.values())))
     whole = portion.columns([column.name for column in writer.columns])

@@ -32,7 +32,6 @@ from pipelines.errors import InputMissing, StageFailed
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance import compaction, retention
 from pipelines.lake.maintenance.verify import verify
-from pipelines.lake.originals import Originals
 from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -135,15 +134,16 @@ def relabel(lake: Path, notes: Path, life: int, seed: int) -> None:
     ledger, opened = Ledger(notes / f"relabeler-{life}"), Lake.open(lake)
     while True:
         opened.salvage()
-        originals = Originals(opened)
-        known = originals.derived()
+        reader = Reader(opened)
+        reader.refresh()
+        known = reader.derived()
         with OverlayWriter(opened, PLAIN, ["obs.key", "reward"], name="relabel", seal_bytes=4000) as writer:
-            for segment in originals.segments():
+            for segment in reader.originals():
                 lacking = positions(known, overlay_uids(segment.uids, "storm", 0)) < 0
                 if segment.schema_id != PLAIN.id or not lacking.any() or writer.trajectories > 20:
                     continue
                 try:
-                    portion = originals.portion(segment.number, segment.uids[lacking])
+                    portion = reader.portion(segment.number, segment.uids[lacking])
                 except StageFailed:  # files vanish as fast as they are looked for
                     continue
                 if portion is None:
@@ -172,7 +172,7 @@ def follow(lake: Path, notes: Path, seed: int) -> None:
     seen = windows = 0
     while True:
         view.refresh()
-        segments = view.follower.segments
+        segments = view.live.segments
         uids = [uid.ljust(16, b"\0").hex() for segment in segments[seen:] for uid in segment.uids.tolist()]
         seen = len(segments)
         if uids:

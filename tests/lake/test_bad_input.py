@@ -26,7 +26,7 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import AmagoError, StageFailed
 from pipelines.events import Notice
-from pipelines.lake.follower import Follower
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
@@ -281,7 +281,7 @@ def test_a_clock_that_is_off_hides_nothing(lake: Lake, monkeypatch: pytest.Monke
         with shifted(who == "reader"):
             assert view.refresh() == 1
             catalog.refresh(lake)
-    assert Follower(lake).refresh().added == 6
+    assert LiveTable(lake).refresh().added == 6
     assert catalog.query(lake, "select list(seed order by seed) from trajectories")[1] == [([*range(6)],)]
     assert not use(lake.path).wrong
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.lake import folders
 from pipelines.lake.folders import Changes, Folders, list_all
-from pipelines.lake.follower import Follower
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
@@ -49,7 +49,7 @@ def opened(lake: Lake) -> list[str]:
 
 @pytest.mark.usefixtures("small")
 def test_an_hour_has_as_many_folders_as_its_files_need_and_ids_sort_in_time_order(lake: Lake) -> None:
-    follower, written = Follower(lake), []
+    follower, written = LiveTable(lake), []
     with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
         for turn in range(4):
             written += publish(writer, 5, seed=turn)
@@ -60,11 +60,11 @@ def test_an_hour_has_as_many_folders_as_its_files_need_and_ids_sort_in_time_orde
     assert len(sizes) >= 4
     assert len({folders.hour_of(name) for name in sizes}) <= 2
     assert ids == sorted(ids, key=lambda id: id.rpartition("/")[2])
-    fresh = Follower(lake)
+    fresh = LiveTable(lake)
     fresh.refresh()
     assert [s.id for s in follower.segments] == [s.id for s in fresh.segments] == ids
     assert Reader(lake).uids() == written
-    again = Follower(lake)
+    again = LiveTable(lake)
     assert again.restore(ids[::-1]) == 20
     assert [s.id for s in again.segments] == ids[::-1]
     assert again.refresh().added == 0
@@ -86,7 +86,7 @@ def test_index_verify_and_compaction_know_every_folder(lake: Lake) -> None:
     assert len(opened(lake)) == 3
     assert catalog.query(lake, "select count(*), count(distinct segment) from trajectories")[1] == [(11, 11)]
     assert verify(lake).segments_checked == 11
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     follower.refresh()
     done = compact(lake, grace_seconds=0.0)
     assert done.segments == (11, 1)
@@ -258,7 +258,7 @@ def test_what_came_and_went_adds_up_to_what_is_there(root: Path, seed: int) -> N
 
 @pytest.mark.usefixtures("small")
 def test_a_writer_that_was_stopped_before_it_published_is_found_by_who_follows(lake: Lake) -> None:
-    follower, clock = Follower(lake), Clock(lake.path / "segments")
+    follower, clock = LiveTable(lake), Clock(lake.path / "segments")
     fill(lake, [3])
     (late,) = segment_files(lake)
     held = lake.path / "tmp" / "held"

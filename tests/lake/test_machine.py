@@ -26,7 +26,7 @@ from pipelines.lake import folders, reading
 from pipelines.lake import segment as segments
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance.compaction import Rules, compact
-from pipelines.lake.maintenance.inventory import Inventory
+from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protect, protections
 from pipelines.lake.maintenance.retention import Limits, carry_out, expire, make_plan
@@ -208,7 +208,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.flush()
         before = set(reading.Reader(self.lake).uids())
         with lease(self.lake):
-            inventory = Inventory(self.lake)
+            inventory = FileTable(self.lake)
             inventory.refresh()
             kept = {id for protection in protections(self.lake.storage) for id in protection.segments}
             plan = make_plan(inventory, Limits(max_steps=steps), kept=kept, now=0.0, whole=True)
@@ -251,7 +251,7 @@ class LakeMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         with lease(self.lake) as held:
-            inventory = Inventory(self.lake)
+            inventory = FileTable(self.lake)
             inventory.refresh()
             inventory.refresh()
             sweep(inventory, held, grace_seconds=0.0)

@@ -9,9 +9,9 @@ import pytest
 
 from pipelines.errors import InputMissing, Interrupted, StageFailed
 from pipelines.lake import reading
-from pipelines.lake.follower import Follower
+from pipelines.lake.folders import segment_key
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.keys import segment_key
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.overlays import OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
@@ -51,7 +51,7 @@ def test_an_overlay_reads_as_if_it_had_been_written_whole(lake: Lake, schema) ->
     expected = relabel(lake, written)
     for uid, values in {**written, **expected}.items():
         assert_same(dict(reading.read(lake, uid).columns), values)
-    assert Follower(lake).refresh().added == 8
+    assert LiveTable(lake).refresh().added == 8
 
 
 def test_an_overlay_costs_the_changed_columns_only(lake: Lake) -> None:
@@ -201,7 +201,7 @@ def test_an_overlay_seen_before_its_base_waits_for_it(lake: Lake) -> None:
     held = lake.path / "tmp" / "held"
     path = lake.storage.fetch(segment_key(base.id))
     path.rename(held)
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     assert follower.refresh().added == 0
     held.rename(path)
     assert follower.refresh().added == 2
@@ -214,7 +214,7 @@ def test_an_overlay_whose_base_is_gone_is_left_out_with_a_notice(lake: Lake) -> 
     lost = next(s.id for s in _follow(lake).segments if next(iter(written)) in hex_uids(s.uids))
     lake.storage.remove(segment_key(lost))
     told: list = []
-    follower = Follower(lake, told.append)
+    follower = LiveTable(lake, told.append)
     follower.refresh()
     assert follower.refresh().added == 1  # the other overlay in the same file
     assert sum(len(s.uids) for s in follower.segments) == 3
@@ -236,7 +236,7 @@ def test_salvage_removes_what_a_dead_overlay_writer_staged(lake: Lake) -> None:
     assert Reader(lake).uids() == [base]
 
 
-def _follow(lake: Lake) -> Follower:
-    follower = Follower(lake)
+def _follow(lake: Lake) -> LiveTable:
+    follower = LiveTable(lake)
     follower.refresh()
     return follower

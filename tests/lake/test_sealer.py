@@ -12,8 +12,8 @@ from pipelines.errors import StageFailed
 from pipelines.files import atomic
 from pipelines.lake import reading
 from pipelines.lake import segment as segments
-from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.live import LiveTable
 from pipelines.lake.sealer import WAITING
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
@@ -139,7 +139,7 @@ def test_segments_have_names_of_their_own_whatever_the_clock_says(
         return now[0] * 1000
 
     monkeypatch.setattr(segments.time, "time_ns", clock)
-    follower, rng, uids = Follower(lake), np.random.default_rng(0), []
+    follower, rng, uids = LiveTable(lake), np.random.default_rng(0), []
     writers = [lake.writer(SCHEMA, name="same", seal_seconds=1e9) for _ in range(3)]
     for _ in range(5):
         for writer in writers:

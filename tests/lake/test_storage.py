@@ -18,7 +18,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     else:
         place = connect(f"s3://{request.getfixturevalue('bucket')}/some/lake")
         if "without" in request.param:
-            monkeypatch.setattr("pipelines.lake.remote.conditional.is_available", lambda: False)
+            monkeypatch.setattr("pipelines.lake.remote.s3.is_available", lambda: False)
     place.create_folders()
     return place
 
@@ -120,9 +120,9 @@ def test_only_the_first_creates(storage: Storage) -> None:
 
 
 def test_of_many_at_once_one_creates(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.lake.remote import conditional
+    from pipelines.lake.remote import s3
 
-    if not isinstance(storage, LocalStorage) and not conditional.is_available():
+    if not isinstance(storage, LocalStorage) and not s3.is_available():
         pytest.skip("without boto3 two in the same moment may both believe to be first")
 
     def attempt(number: int) -> bool:

@@ -32,7 +32,7 @@ def test_a_reader_finds_what_lives_whatever_dies_and_comes(lake: Lake, lost: int
     written = fill(lake, [3, 4, 5], seal_every=1)
     reader = Reader(lake)
     assert reader.uids() == list(written)
-    ids = [segment.id for segment in reader.follower.segments]
+    ids = [segment.id for segment in reader.live.segments]
     bury(lake.storage, Tombstone(time=1.0, reason="x", segments=(ids[lost],)))
     written |= fill(lake, [6, 7], seed=1)
     gone = list(written)[lost]

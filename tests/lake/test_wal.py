@@ -14,7 +14,7 @@ import pytest
 from pipelines.events import Notice
 from pipelines.lake import reading
 from pipelines.lake import segment as segments
-from pipelines.lake.follower import Follower
+from pipelines.lake.live import LiveTable
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.lake.wal import MAGIC, Log, parse
@@ -52,7 +52,7 @@ def test_the_log_of_a_living_writer_is_left_alone(lake: Lake) -> None:
         assert lake.salvage() == 0
         with lake.writer(SCHEMA):
             pass
-    assert Follower(lake).refresh().added == 1
+    assert LiveTable(lake).refresh().added == 1
 
 
 def test_a_forked_child_does_not_keep_its_parents_log_alive(lake: Lake) -> None:
@@ -132,7 +132,7 @@ def test_a_crash_at_any_step_of_sealing_neither_loses_nor_doubles(
         with pytest.raises(Killed):
             lake.salvage()
     lake.salvage()
-    assert Follower(lake).refresh().added == 6
+    assert LiveTable(lake).refresh().added == 6
     assert sorted(reading.Reader(lake).uids()) == sorted(written)
     assert list((lake.path / "wal").iterdir()) == []
 
@@ -205,7 +205,7 @@ def check_nothing_lost(lake: Lake, acknowledged: list[str]) -> None:
     assert len(uids) == len(set(uids))
     assert set(acknowledged) <= set(uids)
     assert len(uids) <= len(acknowledged) + 100  # logged, but killed before it could say so
-    counted = sum(len(s.uids) for s in reader.follower.segments)
+    counted = sum(len(s.uids) for s in reader.live.segments)
     assert counted == len(uids)
     for uid in acknowledged[:: max(1, len(acknowledged) // 50)]:
         assert reader.read(uid).info == INFO

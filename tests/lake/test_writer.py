@@ -10,8 +10,8 @@ import pytest
 
 from pipelines.errors import StageFailed
 from pipelines.lake import reading
-from pipelines.lake.follower import Follower
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.live import LiveTable
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Discrete, Ragged, Spaces
 from pipelines.lake.store import Lake
@@ -219,7 +219,7 @@ def test_two_writers_share_a_lake_without_knowing_of_each_other(lake: Lake) -> N
         uids = {w.append(columns(rng, 3), TrajectoryInfo()) for _ in range(5) for w in (one, two)}
         one.seal()
         uids.add(two.append(columns(rng, 3), TrajectoryInfo()))
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     assert follower.refresh().added == len(uids) == 11
 
 
@@ -241,7 +241,7 @@ def test_a_refusing_disk_is_said_plainly_and_costs_nothing_acknowledged(
         assert list((lake.path / "tmp").iterdir()) == []
     second = writer.append(columns(rng, 5), TrajectoryInfo())
     writer.close()
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     follower.refresh()
     assert [hex_uids(segment.uids) for segment in follower.segments] == [[first], [second]]
 
@@ -323,4 +323,4 @@ def test_an_info_that_could_not_be_sealed_is_refused_before_it_is_logged(lake: L
         with pytest.raises(ValueError, match="trajectory"):
             writer.append(values, info)
         writer.append(values, INFO)
-    assert Follower(lake).refresh().added == 1
+    assert LiveTable(lake).refresh().added == 1

@@ -153,7 +153,7 @@ def test_a_selection_leaves_out_what_it_left_out(home: Path) -> None:
     assert drawn.where == "policy_version = 6"
     assert [source.policy_version for source in drawn.sources] == [6]
     reader = Reader(Lake.open(home / "b"))
-    assert {reader.info(uid).policy_version for uid in trajectories(home / "c")} == {6}
+    assert {reader.read(uid).info.policy_version for uid in trajectories(home / "c")} == {6}
 
 
 def test_a_lake_that_was_moved_is_found_where_the_user_says(home: Path) -> None:

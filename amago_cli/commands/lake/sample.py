@@ -49,7 +49,7 @@ def sample(
     from amago_cli.render.output import Document
     from amago_cli.render.sparkline import portrait
     from amago_cli.streams import carries_unicode
-    from pipelines.lake import sampling
+    from pipelines.lake import reading
     from pipelines.lake.store import Lake
 
     opened = Lake.open(lake)
@@ -60,7 +60,7 @@ def sample(
     written: list[Path] = []
     judge = _judge(values, seed) if values is not None else None
     with common.listening() as listener:
-        for found in sampling.sample(opened, k, where=where, weight=weight, seed=seed, listener=listener):
+        for found in reading.sample(opened, k, where=where, weight=weight, seed=seed, listener=listener):
             schema, columns = opened.schema(found.schema_id), found.trajectory.columns
             figures = judge(found.trajectory, schema) if judge is not None else None
             lines = None if figures is None else critic_values.acting(figures)

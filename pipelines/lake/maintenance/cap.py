@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pipelines.errors import AmagoError, Locked
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, is_wasteful
-from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import Held, lease
 from pipelines.lake.maintenance.protection import protections
 from pipelines.lake.maintenance.retention import Limits, carry_out, make_plan
@@ -55,7 +55,7 @@ class Cap:
     ) -> None:
         self.lake, self.limits = lake, Limits(max_steps=max_steps, max_bytes=max_bytes)
         self._grace, self._merge, self._listener = grace_seconds, merge, listener
-        self._inventory = Inventory(lake)
+        self._inventory = FileTable(lake)
         self._sweep_at = 0.0  # once at the beginning: what others have left
         self._left_alone: set[str] = set()  # damaged: they cannot be merged
         self._told: set[str] = set()

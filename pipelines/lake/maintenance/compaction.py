@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
-from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.rewrite import Part, rewrite
 from pipelines.lake.maintenance.sweep import GRACE_SECONDS, Swept, bury_orphans, sweep
@@ -70,9 +70,8 @@ def compact(
     if not dry_run:
         lake.salvage(listener=listener)
     with lease(lake) as held:
-        inventory = Inventory(lake, listener)
+        inventory = FileTable(lake, listener)
         inventory.refresh()
-        inventory.refresh()  # overlays wait once for their bases
         planned = plan(inventory, rules or Rules())
         before = _totals(inventory)
         if dry_run:
@@ -92,7 +91,7 @@ def compact(
     return Compacted(tuple(done), trajectories, (before[0], after[0]), (before[1], after[1]), swept)
 
 
-def plan(inventory: Inventory, rules: Rules) -> list[list[File]]:
+def plan(inventory: FileTable, rules: Rules) -> list[list[File]]:
     """Files to be rewritten, each run into one."""
     writing = any((inventory.lake.local / "wal").glob("*.wal"))
     newest = time.time() - (rules.settle_seconds if writing else 0.0)
@@ -125,7 +124,7 @@ def is_wasteful(file: File) -> bool:
     return file.live_bytes <= (1 - WASTEFUL) * file.bytes
 
 
-def _totals(inventory: Inventory) -> tuple[int, int]:
+def _totals(inventory: FileTable) -> tuple[int, int]:
     live = [file.bytes for file in inventory.files.values() if file.alive.any()]
     return len(live), sum(live)
 

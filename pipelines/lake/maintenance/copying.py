@@ -26,10 +26,9 @@ from pipelines.files import atomic
 from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
-from pipelines.lake.folders import Folders, list_all
-from pipelines.lake.follower import Follower, Segment
+from pipelines.lake.folders import Folders, blob_key, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
-from pipelines.lake.keys import blob_key, is_rewritten, segment_key
+from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.maintenance import integrity
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
@@ -104,7 +103,7 @@ class _Job:
 
     def __post_init__(self) -> None:
         self._reader = Reader(self.source, listener=self.listener)
-        self._there = Follower(self.target, self.listener)
+        self._there = LiveTable(self.target, self.listener)
         self._folders = Folders(self.target.storage)
         self._pending: dict[tuple[str, tuple[str, ...], bool], list[Unsealed]] = {}
         self._pending_bytes = 0
@@ -117,7 +116,6 @@ class _Job:
         """One pass over the source; whether nothing was missed in it. `first`: what is there was there before."""
         self._missed, self._first = False, first
         self._reader.refresh()
-        self._reader.refresh()  # overlays wait once for their bases
         files = self._files()
         for overlays in (False, True):
             self._look_again()
@@ -138,14 +136,13 @@ class _Job:
     def _files(self) -> dict[str, list[Segment]]:
         """The segments of the source by the files they lie in, those with nothing alive left out."""
         files: dict[str, list[Segment]] = {}
-        for segment in self._reader.follower.segments:
+        for segment in self._reader.live.segments:
             if len(segment.uids):
                 files.setdefault(segment.file, []).append(segment)
         return dict(sorted(files.items()))
 
     def _look_again(self) -> None:
         """What is in the target now: live uids, sorted, and ids whose trajectories need not come (again)."""
-        self._there.refresh()
         self._there.refresh()
         parts = [np.zeros(0, "S16"), *(segment.uids for segment in self._there.segments)]
         numbers = np.repeat(np.arange(-1, len(parts) - 1), [len(part) for part in parts])
@@ -226,8 +223,8 @@ class _Job:
                 blob = self._fetch(tmp, name, blob_key(id))
                 staged = Staged(main, blob)
             file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
-            integrity.require_cover(file.footer, file)
-            wrong = integrity.wrong_columns(file.footer, file)
+            integrity.require_cover(file)
+            wrong = integrity.wrong_columns(file)
             if wrong:
                 where = self.source.storage.url(segment_key(id))
                 raise IntegrityError(f"segment '{where}' is damaged: wrong checksum in {', '.join(wrong)}")

@@ -1,35 +1,34 @@
-"""Whether the columns of a segment are what its footer says: as a whole, and trajectory by trajectory."""
+"""Checks of a segment's columns against its footer: as a whole, and trajectory by trajectory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+import itertools
+import zlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from pipelines.errors import IntegrityError
-from pipelines.lake.footer import Footer
 from pipelines.lake.segment import SegmentFile, as_stored, checksum
 
 
-def require_cover(footer: Footer, file: SegmentFile) -> None:
-    """IntegrityError unless the trajectories of the footer lie one after another and fill the file."""
-    table = footer.trajectories
+def require_cover(file: SegmentFile) -> None:
+    """Raise IntegrityError unless the trajectories of the footer are contiguous and fill the file."""
+    table = file.footer.trajectories
     rows = table["length"].to_numpy() + 1
     if rows.sum() != file.rows or np.any(table["row0"].to_numpy() != np.cumsum(rows) - rows):
-        raise IntegrityError(f"segment '{footer.path}' is damaged: its trajectories do not cover its rows")
+        raise IntegrityError(f"segment '{file.path}' is damaged: its trajectories do not cover its rows")
 
 
-def wrong_columns(footer: Footer, file: SegmentFile) -> list[str]:
-    """Names of the columns whose checksum is not the footer's, or that cannot be read."""
-    return [
-        name for name, expected in footer.header["columns"].items() if _checksum(file, [name], 0, file.rows) != expected
-    ]
+def wrong_columns(file: SegmentFile) -> list[str]:
+    """Return the columns whose checksum differs from the footer's, or that cannot be read."""
+    expected = file.footer.header["columns"]
+    return [name for name in expected if column_checksum(file, name) != expected[name]]
 
 
 def require_sound(file: SegmentFile) -> None:
-    """IntegrityError unless every column of a segment has the footer's checksum. Reads all of it."""
-    wrong = wrong_columns(file.footer, file)
+    """Raise IntegrityError unless every column has the footer's checksum. Reads the whole segment."""
+    wrong = wrong_columns(file)
     if wrong:
         raise IntegrityError(
             f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}",
@@ -37,55 +36,46 @@ def require_sound(file: SegmentFile) -> None:
         )
 
 
-class Checked:
-    """Which files were checked by `require_sound`: each is once, or none is where that is not `wanted`."""
-
-    def __init__(self, *, wanted: bool) -> None:
-        self._wanted = wanted
-        self._sound: set[str] = set()
-
-    def check(self, id: str) -> Callable[[SegmentFile], None] | None:
-        """Return what `open_segment` needs to check the segment `id`; None if there is nothing to do."""
-        return None if not self._wanted or id in self._sound else partial(self._check, id)
-
-    def _check(self, id: str, file: SegmentFile) -> None:
-        require_sound(file)
-        self._sound.add(id)
-
-
 def column_checksum(file: SegmentFile, name: str) -> int | None:
-    """CRC of a column; None if it cannot be read."""
-    return _checksum(file, [name], 0, file.rows)
+    """Return the CRC of a column; None if it cannot be read."""
+    return _checksum(file, [name], _plain(file), 0, file.rows)
 
 
-def sound(footer: Footer, file: SegmentFile) -> np.ndarray:
-    """(n,) bool: which trajectories have the bytes with which they were logged."""
-    table = footer.trajectories
-    spans = zip(table["row0"].to_pylist(), table["length"].to_pylist(), table["crc"].to_pylist(), strict=True)
-    whole = [_checksum(file, footer.columns, row0, row0 + n + 1) == expected for row0, n, expected in spans]
-    return np.array(whole, dtype=bool)
+def sound(file: SegmentFile, keep: np.ndarray | None = None) -> np.ndarray:
+    """Return (n,) bool: which trajectories have the bytes with which they were written, among those of the mask `keep`
+    (None: all).
+    """
+    table, names, plain = file.footer.trajectories, file.footer.columns, _plain(file)
+    found = np.ones(table.num_rows, dtype=bool) if keep is None else keep.copy()
+    row0, rows, crcs = (table[name].to_pylist() for name in ("row0", "length", "crc"))
+    for i in np.flatnonzero(found).tolist():
+        found[i] = _checksum(file, names, plain, row0[i], row0[i] + rows[i] + 1) == crcs[i]
+    return found
 
 
-def _checksum(file: SegmentFile, names: Iterable[str], start: int, stop: int) -> int | None:
-    """CRC of rows [start, stop) of columns, one after another; None if they cannot be read."""
+def _plain(file: SegmentFile) -> dict[str, tuple[memoryview, int]]:
+    """Return the bytes of each plain column and the size of a row."""
+    sizes = {column.name: column.step_bytes for column in file.schema_columns}
+    return {name: (values.reshape(-1).view(np.uint8).data, sizes[name]) for name, values in file.columns.items()}
+
+
+def _checksum(
+    file: SegmentFile, names: Iterable[str], plain: Mapping[str, tuple[memoryview, int]], start: int, stop: int
+) -> int | None:
+    """Return the CRC of rows [start, stop) over columns in order; None if they cannot be read. Wide columns are decoded
+    a batch at a time.
+    """
     crc = 0
     try:
         for name in names:
-            for values in _pieces(file, name, start, stop):
-                crc = checksum(values, crc)
+            if name in plain:
+                data, size = plain[name]
+                crc = zlib.crc32(data[start * size : stop * size], crc)
+                continue
+            column = next(c for c in file.schema_columns if c.name == name)
+            edges = [start, *range(start - start % file.batch_rows + file.batch_rows, stop, file.batch_rows), stop]
+            for a, b in itertools.pairwise(edges):
+                crc = checksum(as_stored(column, file.read_rows(name, a, b)), crc)
     except IntegrityError:
         return None
     return crc
-
-
-def _pieces(file: SegmentFile, name: str, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Rows [start, stop) of a column in storage form; a blob a batch at a time."""
-    column = next(c for c in file.schema_columns if c.name == name)
-    if name in file.columns:
-        yield as_stored(column, file.columns[name][start:stop])
-        return
-    step = file.batch_rows
-    while start < stop:
-        end = min(stop, (start // step + 1) * step)
-        yield as_stored(column, file.read_rows(name, start, end))
-        start = end

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
@@ -30,10 +29,9 @@ from pipelines.files.malformed import open_regular
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, to_numpy
-from pipelines.lake.folders import list_all
-from pipelines.lake.follower import Follower
+from pipelines.lake.folders import REWRITTEN, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
-from pipelines.lake.keys import REWRITTEN, blob_key, segment_key
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance import integrity
 from pipelines.lake.maintenance.lease import Held, lease
 from pipelines.lake.maintenance.rewrite import Part, rewrite
@@ -97,11 +95,11 @@ def _repair(lake: Lake, id: str, live: set[str], hidden: Hidden, held: Held, lis
         try:
             if _readable(lake, id) or _restore(lake, id, held):
                 footer, file = _open(lake, id)
-                keep = integrity.sound(footer, file)
-                if keep.all() and not integrity.wrong_columns(footer, file):
+                keep = integrity.sound(file)
+                if keep.all() and not integrity.wrong_columns(file):
                     unmark(lake, id)
                     return id
-                wanted = _unexpired(footer, id, hidden)
+                wanted = hidden.living(id, footer)
                 elsewhere = {uid for uid, w in zip(hex_uids(footer.uids()), wanted, strict=True) if w} <= live
                 if not elsewhere and (keep & wanted).any():
                     written = rewrite(lake, [Part(id, keep & wanted)], held, listener=listener)
@@ -121,20 +119,6 @@ def _rewritten(lake: Lake, hidden: Hidden) -> Iterable[Footer]:
                 continue
 
 
-def _unexpired(footer: Footer, id: str, hidden: Hidden) -> np.ndarray:
-    """(n,) bool: which trajectories no tombstone names, under this id or one that they had before."""
-    uids = footer.uids()
-    alive = np.ones(len(uids), dtype=bool)
-    for name in (id, *footer.replaces):
-        first, count = (0, len(uids)) if name == id else footer.part(name)
-        part = slice(first, first + count)
-        if name in hidden.whole:
-            alive[part] = False
-        elif name in hidden.partial:
-            alive[part] &= ~np.isin(uids[part], hidden.partial[name])
-    return alive
-
-
 def _readable(lake: Lake, id: str) -> bool:
     try:
         _ = read_footer(lake.storage, id).trajectories
@@ -149,7 +133,7 @@ def _open(lake: Lake, id: str) -> tuple[Footer, SegmentFile]:
         file = open_segment(lake.storage, id, lake.schema(footer.header["schema"]).columns)
     except InputMissing as error:
         raise IntegrityError(str(error)) from error
-    integrity.require_cover(footer, file)
+    integrity.require_cover(file)
     return footer, file
 
 
@@ -188,9 +172,9 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
     draft = write({name: crcs.get(name) for name in order})
     try:
         file = SegmentFile(draft.main, columns, wide=lambda: lake.storage.fetch(blob_key(id)))
-        integrity.require_cover(file.footer, file)
+        integrity.require_cover(file)
         crcs |= {column.name: integrity.column_checksum(file, column.name) for column in wide}
-        vouched = bool(integrity.sound(file.footer, file).all())
+        vouched = bool(integrity.sound(file).all())
     except IntegrityError:
         return False
     finally:
@@ -234,10 +218,9 @@ def _keep_copy(storage: Storage, local: Path, key: str, id: str, ending: str) ->
 
 
 def _live(lake: Lake, listener: Listener) -> set[str]:
-    follower = Follower(lake, listener)
-    follower.refresh()
-    follower.refresh()  # overlays wait once for their bases
-    return {uid for segment in follower.segments for uid in hex_uids(segment.uids)}
+    live = LiveTable(lake, listener)
+    live.refresh()
+    return {uid for segment in live.segments for uid in hex_uids(segment.uids)}
 
 
 def _missing(lake: Lake, uids: Sequence[str], hidden: Hidden, listener: Listener) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protections
 from pipelines.lake.maintenance.sweep import GRACE_SECONDS, Swept, bury_orphans, sweep
@@ -109,9 +109,8 @@ def expire(
                 f"lake '{lake.name}' is protected: nothing in it may expire",
                 hint=f"take that back with: amago lake protect {lake.name} --off lake",
             )
-        inventory = Inventory(lake, listener)
+        inventory = FileTable(lake, listener)
         inventory.refresh()
-        inventory.refresh()  # overlays wait once for their bases
         chosen = _chosen(lake, limits.where, listener)
         kept = {id for protection in protected for id in protection.segments}
         plan = make_plan(inventory, limits, chosen=chosen, kept=kept, now=time.time())
@@ -151,7 +150,7 @@ def carry_out(lake: Lake, plan: Plan, *, reason: str) -> None:
 
 
 def make_plan(
-    inventory: Inventory,
+    inventory: FileTable,
     limits: Limits,
     *,
     chosen: np.ndarray | None = None,
@@ -187,7 +186,7 @@ def make_plan(
 
 
 def _fit(
-    inventory: Inventory,
+    inventory: FileTable,
     limits: Limits,
     chosen: np.ndarray | None,
     free: Mapping[str, np.ndarray],
@@ -236,7 +235,7 @@ def _costs(file: File) -> np.ndarray:
     return np.column_stack([file.steps, np.ones(len(file.steps)), file.row_bytes])
 
 
-def _add_overlays(inventory: Inventory, costs: dict[str, np.ndarray]) -> None:
+def _add_overlays(inventory: FileTable, costs: dict[str, np.ndarray]) -> None:
     """The bytes of overlays are their bases'."""
     for overlay in (file for file in inventory.files.values() if file.is_overlay):
         for base, rows in _bases(inventory, overlay):
@@ -246,7 +245,7 @@ def _add_overlays(inventory: Inventory, costs: dict[str, np.ndarray]) -> None:
                 np.add.at(costs[base.id][:, 2], place[live], overlay.row_bytes[rows][live])
 
 
-def _take_overlays(inventory: Inventory, masks: dict[str, np.ndarray]) -> None:
+def _take_overlays(inventory: FileTable, masks: dict[str, np.ndarray]) -> None:
     """Overlays whose bases go, go."""
     for overlay in (file for file in inventory.files.values() if file.is_overlay):
         for base, rows in _bases(inventory, overlay):
@@ -255,11 +254,11 @@ def _take_overlays(inventory: Inventory, masks: dict[str, np.ndarray]) -> None:
                 masks[overlay.id][rows] |= overlay.alive[rows] & np.isin(overlay.base_uids[rows], dying)
 
 
-def _bases(inventory: Inventory, overlay: File) -> list[tuple[File, np.ndarray]]:
+def _bases(inventory: FileTable, overlay: File) -> list[tuple[File, np.ndarray]]:
     """The files of an overlay's bases, each with the places of the trajectories that derive from it."""
     found = []
     for id in dict.fromkeys(overlay.base_ids):
-        base = inventory.lies_in(id)
+        base = inventory.file_of(id)
         if base is not None:
             found.append((base, np.flatnonzero(overlay.base_ids == id)))
     return found
@@ -277,7 +276,7 @@ def _chosen(lake: Lake, where: str, listener: Listener) -> np.ndarray | None:
     return select(lake, where, listener=listener).uids
 
 
-def _left(inventory: Inventory, plan: Plan) -> dict[str, int]:
+def _left(inventory: FileTable, plan: Plan) -> dict[str, int]:
     gone = {part.file.id: part.mask for part in plan.going}
     trajectories, steps, size = 0, 0, 0.0
     for id, file in inventory.files.items():

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,9 @@ from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.blob import BlobCache
-from pipelines.lake.folders import Folders
+from pipelines.lake.folders import REWRITTEN, Folders
 from pipelines.lake.footer import Footer
-from pipelines.lake.keys import REWRITTEN
+from pipelines.lake.maintenance import integrity
 from pipelines.lake.maintenance.lease import Held
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, as_stored, checksum, open_segment
@@ -79,46 +78,25 @@ def rewrite(lake: Lake, parts: Sequence[Part], held: Held, *, listener: Listener
 
 
 def _open(lake: Lake, part: Part, listener: Listener) -> Source | None:
-    storage, cache = lake.storage, BlobCache(limit_bytes=_CACHE_BYTES)
     try:
-        footer = footers.read_footer(storage, part.id)
-        file = open_segment(storage, part.id, lake.schema(footer.header["schema"]).columns, cache=cache)
-        table = footer.trajectories
-        start, rows = table["row0"].to_numpy(), table["length"].to_numpy() + 1
-        if rows.sum() != file.rows or np.any(start != np.cumsum(rows) - rows):
-            raise IntegrityError(f"segment '{footer.path}' is damaged: its trajectories do not cover its rows")
-        spans = list(zip(start[part.keep].tolist(), (start + rows)[part.keep].tolist(), strict=True))
-        _check(footer, file, spans, table["crc"].filter(pa.array(part.keep)).to_pylist())
+        schema_id = footers.read_footer(lake.storage, part.id).header["schema"]
+        cache = BlobCache(limit_bytes=_CACHE_BYTES)
+        file = open_segment(lake.storage, part.id, lake.schema(schema_id).columns, cache=cache)
+        integrity.require_cover(file)
+        if not np.array_equal(integrity.sound(file, part.keep), part.keep):
+            raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
     except IntegrityError as error:
-        text = f"{error}; it is left as it is, see: amago lake verify {lake.name}"
+        text = f"{error}; it is left unchanged, see: amago lake verify {lake.name}"
         listener(Notice(text=text, level="warning"))
         return None
-    return Source(part.id, part.keep, footer, file, tuple(_joined(spans)))
+    stops = np.cumsum(file.footer.trajectories["length"].to_numpy() + 1)[part.keep]
+    starts = stops - file.footer.trajectories["length"].to_numpy()[part.keep] - 1
+    return Source(
+        part.id, part.keep, file.footer, file, tuple(_joined(zip(starts.tolist(), stops.tolist(), strict=True)))
+    )
 
 
-def _check(footer: Footer, file: SegmentFile, spans: Sequence[tuple[int, int]], expected: Sequence[int]) -> None:
-    """IntegrityError unless the rows of every trajectory have the checksum that it was logged with."""
-    columns = [column for column in file.schema_columns if column.name in footer.columns]
-    plain = {name: _bytes_of(values) for name, values in file.columns.items()}
-    for (start, stop), crc in zip(spans, expected, strict=True):
-        found = 0
-        for column in columns:
-            if column.name in plain:
-                data, size = plain[column.name], column.step_bytes
-                found = zlib.crc32(data[start * size : stop * size], found)
-                continue
-            for first in range(start, stop, file.batch_rows):
-                last = min(stop, first + file.batch_rows)
-                found = checksum(as_stored(column, file.read_rows(column.name, first, last)), found)
-        if found != crc:
-            raise IntegrityError(f"segment '{footer.path}' is damaged: a trajectory has a wrong checksum")
-
-
-def _bytes_of(values: np.ndarray) -> memoryview:
-    return values.reshape(-1).view(np.uint8).data
-
-
-def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for start, stop in spans:
         if joined and joined[-1][1] == start:

@@ -18,10 +18,9 @@ import numpy as np
 
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import explained
-from pipelines.lake.folders import ROOT, WATCHED_HOURS, by_hour, folders, list_all
+from pipelines.lake.folders import REWRITTEN, ROOT, WATCHED_HOURS, blob_key, by_hour, folders, list_all, segment_key
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.keys import REWRITTEN, blob_key, segment_key
-from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import Held
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import LocalStorage, Storage
@@ -47,7 +46,7 @@ class Swept:
     waiting: int
 
 
-def bury_orphans(inventory: Inventory) -> None:
+def bury_orphans(inventory: FileTable) -> None:
     """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
     whole: list[str] = []
     trajectories: dict[str, list[str]] = {}
@@ -69,18 +68,18 @@ def bury_orphans(inventory: Inventory) -> None:
         inventory.refresh()
 
 
-def _orphans(inventory: Inventory, overlay: File) -> np.ndarray:
+def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
     """(n,) bool: trajectories of an overlay that nothing will bring back."""
     found = np.zeros(len(overlay.uids), dtype=bool)
     for id in dict.fromkeys(overlay.base_ids):
-        rows, file = overlay.base_ids == id, inventory.follower.lies_in(id)
-        if not inventory.hidden.sets_aside(file) and file not in inventory.follower.unreadable:
+        rows, file = overlay.base_ids == id, inventory.live.file_of(id)
+        if not inventory.hidden.sets_aside(file) and file not in inventory.live.unreadable:
             found |= rows & ~overlay.alive
     return found
 
 
 def sweep(
-    inventory: Inventory, held: Held, *, grace_seconds: float = GRACE_SECONDS, listener: Listener = silent
+    inventory: FileTable, held: Held, *, grace_seconds: float = GRACE_SECONDS, listener: Listener = silent
 ) -> Swept:
     """Remove what is out of every reader's sight for longer than the grace period, under the lease `held` and by a
     refreshed inventory. StageFailed when the storage refuses.

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.atomic import explained
-from pipelines.lake.folders import ROOT, list_all
+from pipelines.lake.folders import ROOT, blob_key, is_rewritten, list_all, segment_key, written_by
 from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
-from pipelines.lake.keys import blob_key, is_rewritten, segment_key, written_by
 from pipelines.lake.maintenance import integrity
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
 from pipelines.lake.sql import catalog
-from pipelines.lake.sql.listing import living
 from pipelines.lake.storage import Storage
 from pipelines.lake.tombstones import QUARANTINE, Hidden, read_tombstone, tombstone_names
 
@@ -85,7 +83,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
             footer = check(lake, id)
             superseded.update(footer.replaces)
             if id not in superseded:
-                trajectories += int(living(footer, id, hidden).sum())
+                trajectories += int(hidden.living(id, footer).sum())
             size += stored_bytes(lake.storage, id)
             unmark(lake, id)
         except FileNotFoundError:
@@ -177,7 +175,7 @@ def check(lake: Lake, id: str) -> Footer:
         table = footer.trajectories
         uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
         file = open_segment(lake.storage, id, _columns(lake, footer))
-        integrity.require_cover(footer, file)
+        integrity.require_cover(file)
     except IntegrityError as error:
         known = uids or tuple(catalog.remembered(lake, id))
         raise _Damage(Corrupt(segment=id, reason=str(error), trajectories=known)) from error
@@ -195,10 +193,10 @@ def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
 
 
 def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> None:
-    wrong = integrity.wrong_columns(footer, file)
+    wrong = integrity.wrong_columns(file)
     if wrong:
         reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
-        whole = integrity.sound(footer, file)
+        whole = integrity.sound(file)
         damaged = tuple(uid for uid, fine in zip(uids, whole, strict=True) if not fine)
         raise _Damage(Corrupt(segment=id, reason=reason, trajectories=uids, damaged=damaged))
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from pipelines.errors import InputMissing, Locked, StageFailed, StorageError
 from pipelines.files.locks import exclusive
 from pipelines.files.malformed import MALFORMED
-from pipelines.lake.remote import conditional
-from pipelines.lake.remote.conditional import Conditional
+from pipelines.lake.remote import s3
+from pipelines.lake.remote.s3 import Conditional
 
 SECONDS = 60.0
 CLOCK_TICK = 1.0  # ages are told in whole seconds
@@ -41,14 +41,14 @@ def hold(
     declares this host the one that maintains the lake.
     """
     with exclusive(local, what=what):
-        if not conditional.is_available():
+        if not s3.is_available():
             _require_declaration()
             yield lambda: None
             return
         lease = Lease(store, name, what=what, seconds=seconds)
         try:
             lease.acquire()
-        except conditional.Unsupported:
+        except s3.Unsupported:
             _require_declaration("the object store knows no conditional writes")
             yield lambda: None
             return
@@ -56,7 +56,7 @@ def hold(
             yield lease.require
 
 
-def _require_declaration(why: str = f"without boto3 ({conditional.INSTALL})") -> None:
+def _require_declaration(why: str = f"without boto3 ({s3.INSTALL})") -> None:
     if os.environ.get(DECLARED, "") in ("", "0"):
         raise InputMissing(
             f"{why} no host can tell whether another one maintains the lake",
@@ -86,7 +86,7 @@ class Lease:
                 if seconds and found.age < seconds + CLOCK_TICK:
                     raise Locked(f"{self._what}, {holder}", hint="wait for it, then repeat the command")
                 self._tag = self._store.put_over(self._name, self._text(self._seconds), found.tag)
-        except conditional.Taken as error:
+        except s3.Taken as error:
             raise Locked(f"{self._what} since this moment", hint="wait for it, then repeat the command") from error
         self._until = began + self._seconds
 
@@ -96,12 +96,12 @@ class Lease:
         try:
             self._tag = self._store.put_over(self._name, self._text(self._seconds), self._tag)
             self._until = began + self._seconds
-        except conditional.Taken:
+        except s3.Taken:
             self._taken = not self._is_ours()
 
     def release(self) -> None:
         """Give it back, if it is still ours. A store that is away is let be: the lease runs out."""
-        with contextlib.suppress(conditional.Taken, StorageError):
+        with contextlib.suppress(s3.Taken, StorageError):
             self._store.put_over(self._name, self._text(0.0), self._tag)
 
     def require(self) -> None:

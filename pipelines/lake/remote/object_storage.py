@@ -19,8 +19,8 @@ from pathlib import Path
 from pyarrow import fs
 
 from pipelines.errors import StorageError
-from pipelines.lake.remote import conditional
 from pipelines.lake.remote import lease as remote_lease
+from pipelines.lake.remote import s3
 from pipelines.lake.remote.cache import FileCache, host_directory
 from pipelines.lake.remote.s3 import Location, connect
 
@@ -36,7 +36,7 @@ class ObjectStorage:
     def __init__(self, location: Location | str) -> None:
         self._location = Location.parse(location) if isinstance(location, str) else location
         self._connection = connect(self._location)
-        self._conditional = conditional.Conditional(self._connection)
+        self._conditional = s3.Conditional(self._connection)
         self._sizes: dict[str, int] = {}  # of fixed files, as they were last listed
 
     @functools.cached_property
@@ -93,13 +93,13 @@ class ObjectStorage:
         self._put(key, content)
 
     def create(self, key: str, content: bytes) -> None:
-        if conditional.is_available():
+        if s3.is_available():
             try:
                 self._conditional.put_new(self._location.object(key), content)
                 return
-            except conditional.Taken as error:
+            except s3.Taken as error:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
-            except conditional.Unsupported:
+            except s3.Unsupported:
                 pass
         # Two processes that are here in the same moment both believe to be first; the later one's content stays.
         if self.exists(key):

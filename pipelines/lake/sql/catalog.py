@@ -24,14 +24,12 @@ import pyarrow as pa
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.locks import locked
-from pipelines.lake.folders import ROOT
+from pipelines.lake.folders import ROOT, is_rewritten
 from pipelines.lake.footer import TRAJECTORIES, prefetch_footers, read_footer
-from pipelines.lake.keys import is_rewritten
 from pipelines.lake.sql import listing, sandbox
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql.index import IndexDamaged, NewerIndex, NotOurs, healed
+from pipelines.lake.sql.index import NewerIndex, NotOurs, connect, create, writing
 from pipelines.lake.sql.listing import UNREADABLE, Listed
-from pipelines.lake.sql.opening import connect, create, writing
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.tombstones import Hidden
 
@@ -39,6 +37,14 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 BATCH_TRAJECTORIES = 100_000  # how many are added in one transaction
+_SUMMARY = """
+select (select count(*) from trajectories) as trajectories,
+       (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
+       (select count(*) from trajectories where base_uid is not null) as overlays,
+       (select count(*) from segments) as segments,
+       (select coalesce(sum(bytes), 0)::bigint from segments) as bytes,
+       (select coalesce(list(distinct env order by env), []) from trajectories) as environments
+"""
 _REMEMBERED = """
 select * replace (unhex(uid) as uid, unhex(base_uid) as base_uid) from bookkeeping.rows where segment = ? order by row0
 """
@@ -47,7 +53,8 @@ insert into bookkeeping.rows by name
 select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), true as live from new_rows
 """
 _IN_SIGHT = """
-select f.segment, coalesce(s.trajectories, 0)::bigint from bookkeeping.files f left join segments s using (segment)
+select segment, coalesce(s.trajectories, 0)::bigint as trajectories
+from bookkeeping.files f left join segments s using (segment)
 where f.state not in (select unnest(?))
 """
 # Of the rows of a uid the first is live, an overlay's only if there is its base. Only rows that hang on what was
@@ -80,26 +87,30 @@ def query(
         with reading(lake, listener) as connection:
             return sql.answer(connection, lake, text, listener=listener)
 
-    return healed(ask)
+    return sql.healed(ask)
 
 
 def remembered(lake: Lake, segment: str) -> list[str]:
-    """The uids that the index, as it stands, has for a segment; none if the index cannot be read."""
-    try:
-        with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
-            rows = connection.execute("select uid from bookkeeping.rows where segment = ?", [segment]).fetchall()
-            return [row[0] for row in rows]
-    except (OSError, duckdb.Error, AmagoError):
-        return []
+    """Return the uids that the index, without being updated, has for a segment; none if it cannot be read."""
+    found = _recall(lake, "select uid from bookkeeping.rows where segment = ?", [segment])
+    return [] if found is None else found["uid"].to_pylist()
 
 
 def remembered_segments(lake: Lake) -> dict[str, int]:
-    """The segments that were in sight when the index was written, and their trajectories; none if it cannot be read."""
+    """Return the visible segments and their numbers of trajectories as of the index, without updating it; none if it
+    cannot be read.
+    """
+    found = _recall(lake, _IN_SIGHT, [list(listing.OUT_OF_SIGHT)])
+    return {} if found is None else {row["segment"]: row["trajectories"] for row in found.to_pylist()}
+
+
+def _recall(lake: Lake, text: str, arguments: list[Any]) -> pa.Table | None:
+    """Ask the index without updating it; None if it cannot be read."""
     try:
         with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
-            return dict(connection.execute(_IN_SIGHT, [list(listing.OUT_OF_SIGHT)]).fetchall())
-    except (OSError, duckdb.Error, AmagoError):
-        return {}
+            return connection.execute(text, arguments).to_arrow_table()
+    except (OSError, duckdb.Error, AmagoError, pa.ArrowException):
+        return None
 
 
 def modified(lake: Lake) -> float:
@@ -110,16 +121,13 @@ def modified(lake: Lake) -> float:
 
 
 def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Table] | None:
-    """What the index, as it stands, knows of a segment: its row of the table `segments`, and its trajectories by
-    `TRAJECTORIES` as far as they are alive; None if it knows nothing.
+    """Return a segment's row of the table `segments` and its live trajectories by `TRAJECTORIES`, both as of the index
+    without updating it; None if it does not have them.
     """
-    try:
-        with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
-            facts = connection.execute("from segments where segment = ?", [segment]).to_arrow_table().to_pylist()
-            rows = connection.execute(_REMEMBERED, [segment]).to_arrow_table()
-            return (facts[0], rows.select(TRAJECTORIES.names).cast(TRAJECTORIES)) if facts and rows.num_rows else None
-    except (OSError, duckdb.Error, AmagoError, pa.ArrowException):
+    facts, rows = _recall(lake, "from segments where segment = ?", [segment]), _recall(lake, _REMEMBERED, [segment])
+    if facts is None or rows is None or not facts.num_rows or not rows.num_rows:
         return None
+    return facts.to_pylist()[0], rows.select(TRAJECTORIES.names).cast(TRAJECTORIES)
 
 
 def refresh(lake: Lake, *, listener: Listener = silent) -> None:
@@ -135,34 +143,9 @@ def rebuild(lake: Lake, *, listener: Listener = silent) -> None:
 
 
 def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
-    """`trajectories`, `steps`, `overlays`, `segments`, `bytes`, and a row for every env and task under
-    `tasks`.
-    """
-    names, rows = query(
-        lake,
-        """
-        select (select count(*) from trajectories) as trajectories,
-               (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
-               (select count(*) from overlays) as overlays,
-               (select count(*) from segments) as segments,
-               (select coalesce(sum(bytes), 0)::bigint from segments) as bytes
-        """,
-        listener=listener,
-    )
-    task_names, tasks = query(
-        lake,
-        """
-        select env, task, count(*) as trajectories, avg(length) as length_mean, avg("return") as return_mean,
-               avg(success::int) as success_mean, max(policy_version) as policy_version
-        from trajectories group by all order by all
-        """,
-        listener=listener,
-    )
-    return {
-        **dict(zip(names, rows[0], strict=True)),
-        "schemas": len(lake.schemas()),
-        "tasks": [dict(zip(task_names, row, strict=True)) for row in tasks],
-    }
+    """Return `trajectories`, `steps`, `overlays`, `segments`, `bytes`, and the names of `environments`."""
+    names, rows = query(lake, _SUMMARY, listener=listener)
+    return dict(zip(names, rows[0], strict=True))
 
 
 @contextlib.contextmanager
@@ -177,7 +160,7 @@ def reading(
             for problem in sql.problems(connection):
                 listener(Notice(text=f"{problem}; it is left out of the index", level="warning"))
             yield connection
-    except IndexDamaged:
+    except sql.IndexDamaged:
         with contextlib.suppress(OSError):
             _discard(lake)
         raise
@@ -351,7 +334,7 @@ def _batches(lake: Lake, ids: Iterable[str], hidden: Hidden, states: Mapping[str
         file = {"segment": id, "state": states[id], "problem": ""}
         try:
             footer = read_footer(lake.storage, id)
-            alive = listing.living(footer, id, hidden)
+            alive = hidden.living(id, footer)
             batch.segments.append(listing.segment_row(lake, id, footer, alive))
             batch.rows.append(listing.trajectory_rows(id, footer, alive))
             count += len(alive)

@@ -1,17 +1,65 @@
-"""What can be wrong with the file of the SQL index, which repeats what the segments say and can be made anew."""
+"""The file of the index: its tables, and how it is opened.
+
+A lake may come from somebody else, and its index with it: a view in it is SQL that every query would run. So the file
+is opened confined (no other file, no network, no extension), and it is used only if its catalog is exactly the one that
+we write; otherwise it is removed unread and built again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipelines.errors import AmagoError, IntegrityError
+import duckdb
 
-_T = TypeVar("_T")
+from pipelines.errors import AmagoError
+from pipelines.lake.sql import query as sql
 
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
 
-class IndexDamaged(IntegrityError):
-    """It does not hold what it should: it is removed then, and the question can be asked again."""
+INDEX_VERSION = 1
+_WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # much may be sorted
+TABLES = """
+create schema bookkeeping;
+create table bookkeeping.about (version integer, lake varchar);
+create table bookkeeping.folders (folder varchar, stamp bigint, digest varchar);
+create table bookkeeping.files (segment varchar, state varchar, problem varchar);
+create table bookkeeping.rows (
+    uid varchar, segment varchar, row0 bigint, length bigint, schema varchar, env varchar, task varchar,
+    source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
+    success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
+    goal_text varchar, t_start double, t_end double, t_commit double, base_uid varchar, base_segment varchar,
+    base_offset bigint, relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
+create table segments (
+    segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
+    expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
+create view trajectories as select * exclude (live) from bookkeeping.rows where live;
+create view overlays as
+    select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
+    from trajectories t join segments s using (segment) where s.kind = 'overlay';
+"""
+# Everything that a database can define. Functions of the system's own schema: a file may define others of their names.
+_OBJECTS = """
+select 'table', schema_name, table_name, sql from system.main.duckdb_tables() where not internal and not temporary
+union all
+select 'view', schema_name, view_name, sql from system.main.duckdb_views() where not internal and not temporary
+union all
+select 'function', schema_name, function_name, '' from system.main.duckdb_functions() where not internal
+union all
+select 'type', schema_name, type_name, '' from system.main.duckdb_types() where not internal
+union all
+select 'sequence', schema_name, sequence_name, '' from system.main.duckdb_sequences()
+union all
+select 'index', schema_name, index_name, '' from system.main.duckdb_indexes()
+"""
+_Objects = frozenset[tuple[str, str, str, str]]
+_Identity = tuple[tuple[int, ...], ...]
+_checked: set[_Identity] = set()  # files that were found to be ours, as they were then
 
 
 class NotOurs(AmagoError):
@@ -22,16 +70,80 @@ class NewerIndex(AmagoError):
     """It is of a version after ours: it is left alone."""
 
 
-def healed(ask: Callable[[], _T]) -> _T:
-    """What `ask` returns, asked a second time if the first removed a damaged index."""
+def create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
+    """Make the tables of an empty database."""
+    connection.begin()
+    connection.execute(TABLES)
+    connection.execute("insert into bookkeeping.about values (?, ?)", [INDEX_VERSION, lake.id])
+    connection.commit()
+
+
+def connect(index: Path, lake: Lake, megabytes: int | None = None) -> duckdb.DuckDBPyConnection:
+    """A connection that only reads, and that is locked down. NotOurs for an index that is not as we write it."""
+    _require_file(index)
+    connection = duckdb.connect(str(index), read_only=True, config=sql.CONFINED)
     try:
-        return ask()
-    except IndexDamaged:
-        return ask()
+        sql.lock_down(connection, megabytes)
+        _require_ours(connection, index, lake)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
-def refuse_newer(versions: Iterable[int], known: int, lake: str) -> None:
-    """NewerIndex if one of the versions that an index claims is after the one that is `known`."""
-    if any(version > known for version in versions):
-        text = f"the index of lake '{lake}' is of a newer version: it is left alone, and one is made in memory"
-        raise NewerIndex(text, hint="upgrade amago, or make it anew with: amago lake reindex")
+@contextlib.contextmanager
+def writing(index: Path, lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that writes, to a new index where there is none. NotOurs as `connect`."""
+    _require_file(index)
+    is_new = not index.exists()
+    with contextlib.closing(duckdb.connect(str(index), config=_WRITING)) as connection:
+        if is_new:
+            create(connection, lake)
+        else:
+            _require_ours(connection, index, lake)
+        yield connection
+    _checked.add(_identity(index))
+
+
+def _require_file(index: Path) -> None:
+    """NotOurs for a link, which would have us write into a database elsewhere, and for what is not a file at all."""
+    for path in (index, index.with_name(f"{index.name}.wal")):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise NotOurs(f"'{path}' is not a plain file")
+
+
+def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake) -> None:
+    if _identity(index) in _checked:
+        return
+    found, wanted = _objects(connection), _expected()
+    about = {entry for entry in wanted if entry[2] == "about"}
+    if about <= found and not any(kind == "function" for kind, *_ in found):
+        versions = connection.execute("select version, lake from bookkeeping.about").fetchall()
+        if any(version > INDEX_VERSION for version, _ in versions):
+            text = f"the index of lake '{lake.name}' is of a newer version: it is left alone, and one is made in memory"
+            raise NewerIndex(text, hint="upgrade amago, or make it anew with: amago lake reindex")
+        if found == wanted and versions == [(INDEX_VERSION, lake.id)]:
+            _checked.add(_identity(index))
+            return
+    raise NotOurs(f"'{index}' is not an index of lake '{lake.name}'")
+
+
+def _identity(index: Path) -> _Identity:
+    """What changes when the file does, or its log."""
+    found: list[tuple[int, ...]] = []
+    for path in (index, index.with_name(f"{index.name}.wal")):
+        with contextlib.suppress(FileNotFoundError):
+            stat = os.stat(path)
+            found.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return tuple(found)
+
+
+def _objects(connection: duckdb.DuckDBPyConnection) -> _Objects:
+    return frozenset(connection.execute(_OBJECTS).fetchall())
+
+
+@functools.cache
+def _expected() -> _Objects:
+    with contextlib.closing(duckdb.connect(":memory:", config=sql.CONFINED)) as connection:
+        connection.execute(TABLES)
+        return _objects(connection)

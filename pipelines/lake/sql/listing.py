@@ -103,22 +103,6 @@ def _deaths(id: str, hidden: Hidden, replaces: Sequence[str]) -> str:
     return f"{crc:08x}"
 
 
-def living(footer: Footer, id: str, hidden: Hidden) -> np.ndarray:
-    """(n,) bool: which trajectories of a segment have not expired, under its own id or under that of a segment it was
-    rewritten from.
-    """
-    uids = footer.uids()
-    alive = hidden.alive(id, uids)
-    for old in footer.replaces:
-        first, count = footer.part(old)
-        part = slice(first, first + count)
-        if old in hidden.whole:
-            alive[part] = False
-        elif old in hidden.partial:
-            alive[part] &= hidden.alive(old, uids[part])
-    return alive
-
-
 def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[str, Any]:
     """A segment's row of the table `segments`."""
     header = footer.header

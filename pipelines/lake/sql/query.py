@@ -11,17 +11,16 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 
-from pipelines.errors import StageFailed, UsageError
+from pipelines.errors import IntegrityError, StageFailed, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
 from pipelines.lake.sql import records
-from pipelines.lake.sql.index import IndexDamaged
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.sql.steps import DERIVED, Steps
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 Rows = list[tuple[Any, ...]]
+_T = TypeVar("_T")
 
 # How every database is opened: from its first statement on it reaches no other file, and no network.
 CONFINED: dict[str, str | bool | int | float | list[str]] = {
@@ -54,6 +54,18 @@ _EXPLAIN = re.compile(r"\s*explain\b\s*(?:analy[sz]e\b|\([^()]*\))?", re.IGNOREC
 _UNREADABLE = re.compile(r"Corrupt database|Could not read|^(INTERNAL|FATAL|Serialization) Error")  # the index
 _LOST = re.compile(r"StorageError: ([^\n]*)")  # while steps were fetched
 _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
+
+
+class IndexDamaged(IntegrityError):
+    """It does not hold what it should: it is removed then, and the question can be asked again."""
+
+
+def healed(ask: Callable[[], _T]) -> _T:
+    """What `ask` returns, asked a second time if the first removed a damaged index."""
+    try:
+        return ask()
+    except IndexDamaged:
+        return ask()
 
 
 def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:

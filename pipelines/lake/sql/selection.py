@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
-from pipelines.lake.footer import uid_array
+from pipelines.lake.footer import hex_uids, uid_array
+from pipelines.lake.sql import catalog, sandbox
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql import sandbox
-from pipelines.lake.sql.index import healed
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.uids import positions
 
@@ -58,7 +57,7 @@ def select(
     """
     arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
     within = limits or Limits()
-    return Selected(*healed(lambda: sandbox.ask("select", arguments, within, lake=lake, listener=listener)))
+    return Selected(*sql.healed(lambda: sandbox.ask("select", arguments, within, lake=lake, listener=listener)))
 
 
 def choose(
@@ -164,3 +163,14 @@ def _check(uids: np.ndarray, weights: np.ndarray, missing: int) -> None:
         )
     if len(uids) and (uids[1:] == uids[:-1]).any():
         raise UsageError("SQL: the weight has several values a trajectory", hint="it must be one value a row")
+
+
+def tasks(lake: Lake, where: str, *, env: str, listener: Listener = silent) -> list[str]:
+    """Names of the tasks of environment `env` in which trajectories are for which the SQL predicate `where` holds, in
+    order. UsageError as `select`.
+    """
+    chosen = select(lake, where, listener=listener)
+    with catalog.reading(lake, listener) as connection:
+        connection.register("chosen", pa.table({"uid": pa.array(hex_uids(chosen.uids), pa.string())}))
+        text = "select distinct task from trajectories semi join chosen using (uid) where env = ? order by task"
+        return [task for (task,) in connection.execute(text, [env]).fetchall()]

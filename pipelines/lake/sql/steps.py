@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ import pyarrow.compute as pc
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.arrow import storage_dtype, to_arrow
+from pipelines.lake.reading import OpenSegments
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import SegmentFile, open_segment
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -59,7 +58,7 @@ class Steps:
 
     def batches(self, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> Iterator[pa.RecordBatch]:
         """The rows, in batches of a few MB. A segment that cannot be read is told and left out."""
-        files = _Files(self.lake)
+        files = OpenSegments(self.lake, limit=OPEN_FILES)
         step_bytes = sum(max(c.step_bytes for c in self._definitions.get(n, ())) for n in wanted & set(self._types))
         most = max(1, min(BATCH_ROWS, BATCH_BYTES // max(step_bytes, 1)))
         blank = _Blank(schema, wanted, most)
@@ -74,7 +73,7 @@ class Steps:
                     self.listener(Notice(text=f"{error}; it is left out", level="warning"))
 
     def _batch(
-        self, files: _Files, piece: _Piece, schema: pa.Schema, wanted: set[str], blank: _Blank
+        self, files: OpenSegments, piece: _Piece, schema: pa.Schema, wanted: set[str], blank: _Blank
     ) -> pa.RecordBatch:
         columns = {c.name: c for c in self.lake.schema(piece.schema).columns}
         arrays = []
@@ -87,7 +86,7 @@ class Steps:
                 arrays.append(pa.nulls(piece.count, field.type))
             else:
                 column = columns[field.name]
-                arrays.append(shaped(column, files.values(column, piece), field.type))
+                arrays.append(shaped(column, piece.values(files, column), field.type))
         return pa.record_batch(arrays, schema=schema)
 
 
@@ -138,6 +137,16 @@ class _Piece:
                 spans.append((segment, row, row + count))
         return spans
 
+    def values(self, files: OpenSegments, column: Column) -> np.ndarray:
+        """Return a column (rows, *shape), a view of the file if the rows are contiguous in it."""
+        is_own = column.name in files.open(self.segment, self.schema).footer.columns
+        parts = []
+        for segment, start, stop in self.spans(of_base=not is_own):
+            file = files.open(segment, self.schema)
+            plain = file.columns.get(column.name)
+            parts.append(file.read_rows(column.name, start, stop) if plain is None else plain[start:stop])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
     def _place(self) -> np.ndarray:
         return np.repeat(np.arange(len(self._rows)), self._rows)
 
@@ -159,32 +168,6 @@ def _pieces(table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
         for start in range(0, rows, most):
             yield _Piece(part, start, min(rows, start + most))
         first, done = last, int(ends[last - 1])
-
-
-class _Files:
-    """The segments read last."""
-
-    def __init__(self, lake: Lake) -> None:
-        self._lake = lake
-        self._open: OrderedDict[str, SegmentFile] = OrderedDict()
-
-    def values(self, column: Column, piece: _Piece) -> np.ndarray:
-        """(rows, *shape) of a column, a view of the file if they lie together there."""
-        own = column.name in self._file(piece.segment, piece.schema).footer.columns
-        parts = []
-        for segment, start, stop in piece.spans(of_base=not own):
-            file = self._file(segment, piece.schema)
-            plain = file.columns.get(column.name)
-            parts.append(file.read_rows(column.name, start, stop) if plain is None else plain[start:stop])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _file(self, segment: str, schema: str) -> SegmentFile:
-        if segment not in self._open:
-            self._open[segment] = open_segment(self._lake.storage, segment, self._lake.schema(schema).columns)
-            while len(self._open) > OPEN_FILES:
-                self._open.popitem(last=False)
-        self._open.move_to_end(segment)
-        return self._open[segment]
 
 
 class _Blank:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from frames import stacked, tiles
 
 from pipelines.lake import footer, segment
-from pipelines.lake.keys import segment_key
+from pipelines.lake.folders import segment_key
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
 from pipelines.lake.store import Lake

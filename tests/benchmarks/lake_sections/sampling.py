@@ -29,8 +29,8 @@ from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.arrow import arrow_schema, mapped, to_arrow
-from pipelines.lake.originals import Originals
 from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
+from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
@@ -254,10 +254,11 @@ def overlay(folder: Path, count: int) -> Section:
     data, section = Data(folder, PLAIN, count), Section()
     bases, before = data.view(), sum(p.stat().st_size for p in files_below(data.lake.path / "segments"))
     rng = np.random.default_rng(0)
-    originals = Originals(data.lake)
+    reader = Reader(data.lake)
+    reader.refresh()
     with OverlayWriter(data.lake, PLAIN, ["reward"], name="bench") as writer:
-        for segment in originals.segments():
-            portion = originals.portion(segment.number, segment.uids)
+        for segment in reader.originals():
+            portion = reader.portion(segment.number, segment.uids)
             assert portion is not None
             n, reward = len(portion), rng.standard_normal(int(portion.rows.sum())).astype(np.float32)
             batch = OverlayBatch(

@@ -12,7 +12,7 @@ from pipelines.events import Notice
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance import cap as caps
 from pipelines.lake.maintenance.cap import MANY, Cap, ripe
-from pipelines.lake.maintenance.inventory import Inventory
+from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protect
 from pipelines.lake.reading import Reader
@@ -25,7 +25,7 @@ from tests.lake.windows import windows_of
 
 
 def steps(lake: Lake) -> int:
-    inventory = Inventory(lake)
+    inventory = FileTable(lake)
     inventory.refresh()
     return sum(file.live_steps for file in inventory.files.values())
 

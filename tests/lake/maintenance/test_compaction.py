@@ -15,7 +15,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Progress
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.compaction import Rules, compact, is_wasteful, runs
-from pipelines.lake.maintenance.inventory import File, Inventory
+from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
@@ -123,7 +123,7 @@ def test_room_is_made_where_half_is_dead(lake: Lake) -> None:
     done = compact(lake, Rules(small_bytes=1, target_bytes=1), grace_seconds=0.0)
     assert len(done.runs) == 1
     (file,) = segment_files(lake)
-    inventory = Inventory(lake)
+    inventory = FileTable(lake)
     inventory.refresh()
     (left,) = inventory.files.values()
     assert len(left.uids) == 1

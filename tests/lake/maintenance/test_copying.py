@@ -43,7 +43,7 @@ def same_trajectories(lake: Lake, other: Lake, uids: list[str]) -> None:
     assert sorted(theirs.uids()) == sorted(uids)
     for uid in uids:
         assert_same(dict(theirs.read(uid).columns), dict(mine.read(uid).columns))
-        assert theirs.info(uid) == mine.info(uid)
+        assert theirs.read(uid).info == mine.read(uid).info
         assert theirs.row(uid)["t_commit"] == mine.row(uid)["t_commit"]
     assert query(other, "select count(*), count(distinct uid) from trajectories")[1] == [(len(uids),) * 2]
     assert not verify(other).corrupt

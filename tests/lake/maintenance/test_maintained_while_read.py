@@ -47,7 +47,7 @@ def test_a_reader_draws_the_right_bytes_while_everything_moves_and_dies(lake: La
             if time.monotonic() - looked > 0.2:
                 view.refresh()
                 looked = time.monotonic()
-            files |= {segment.file for segment in view.follower.segments}
+            files |= {segment.file for segment in view.live.segments}
             moves = view.moves
         assert process.returncode == 0
     view.refresh(), view.refresh()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines.errors import UsageError
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.inventory import Inventory
+from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.protection import protect
 from pipelines.lake.maintenance.retention import Limits, carry_out, expire, make_plan
 from pipelines.lake.reading import Reader
@@ -59,7 +59,7 @@ def test_the_oldest_go_until_the_rest_fits(
         written = list(fill(lake, lengths, seal_every=seal_every))
         if merged:
             compact(lake)
-        inventory = Inventory(lake)
+        inventory = FileTable(lake)
         inventory.refresh()
         mine = [i for i in range(len(lengths)) if not selects or i in chosen]
         where = np.sort(np.array([bytes.fromhex(written[i]) for i in mine], dtype="S16")) if selects else None
@@ -85,7 +85,7 @@ def test_whole_segments_go_as_long_as_no_cap_is_undershot(lengths: list[int], se
     with tempfile.TemporaryDirectory() as folder:
         lake = Lake.create(Path(folder) / "lake")
         fill(lake, lengths, seal_every=seal_every)
-        inventory = Inventory(lake)
+        inventory = FileTable(lake)
         inventory.refresh()
         plan = make_plan(inventory, Limits(max_steps=max_steps), now=0.0, whole=True)
         sizes = [sum(lengths[i : i + seal_every]) for i in range(0, len(lengths), seal_every)]
@@ -98,7 +98,7 @@ def test_whole_segments_go_as_long_as_no_cap_is_undershot(lengths: list[int], se
 
 def test_bytes_are_met_to_the_nearest_trajectory(lake: Lake) -> None:
     fill(lake, [20] * 10, seal_every=5)
-    inventory = Inventory(lake)
+    inventory = FileTable(lake)
     inventory.refresh()
     one = next(iter(inventory.files.values())).bytes / 5
     done = expire(lake, Limits(max_bytes=round(4.5 * one)))

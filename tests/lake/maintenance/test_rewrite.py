@@ -7,9 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pipelines.lake.folders import list_all
+from pipelines.lake.folders import is_rewritten, list_all
 from pipelines.lake.footer import hex_uids, read_footer
-from pipelines.lake.keys import is_rewritten
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.rewrite import Part, Rewritten, rewrite
 from pipelines.lake.maintenance.verify import verify

@@ -11,9 +11,9 @@ import pytest
 from pipelines.data.view import View
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import WATCHED_HOURS, list_all
-from pipelines.lake.follower import Follower
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.inventory import Inventory
+from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.maintenance.sweep import Swept, bury_orphans, sweep
@@ -36,7 +36,7 @@ from tests.lake.windows import windows_of
 
 def swept(lake: Lake, *, grace_seconds: float = 0.0) -> Swept:
     with lease(lake) as held:
-        inventory = Inventory(lake)
+        inventory = FileTable(lake)
         inventory.refresh()
         inventory.refresh()
         bury_orphans(inventory)
@@ -127,7 +127,7 @@ def test_an_overlay_of_what_has_expired_is_buried(lake: Lake) -> None:
     assert Reader(lake).uids() == [two, kept]
     assert len(list_all(lake.storage)) == 2
     told: list = []
-    Follower(lake, told.append).refresh()
+    LiveTable(lake, told.append).refresh()
     assert not told
 
 

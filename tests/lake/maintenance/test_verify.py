@@ -9,7 +9,7 @@ from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Progress
 from pipelines.files import atomic
 from pipelines.lake import footer, reading
-from pipelines.lake.follower import Follower
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.maintenance.verify import verify
@@ -43,7 +43,7 @@ def test_a_flipped_bit_names_the_trajectory_and_takes_the_segment_out_of_sight(l
     assert found.damaged == (second,)
     assert "obs.state" in found.reason
     assert any("set aside" in getattr(event, "text", "") for event in told)
-    assert Follower(lake).refresh().added == 2
+    assert LiveTable(lake).refresh().added == 2
     assert catalog.query(lake, "select count(*) from trajectories")[1] == [(2,)]
     marker = json.loads((lake.path / "quarantine" / f"{path.stem}.json").read_text())
     assert marker["trajectories"] == list(written)[:2]
@@ -91,7 +91,7 @@ def test_foreign_files_are_reported_and_harm_nobody(lake: Lake) -> None:
     report = verify(lake)
     assert [found.segment for found in report.corrupt] == [f"{hour.name}/zz"]
     assert {path.rsplit("/", 1)[1] for path in report.foreign} == {"notes.txt", "lonely.blob.arrow", "README"}
-    assert Follower(lake).refresh().added == 1
+    assert LiveTable(lake).refresh().added == 1
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES], ids=["plain", "images"])
@@ -109,7 +109,7 @@ def test_damage_anywhere_is_found_or_harmless(lake: Lake, schema) -> None:
         else:
             data[int(rng.integers(0, len(data)))] ^= 1 << int(rng.integers(0, 8))
         path.write_bytes(data)
-        follower = Follower(lake)
+        follower = LiveTable(lake)
         follower.refresh()
         if verify(lake).corrupt:
             found += 1
@@ -131,7 +131,7 @@ def test_a_segment_of_a_newer_version_is_not_set_aside(lake: Lake, monkeypatch: 
     with pytest.raises(InputMissing, match="upgrade amago"):
         verify(lake)
     told: list = []
-    assert Follower(lake, told.append).refresh().added == 0
+    assert LiveTable(lake, told.append).refresh().added == 0
     assert "upgrade amago" in told[0].text
     assert not (lake.path / "quarantine").exists()
 

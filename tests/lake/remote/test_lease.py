@@ -10,11 +10,10 @@ import pytest
 
 from pipelines.errors import InputMissing, Locked, StageFailed
 from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.remote import conditional
 from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote.conditional import Conditional, Taken, Unsupported
+from pipelines.lake.remote import s3
 from pipelines.lake.remote.lease import Lease
-from pipelines.lake.remote.s3 import Location, connect
+from pipelines.lake.remote.s3 import Conditional, Location, Taken, Unsupported, connect
 from pipelines.lake.store import Lake
 
 WHAT = "the lake is being maintained"
@@ -159,7 +158,7 @@ def test_without_conditional_writes_a_host_must_be_declared(
 ) -> None:
     lake = Lake.create(f"s3://{bucket}/lake")
     if missing == "boto3":
-        monkeypatch.setattr(conditional, "is_available", lambda: False)
+        monkeypatch.setattr(s3, "is_available", lambda: False)
     else:
 
         def refuse(*_: object) -> str:

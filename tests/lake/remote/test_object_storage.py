@@ -13,9 +13,8 @@ import pytest
 
 from pipelines.errors import InputMissing, IntegrityError, StageFailed, StorageError
 from pipelines.events import Event
-from pipelines.lake.folders import list_all
-from pipelines.lake.follower import Follower
-from pipelines.lake.keys import blob_key, segment_key
+from pipelines.lake.folders import blob_key, list_all, segment_key
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.remote.object_storage import ObjectStorage
@@ -127,7 +126,7 @@ def test_a_folder_of_more_names_than_a_page_is_listed_whole(lake: Lake) -> None:
 
 def test_writers_at_once_and_a_follower(lake: Lake) -> None:
     writers = [collector(lake.name, seed, 30) for seed in range(2)]
-    follower, seen = Follower(lake), 0
+    follower, seen = LiveTable(lake), 0
     while any(writer.poll() is None for writer in writers):
         seen += follower.refresh().added
     said = [uid for writer in writers for uid in writer.communicate()[0].split()]
@@ -328,7 +327,7 @@ def test_a_server_that_goes_away_is_told_in_a_line_and_nothing_acknowledged_is_l
     with pytest.raises(StageFailed, match=problem):
         Lake.open(lake.name)
     with pytest.raises(StageFailed, match=problem):
-        Follower(lake).refresh()
+        LiveTable(lake).refresh()
     with pytest.raises(StorageError, match=problem):
         lake.storage.read("lake.json")
     with pytest.raises(StorageError, match=problem):

@@ -122,15 +122,14 @@ def test_a_lake_outside_a_run_has_those_tables_empty(lake: Lake) -> None:
 def test_summary_counts(lake: Lake) -> None:
     fill(lake, [5, 6, 7], seal_every=2)
     found = catalog.summary(lake)
-    assert {k: found[k] for k in ("trajectories", "steps", "segments", "overlays", "schemas")} == {
+    assert {k: found[k] for k in ("trajectories", "steps", "segments", "overlays", "environments")} == {
         "trajectories": 3,
         "steps": 18,
         "segments": 2,
         "overlays": 0,
-        "schemas": 1,
+        "environments": ["maze"],
     }
     assert found["bytes"] == sum(p.stat().st_size for p in segment_files(lake))
-    assert [row["task"] for row in found["tasks"]] == ["t0", "t1", "t2"]
 
 
 def _append_and_ask(path: Path, seed: int, results) -> None:

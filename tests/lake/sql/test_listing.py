@@ -9,8 +9,7 @@ import pytest
 
 from pipelines.lake import footer, reading
 from pipelines.lake.arrow import arrow_schema, to_arrow
-from pipelines.lake.folders import Folders, list_all
-from pipelines.lake.keys import is_rewritten, segment_key
+from pipelines.lake.folders import Folders, is_rewritten, list_all, segment_key
 from pipelines.lake.segment import checksum, new_segment, open_segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake

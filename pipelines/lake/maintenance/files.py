@@ -1,7 +1,7 @@
-"""What a lake holds file by file, as maintenance needs it: ages, sizes, and what is dead in them.
+"""The files of a lake with their ages, sizes and live trajectories, for maintenance.
 
-A refresh costs what is new: a footer is read once, and what is live is compared again only where something moved
-or died.
+A refresh costs as much as there is new: a footer is read once, and liveness is computed again only for files of which
+something was moved or removed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
-from pipelines.lake.follower import Follower
 from pipelines.lake.footer import Footer, read_footer, uid_array
+from pipelines.lake.live import LiveTable
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.uids import positions
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """A segment's file with n trajectories, dead ones among them: `alive` (n,) bool.
+    """A segment's file with n trajectories, of which `alive` (n,) bool are live.
 
     `uids` (n,) "S16"; `steps` (n,) int64, actions; `times` (n,) float64, when each was first committed; `collectors`
-    (n,) their names. Of an overlay: `base_ids` (n,) names of the bases' segments, `base_uids` (n,) "S16". `replaces`:
-    first trajectory and number of those that come from a segment of another id.
+    (n,) their names. For an overlay: `base_ids` (n,) names of the bases' segments, `base_uids` (n,) "S16". `replaces`:
+    index of the first trajectory and number of those that come from a segment of another id.
     """
 
     id: str
@@ -51,7 +51,7 @@ class File:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its id and those of all that it was rewritten from."""
+        """Its id and those of all segments it was rewritten from."""
         return (self.id, *self.replaces)
 
     @property
@@ -69,7 +69,7 @@ class File:
         return int(self.steps[self.alive].sum())
 
     def named(self, ids: Collection[str]) -> np.ndarray:
-        """(n,) bool: which trajectories come from the segments `ids`, whatever was rewritten since."""
+        """Return (n,) bool: which trajectories come from the segments `ids`, also through rewriting."""
         found = np.full(len(self.uids), self.id in ids)
         for old, (first, count) in self.replaces.items():
             if old in ids:
@@ -78,50 +78,38 @@ class File:
 
 
 @dataclass
-class Inventory:
-    """The files of a lake that are not hidden as a whole, by id. `hidden` says what is."""
+class FileTable:
+    """The files of a lake that are not removed as a whole, by id. `hidden` are the removals."""
 
     lake: Lake
     listener: Listener = silent
     files: dict[str, File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.follower = Follower(self.lake, self.listener)
-        self.hidden = self.follower.hidden
-        self._lying: dict[str, set[int]] = {}  # file -> places of the follower's segments whose trajectories it has
-        self._file_of: list[str] = []
+        self.live = LiveTable(self.lake, self.listener)
+        self.hidden = self.live.hidden
 
     def refresh(self) -> None:
-        """Take in what is new, what moved and what died."""
-        segments, before = self.follower.segments, len(self.follower.segments)
-        changed = self.follower.refresh().changed
-        touched: set[str] = set()
-        for number in (*changed, *range(before, len(segments))):
-            file = segments[number].file
-            if number < before:
-                touched.add(self._file_of[number])
-                self._lying[self._file_of[number]].discard(number)
-                self._file_of[number] = file
-            else:
-                self._file_of.append(file)
-            self._lying.setdefault(file, set()).add(number)
-            touched.add(file)
-        for id in sorted(touched):
+        """Pick up files that were added, rewritten or removed."""
+        segments, before = self.live.segments, len(self.live.segments)
+        changed = self.live.refresh().changed
+        touched = {segments[number].file for number in (*changed, *range(before, len(segments)))}
+        for id in sorted(touched | (self.files.keys() - self.live.files.keys())):
             self._look(id)
 
-    def lies_in(self, id: str) -> File | None:
-        """The file that has the trajectories of segment `id` now; None if they are out of sight."""
-        return self.files.get(self.follower.lies_in(id))
+    def file_of(self, id: str) -> File | None:
+        """Return the file that holds the trajectories of segment `id` now; None if they are removed."""
+        return self.files.get(self.live.file_of(id))
 
     def _look(self, id: str) -> None:
-        numbers = self._lying.get(id)
+        numbers = self.live.files.get(id)
         if not numbers or self.hidden.hides(id):
             self.files.pop(id, None)
             return
-        uids = np.sort(np.concatenate([self.follower.segments[number].uids for number in numbers]))
+        uids = np.sort(np.concatenate([self.live.segments[number].uids for number in numbers]))
         try:
             file = self.files.get(id) or _describe(id, self.lake, read_footer(self.lake.storage, id))
-        except (FileNotFoundError, AmagoError):  # gone or damaged since the follower read it
+        except (FileNotFoundError, AmagoError):  # gone or damaged since it was listed
             self.files.pop(id, None)
             return
         self.files[id] = replace(file, alive=positions(uids, file.uids, np.arange(len(uids))) >= 0)

@@ -1,7 +1,6 @@
-"""Following a lake: what is live, in an order that repeats, at a cost that follows what is new.
+"""The live trajectories of a lake, in a reproducible order. A refresh costs as much as there is new.
 
-Live = listed - hidden (expired, quarantined) - superseded by a rewritten segment - trajectories seen before (by
-uid). What is new is found by `folders.Changes`.
+Live = listed - removed (expired, quarantined) - superseded by a rewritten segment - duplicates (by uid).
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import pyarrow as pa
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.folders import Changes, list_all
+from pipelines.lake.folders import Changes, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, prefetch_footers, read_footer, uid_array
-from pipelines.lake.keys import is_rewritten, segment_key
-from pipelines.lake.storage import Storage
 from pipelines.lake.tombstones import Hidden
 from pipelines.lake.uids import UidSet, positions
 
@@ -30,10 +27,10 @@ if TYPE_CHECKING:
 class Segment:
     """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) int64 and `length` (n,) u4 (actions).
 
-    `id` is the name under which they were first seen here; their rows lie in the file of segment `file`, another
-    one once they were rewritten. For an overlay, `columns` are those it stores, and `base` (n,) is the number
-    (place in `Follower.segments`) of the segment that holds the rest, from row `base_row0` on; otherwise `base` is
-    its own number and `base_row0` is `row0`.
+    `id` is the name under which they were first seen here; their rows are in the file of segment `file`, which changes
+    when they are rewritten. For an overlay, `columns` are those it stores, and `base` (n,) is the number (index in
+    `LiveTable.segments`) of the segment that holds the others, from row `base_row0` on; otherwise `base` is its own
+    number and `base_row0` is `row0`.
     """
 
     number: int
@@ -56,24 +53,24 @@ class Segment:
         return self.bases[1] if self.bases is not None else self.row0
 
     def only(self, keep: np.ndarray) -> Segment:
-        """The same with some of its trajectories; `keep` is a mask or an index."""
+        """Return the segment with some of its trajectories; `keep` is a mask or an index."""
         bases = None if self.bases is None else (self.bases[0][keep], self.bases[1][keep])
         return replace(self, uids=self.uids[keep], row0=self.row0[keep], length=self.length[keep], bases=bases)
 
 
 class Change(NamedTuple):
-    """What a refresh did: trajectories `added`; numbers of known segments that were `changed` (moved or reduced)."""
+    """The effect of a refresh: trajectories `added`, and numbers of known segments that `changed` (moved or shrank)."""
 
     added: int
     changed: tuple[int, ...]
 
 
 @dataclass
-class Follower:
-    """`segments` grows at each `refresh`; an entry is replaced when its trajectories move to another file or die.
+class LiveTable:
+    """The live trajectories by segment. `segments` grows at each `refresh`; an entry is replaced when its trajectories
+    move to another file or are removed.
 
-    What cannot be read is told to `listener`, kept in `unreadable` (id -> reason) and passed over. `hidden` is what
-    is out of sight.
+    Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped.
     """
 
     lake: Lake
@@ -87,9 +84,10 @@ class Follower:
         self._known: set[str] = set()
         self._aliases: dict[str, str] = {}  # superseded id -> id of the newest segment that has its trajectories
         self._rewritten: dict[str, Footer] = {}
-        self._lying_in: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
+        self.files: dict[str, list[int]] = {}  # file -> numbers of the segments whose trajectories it has
         self._derived: dict[int, set[int]] = {}  # number -> those of overlays on it
-        self._waiting: dict[str, Footer] = {}
+        self._waiting: dict[str, Footer] = {}  # overlays whose bases were not found yet
+        self._waited: set[str] = set()  # those of them that an earlier refresh has not found either
         self._vanished: set[str] = set()
         self._seen = UidSet()
         self.hidden = Hidden(self._storage, self.listener)
@@ -98,27 +96,32 @@ class Follower:
         self._counted = 0  # segments that a refresh has counted
 
     def refresh(self) -> Change:
-        """Take in what is new, what was rewritten and what has died. After an error the next refresh goes on from
-        there.
-        """
+        """Pick up segments that were added, rewritten or removed. After an error the next refresh resumes there."""
         vanished, self._vanished = self._vanished, set()
+        self._waited = set(self._waiting)
         try:
-            self._look()
-            new = sorted(self._new)
-            self._hide()
-            prefetch_footers(self._storage, (id for id in new if not self.hidden.hides(id)))
-            self._learn(new)
-            self._bury(vanished)
-            self._known.update(id for id in new if id in self._aliases)
-            self._admit(new, patient=True)
+            self._list()
+            self._update(vanished)
+            if self._waiting.keys() - self._waited:  # a base may be in a folder that was listed just before
+                self._list()
+                self._update(set())
         except BaseException:
             self._vanished |= vanished
             raise
-        self._new.clear()
         return self._done()
 
+    def _update(self, vanished: set[str]) -> None:
+        new = sorted(self._new)
+        self._apply_removals()
+        prefetch_footers(self._storage, (id for id in new if not self.hidden.hides(id)))
+        self._learn(new)
+        self._drop_vanished(vanished)
+        self._known.update(id for id in new if id in self._aliases)
+        self._admit(new, patient=True)
+        self._new.clear()
+
     def _done(self) -> Change:
-        """What happened since the last time, all of it told now."""
+        """Return what changed since the last call."""
         self._rewritten.clear()
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
@@ -127,10 +130,10 @@ class Follower:
         return Change(added, changed)
 
     def restore(self, ids: Sequence[str]) -> int:
-        """Take in exactly these segments, in this order, as an earlier follower did; returns the number of their
-        trajectories that still live, wherever they lie now.
+        """Add exactly these segments, in the order in which another process saw them; returns the number of their
+        trajectories that are still live, in whatever files.
         """
-        self._hide()
+        self._apply_removals()
         rewritten = list_all(self._storage, rewritten=True)
         prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.hidden.hides(id)))
         self._learn(rewritten)
@@ -143,8 +146,8 @@ class Follower:
             self._admit([id], patient=False)
         return self._done().added
 
-    def _hide(self) -> None:
-        """Let what was hidden since the last time die."""
+    def _apply_removals(self) -> None:
+        """Drop what was removed since the last time."""
         touched = self.hidden.refresh()
         if not touched:
             return
@@ -156,7 +159,7 @@ class Follower:
                 self._reduce(segment, self.hidden.alive(segment.id, segment.uids, segment.file))
 
     def _learn(self, ids: Iterable[str]) -> None:
-        """Read which of `ids` were rewritten from others, and move what is known of those."""
+        """Find the segments among `ids` that were rewritten from others, and move known trajectories to them."""
         for id in sorted(ids):
             if not is_rewritten(id) or id in self._known or id in self._rewritten or self.hidden.hides(id):
                 continue
@@ -173,8 +176,8 @@ class Follower:
                 self._move(id, footer)
 
     def _move(self, id: str, footer: Footer) -> None:
-        """Known trajectories now lie in the rewritten segment `id`."""
-        moved = [number for old in footer.replaces for number in self._lying_in.pop(old, ())]
+        """Move known trajectories to the rewritten segment `id`."""
+        moved = [number for old in footer.replaces for number in self.files.pop(old, ())]
         if not moved:
             return
         uids, row0 = footer.uids(), footer.trajectories["row0"].to_numpy()
@@ -183,12 +186,12 @@ class Follower:
             place = positions(uids, segment.uids, order)
             found = (place >= 0) & self.hidden.alive(segment.id, segment.uids, id)
             self._reduce(segment, found, file=id, row0=row0[place[found]])
-        self._lying_in.setdefault(id, []).extend(moved)
+        self.files.setdefault(id, []).extend(moved)
 
-    def _bury(self, vanished: Iterable[str]) -> None:
-        """What lay in a file that was gone the last time, and has not been rewritten into another, is dead."""
+    def _drop_vanished(self, vanished: Iterable[str]) -> None:
+        """Drop trajectories whose file was gone at the last refresh already, and that no other file has."""
         for id in sorted(vanished):
-            for number in self._lying_in.get(id, ()):
+            for number in self.files.get(id, ()):
                 segment = self.segments[number]
                 if len(segment.uids) and not self._storage.exists(segment_key(id)):
                     self._reduce(segment, np.zeros(len(segment.uids), dtype=bool))
@@ -196,7 +199,7 @@ class Follower:
     def _reduce(
         self, old: Segment, keep: np.ndarray, *, file: str | None = None, row0: np.ndarray | None = None
     ) -> None:
-        """Replace a segment by one that has only some trajectories, perhaps in another file, and what hangs on it."""
+        """Keep some trajectories of a segment, perhaps in another file, and update the overlays of it."""
         if keep.all() and file is None:
             return
         new = old.only(keep)
@@ -221,9 +224,8 @@ class Follower:
             self._changed.add(overlay.number)
 
     def _admit(self, ids: Iterable[str], *, patient: bool) -> None:
-        """Steps first, then overlays. An overlay whose base is not there yet waits for the next refresh."""
+        """Add segments, then overlays. If `patient`, an overlay whose base is missing waits for the next refresh."""
         overlays = self._waiting = {id: footer for id, footer in self._waiting.items() if id not in self._aliases}
-        waited = set(overlays)
         for id in ids:
             if id in self._known or self.hidden.hides(id, self._aliases.get(id)):
                 continue
@@ -241,15 +243,15 @@ class Follower:
             alive = self.hidden.alive(id, uid_array(table["uid"]), self._aliases.get(id))
             bases = set(table["base_segment"].filter(pa.array(alive)).to_pylist())
             missing = {base for base in bases if not self._numbers(base) and not self.hidden.hides(base)}
-            if missing and patient and id not in waited and not missing & self.unreadable.keys():
+            if missing and patient and id not in self._waited and not missing & self.unreadable.keys():
                 self._waiting[id] = footer
                 continue
             if missing:
-                self._tell(f"overlay '{id}' derives from segments that are not here: {', '.join(sorted(missing))}")
+                self._warn(f"overlay '{id}' derives from missing segments: {', '.join(sorted(missing))}")
             self._add(id, footer)
 
     def _add(self, id: str, footer: Footer) -> None:
-        """Take in the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
+        """Add the trajectories of a segment, or of the part of a rewritten one that was segment `id`."""
         file = self._aliases.get(id, id)
         table, number = self._part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
@@ -271,20 +273,18 @@ class Follower:
             length=table["length"].to_numpy().astype(np.uint32),
             bases=bases,
         )
-        # The footer's own buffers are let go: a mask copies.
+        # A mask copies, which frees the footer's own buffers.
         self.segments.append(segment.only(keep))
-        self._lying_in.setdefault(file, []).append(number)
+        self.files.setdefault(file, []).append(number)
         for base in np.unique(bases[0][keep]).tolist() if bases is not None else ():
             self._derived.setdefault(base, set()).add(number)
 
     def _part(self, id: str, footer: Footer) -> pa.Table:
-        """The trajectories of segment `id`, wherever they lie now."""
+        """Return the trajectories of segment `id`, in whatever file."""
         return footer.trajectories if id not in self._aliases else footer.trajectories.slice(*footer.part(id))
 
     def bases_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        """Number of the base's segment (-1 where it is not live) and its first row, for every row of an
-        overlay.
-        """
+        """Return the number of the base's segment (-1 if it is not live) and its first row for each overlay row."""
         ids = np.array(table["base_segment"].to_pylist(), dtype=object)
         uids, offset = uid_array(table["base_uid"]), table["base_offset"].to_numpy()
         base, row0 = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
@@ -297,38 +297,31 @@ class Follower:
                 row0[rows[found]] = segment.row0[place[found]] + offset[rows[found]]
         return base, row0
 
-    def lies_in(self, id: str) -> str:
-        """Id of the segment in whose file the trajectories of segment `id` lie now."""
+    def file_of(self, id: str) -> str:
+        """Return the id of the segment whose file holds the trajectories of segment `id` now."""
         return self._aliases.get(id, id)
 
     def _numbers(self, id: str) -> list[int]:
-        """Numbers of the segments that have the trajectories of `id`, whatever became of its file."""
-        return self._lying_in.get(self.lies_in(id), [])
+        """Return the numbers of the segments that have the trajectories of `id`, in whatever file."""
+        return self.files.get(self.file_of(id), [])
 
     def _footer(self, id: str) -> Footer | None:
         try:
             footer = read_footer(self._storage, id)
             _ = footer.trajectories
             return footer
-        except FileNotFoundError:  # expired or rewritten since it was listed: the next look says which
+        except FileNotFoundError:  # expired or rewritten since it was listed: the next refresh finds out
             pass
         except AmagoError as error:
             self.unreadable[id] = str(error)
-            self._tell(f"{error}; it is passed over, see: amago lake verify {self.lake.name}")
+            self._warn(f"{error}; it is skipped, see: amago lake verify {self.lake.name}")
         return None
 
-    def _tell(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self.listener(Notice(text=text, level="warning"))
 
-    def _look(self) -> None:
-        """Note what is not known yet, and what has gone."""
+    def _list(self) -> None:
+        """Note segments that are new and files that are gone."""
         for new, gone in self._changes:
             self._new.update(id for id in new if id not in self._known)
             self._vanished.update(gone)
-
-
-def live_segments(storage: Storage) -> list[str]:
-    """Ids of everything listed and not hidden, sorted; what was rewritten into others is still among them."""
-    hidden = Hidden(storage)
-    hidden.refresh()
-    return [id for id in list_all(storage) if not hidden.hides(id)]

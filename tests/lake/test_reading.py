@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InputMissing, UsageError
-from pipelines.lake.sampling import draw, sample
+from pipelines.lake.reading import draw, sample
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from tests.lake.factories import assert_same, fill

@@ -9,18 +9,25 @@ import pytest
 
 from pipelines.errors import StageFailed, StorageError
 from pipelines.events import Notice
-from pipelines.lake.follower import Follower, live_segments
+from pipelines.lake.folders import list_all
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import Limits, expire
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Hidden, Tombstone, bury
 from tests.lake.factories import derive, fill, segment_files
 
 
+def live_ids(lake: Lake) -> list[str]:
+    hidden = Hidden(lake.storage)
+    hidden.refresh()
+    return [id for id in list_all(lake.storage) if not hidden.hides(id)]
+
+
 def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     assert follower.refresh().added == 0
     fill(lake, [3, 4, 5], seal_every=1)
     assert follower.refresh().added == 3
@@ -35,9 +42,9 @@ def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:
 
 def test_a_new_follower_sees_the_same_order(lake: Lake) -> None:
     fill(lake, [3] * 8, seal_every=1)
-    one, two = Follower(lake), Follower(lake)
+    one, two = LiveTable(lake), LiveTable(lake)
     one.refresh(), two.refresh()
-    assert [s.id for s in one.segments] == [s.id for s in two.segments] == live_segments(lake.storage)
+    assert [s.id for s in one.segments] == [s.id for s in two.segments] == live_ids(lake)
 
 
 def test_a_segment_that_comes_late_into_an_old_hour_is_seen(lake: Lake) -> None:
@@ -48,7 +55,7 @@ def test_a_segment_that_comes_late_into_an_old_hour_is_seen(lake: Lake) -> None:
     old.mkdir()
     held = lake.path / "tmp" / "held"
     shutil.move(late, held)
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     assert follower.refresh().added == 1
     shutil.move(held, old / late.name)
     assert follower.refresh().added == 1
@@ -58,7 +65,7 @@ def test_a_quiet_directory_is_not_listed_again(lake: Lake, monkeypatch) -> None:
     fill(lake, [3])
     hour = segment_files(lake)[0].parent
     os.utime(hour, (1, 1))
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     follower.refresh()
     listed = []
     real = os.scandir
@@ -75,7 +82,7 @@ def test_what_cannot_be_read_is_told_once_and_passed_over(lake: Lake) -> None:
     (path.parent / "0000-foreign.arrow").write_bytes(b"not arrow")
     (lake.path / "segments" / "stray").write_text("x")
     told: list = []
-    follower = Follower(lake, told.append)
+    follower = LiveTable(lake, told.append)
     assert follower.refresh().added == 2
     assert follower.refresh().added == 0
     assert len(told) == len(follower.unreadable) == 2
@@ -84,19 +91,19 @@ def test_what_cannot_be_read_is_told_once_and_passed_over(lake: Lake) -> None:
 
 def test_hidden_segments_are_out_of_sight(lake: Lake) -> None:
     fill(lake, [3, 4, 5], seal_every=1)
-    ids = live_segments(lake.storage)
+    ids = live_ids(lake)
     bury(lake.storage, Tombstone(time=0.0, reason="test", segments=(ids[0],)))
     lake.storage.write(f"quarantine/{ids[1].split('/')[1]}.json", b"{}")
-    assert live_segments(lake.storage) == ids[2:]
-    assert Follower(lake).refresh().added == 1
-    assert Follower(lake).restore(ids) == 1
+    assert live_ids(lake) == ids[2:]
+    assert LiveTable(lake).refresh().added == 1
+    assert LiveTable(lake).restore(ids) == 1
 
 
 def test_a_trajectory_published_twice_counts_once(lake: Lake) -> None:
     fill(lake, [3, 4])
     path = segment_files(lake)[0]
     shutil.copy(path, path.with_name("f" + path.name[1:]))
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     assert follower.refresh().added == 2
     assert sum(len(s.uids) for s in follower.segments) == 2
     fill(lake, [5])
@@ -104,11 +111,11 @@ def test_a_trajectory_published_twice_counts_once(lake: Lake) -> None:
 
 
 def test_restore_repeats_an_order(lake: Lake) -> None:
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     fill(lake, [3, 4], seal_every=1)
     follower.refresh()
     ids = [s.id for s in follower.segments][::-1]
-    again = Follower(lake)
+    again = LiveTable(lake)
     again.restore(ids)
     assert [s.id for s in again.segments] == ids
     fill(lake, [5])
@@ -121,7 +128,7 @@ SHORT = {"reward": np.ones(3, dtype=np.float32)}
 
 def test_what_expired_in_a_rewritten_segment_that_is_still_unknown_is_dead(lake: Lake) -> None:
     one, two = fill(lake, [3, 4], seal_every=1)
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     follower.refresh()
     compact(lake)
     expire(lake, Limits(max_trajectories=1))
@@ -134,7 +141,7 @@ def test_an_overlay_that_died_with_its_base_stays_dead_when_it_is_named_itself(l
     one, two = fill(lake, [5, 6])
     derive(lake, {one: SHORT})
     derive(lake, {base: SHORT for base in (one, two)}, copy=1)
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     follower.refresh()
     bases, first, second = follower.segments
     victim, unknown = hex_uids(bases.uids)[0], "00" * 16
@@ -151,7 +158,7 @@ def test_an_overlay_that_waited_for_its_base_may_be_rewritten_meanwhile(lake: La
     base, *_ = segment_files(lake)
     held = lake.path / "tmp" / "held"
     shutil.move(base, held)
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     follower.refresh()
     shutil.move(held, base)
     compact(lake, grace_seconds=0.0)
@@ -162,16 +169,16 @@ def test_an_overlay_that_waited_for_its_base_may_be_rewritten_meanwhile(lake: La
 
 def test_a_marker_on_a_file_that_was_rewritten_hides_nothing(lake: Lake) -> None:
     written = fill(lake, [3, 4], seal_every=1)
-    ids = live_segments(lake.storage)
+    ids = live_ids(lake)
     compact(lake)
     lake.storage.write(f"quarantine/{ids[0].split('/')[1]}.json", b"{}")
-    again = Follower(lake)
+    again = LiveTable(lake)
     assert again.restore(ids) == len(written)
 
 
 def test_what_vanished_is_dead_at_the_second_look(lake: Lake) -> None:
     fill(lake, [3, 4], seal_every=1)
-    follower = Follower(lake)
+    follower = LiveTable(lake)
     follower.refresh()
     segment_files(lake)[0].unlink()
     follower.refresh()
@@ -195,11 +202,11 @@ def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Pa
 
     watched = Lake.open(tmp_path / "lake")
     watched.storage = Failing(tmp_path / "lake")
-    follower, added = Follower(watched), 0
+    follower, added = LiveTable(watched), 0
     for step in range(12):
         fill(lake, [3, 5, 4], seed=step)
         if step == 4:
-            ids = live_segments(lake.storage)
+            ids = live_ids(lake)
             bury(lake.storage, Tombstone(time=0.0, reason="", segments=(ids[1],)))
         if step == 6:
             compact(lake, grace_seconds=0.0)
@@ -212,14 +219,14 @@ def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Pa
         Failing.armed = False
     added += follower.refresh().added
     follower.refresh()
-    fresh = Follower(lake)
+    fresh = LiveTable(lake)
     fresh.refresh()
     assert sorted(_lying(follower)) == sorted(_lying(fresh))
     assert not follower.unreadable
     assert added >= sum(len(segment.uids) for segment in fresh.segments)
 
 
-def _lying(follower: Follower) -> list[tuple[str, int, str, int]]:
+def _lying(follower: LiveTable) -> list[tuple[str, int, str, int]]:
     """Every live trajectory: file, first row, uid, length."""
     return [
         (segment.file, int(row0), uid, int(length))
