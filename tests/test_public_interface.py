@@ -15,7 +15,7 @@ import pipelines
 from pipelines import Lake, Settings, load_policy, run
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Progress
-from pipelines.lake.store import Answer
+from pipelines.lake.store import QueryResult
 from tests.cli.commands.test_run import RECIPE
 
 
@@ -65,7 +65,7 @@ def test_parameters_of_no_environment_are_refused() -> None:
 
 
 def test_an_answer_is_rows_a_short_text_and_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Answer(["n", "name"], [(number, "x") for number in range(12)])
+    answer = QueryResult(["n", "name"], [(number, "x") for number in range(12)])
     assert len(answer) == 12
     assert next(iter(answer)) == {"n": 0, "name": "x"}
     assert repr(answer).splitlines()[0] == "<12 rows: n, name>"

@@ -40,7 +40,7 @@ _COLUMNS = {
 }
 
 
-class Place(Form):
+class _RunPlace(Form):
     """A run's directory."""
 
     path: str
@@ -48,7 +48,7 @@ class Place(Form):
     id: str | None = None
 
 
-class Process(Form):
+class _ProcessRecord(Form):
     """A process of a collector."""
 
     host: str | None = None
@@ -56,16 +56,16 @@ class Process(Form):
     started: float | None = None
 
 
-class CollectorRecord(Form):
+class _CollectorRecord(Form):
     """What is read of a collector's file."""
 
     collector: str
-    run: Place | None = None
+    run: _RunPlace | None = None
     env: dict[str, Any] = Field(default_factory=dict)
     seed: int | None = None
     started: float | None = None
-    policies: dict[str, Place | None] = Field(default_factory=dict)
-    processes: list[Process] = Field(default_factory=list)
+    policies: dict[str, _RunPlace | None] = Field(default_factory=dict)
+    processes: list[_ProcessRecord] = Field(default_factory=list)
 
 
 def register(
@@ -97,7 +97,7 @@ def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
     """What a collector said of itself; None if nothing can be read."""
     try:
-        return parse_object(lake.storage.read(_key(collector)), CollectorRecord)
+        return parse_object(lake.storage.read(_key(collector)), _CollectorRecord)
     except OSError:
         return None
 
@@ -109,7 +109,7 @@ def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
         if not name.endswith(".json") or name.startswith("."):
             continue
         try:
-            record = parse_object(lake.storage.read(f"{FOLDER}/{name}"), CollectorRecord)
+            record = parse_object(lake.storage.read(f"{FOLDER}/{name}"), _CollectorRecord)
         except OSError:
             continue
         if record is not None:

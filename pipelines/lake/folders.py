@@ -63,7 +63,7 @@ def by_hour(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-class Folders:
+class FolderChooser:
     """Where one writer publishes: in the newest folder of the hour, or in the next one if that is full.
 
     Nobody is asked: writers that open the next folder at once open the same one, and a folder may get some more files
@@ -100,7 +100,7 @@ def _name(hour: str, number: int) -> str:
     return f"{hour}_{number:04d}" if number else hour
 
 
-class Changes:
+class FolderWatcher:
     """What appears in the folders and goes from them, at a cost that follows what is new.
 
     A folder is listed again only if its modification time moved or is too fresh to trust. Looked at are the folders

@@ -69,7 +69,7 @@ _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
 _Place = Annotated[int, Field(ge=0, lt=2**48)]
 
 
-class Header(Form):
+class SegmentHeader(Form):
     """What is read of a segment's header."""
 
     format: Literal[1]
@@ -198,7 +198,7 @@ def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
         raise InputMissing(
             f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"
         )
-    if header is None or not fits(header, Header):
+    if header is None or not fits(header, SegmentHeader):
         raise IntegrityError(f"segment '{path}' is damaged: its header has not the fields of a segment's")
     return Footer(header, packed, path)
 

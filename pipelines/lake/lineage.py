@@ -34,7 +34,7 @@ _KEY = ("collector", "policy_id", "policy_version", "relabel_method")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class LineageSource:
     """Trajectories of one collector and one policy version, or derived from such by `relabel_method`.
 
     `segments` are the ids of the files they lie in now; `bases` counts the trajectories that overlays derive from, and
@@ -53,7 +53,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class MissingSegment:
     """A segment that cannot be read any more: when (seconds since the epoch) and why, where that is known."""
 
     segment: str
@@ -62,7 +62,7 @@ class Gone:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Behaviour:
+class BehaviourPolicy:
     """A policy that acted: its run if it has one, the versions that acted, those of them kept as checkpoints."""
 
     policy_id: str
@@ -70,11 +70,11 @@ class Behaviour:
     versions: tuple[int, ...]
     kept: tuple[int, ...] = ()
     note: str = ""
-    origin: Origin | None = None
+    origin: CheckpointLineage | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class LakeLineage:
     """What was drawn from one lake: `moved` maps segments to the files they were rewritten into."""
 
     lake: str
@@ -85,23 +85,23 @@ class Drawn:
     segments: int = 0
     trajectories: int = 0
     steps: int = 0
-    sources: tuple[Source, ...] = ()
+    sources: tuple[LineageSource, ...] = ()
     collectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
-    gone: tuple[Gone, ...] = ()
-    behaviour: tuple[Behaviour, ...] = ()
+    gone: tuple[MissingSegment, ...] = ()
+    behaviour: tuple[BehaviourPolicy, ...] = ()
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class CheckpointLineage:
     """A run's checkpoint and all it drew from. `told_by`: the checkpoint whose record says so."""
 
     run: str
     identity: str
     checkpoint: int
     told_by: int
-    lakes: tuple[Drawn, ...] = ()
+    lakes: tuple[LakeLineage, ...] = ()
 
 
 def split(name: str) -> tuple[Path, str]:
@@ -114,7 +114,7 @@ def split(name: str) -> tuple[Path, str]:
 
 def trace(
     run: Path, which: str = "latest", *, lakes: Sequence[str | Path] = (), depth: int = 8, listener: Listener = silent
-) -> Origin:
+) -> CheckpointLineage:
     """The lineage of a checkpoint; `lakes` are places to look for its lakes first, `depth` limits how many runs are
     followed behind one another.
 
@@ -143,7 +143,7 @@ class _Walk:
     listener: Listener
     seen: set[Path] = field(default_factory=set)
 
-    def origin(self, directory: RunDirectory, which: str, depth: int) -> Origin:
+    def origin(self, directory: RunDirectory, which: str, depth: int) -> CheckpointLineage:
         self.seen.add(directory.path.resolve())
         update, told_by, snapshots = read_snapshots(directory, which)
         drawn = []
@@ -156,7 +156,7 @@ class _Walk:
                 drawn.append(_unread(snapshot, str(error)))
                 continue
             drawn.append(self._drawn(lake, snapshot, directory, depth))
-        return Origin(
+        return CheckpointLineage(
             run=str(directory.path),
             identity=directory.identity,
             checkpoint=update,
@@ -164,13 +164,13 @@ class _Walk:
             lakes=tuple(drawn),
         )
 
-    def _drawn(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> Drawn:
+    def _drawn(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:
         follower, parts = _live(lake, snapshot, self.listener)
         sources = _sources(lake, follower, parts)
         known = {name: record for name, record in collectors.read_all(lake).items()}
         names = dict.fromkeys(source.collector for source in sources)
         present = {segment.id for segment in follower.segments}
-        return Drawn(
+        return LakeLineage(
             lake=lake.name,
             id=lake.id,
             schema=snapshot["schema"],
@@ -189,11 +189,11 @@ class _Walk:
     def _behaviour(
         self,
         lake: Lake,
-        sources: Sequence[Source],
+        sources: Sequence[LineageSource],
         known: Mapping[str, Mapping[str, Any]],
         directory: RunDirectory,
         depth: int,
-    ) -> Iterator[Behaviour]:
+    ) -> Iterator[BehaviourPolicy]:
         versions: dict[str, set[int]] = defaultdict(set)
         names: dict[str, str] = {}
         for source in sources:
@@ -206,7 +206,7 @@ class _Walk:
             told_path = told["absolute"] if isinstance(told, Mapping) else None
             if found is None:
                 note = f"its run is not at '{told_path}' any more" if told_path else ""
-                yield Behaviour(policy_id=policy_id, run=told_path, versions=tuple(sorted(acted)), note=note)
+                yield BehaviourPolicy(policy_id=policy_id, run=told_path, versions=tuple(sorted(acted)), note=note)
                 continue
             kept = set(kept_updates(found))
             origin, note = None, ""
@@ -219,7 +219,7 @@ class _Walk:
                     origin = self.origin(found, str(max(trained, default=0)), depth + 1)
                 except AmagoError as error:
                     note = str(error)
-            yield Behaviour(
+            yield BehaviourPolicy(
                 policy_id=policy_id,
                 run=str(found.path),
                 versions=tuple(sorted(acted)),
@@ -229,8 +229,8 @@ class _Walk:
             )
 
 
-def _unread(snapshot: Mapping[str, Any], note: str) -> Drawn:
-    return Drawn(
+def _unread(snapshot: Mapping[str, Any], note: str) -> LakeLineage:
+    return LakeLineage(
         lake=snapshot["name"],
         id=snapshot["id"],
         schema=snapshot["schema"],
@@ -262,7 +262,7 @@ def _live(
     return follower, parts
 
 
-def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.ndarray]]) -> list[Source]:
+def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.ndarray]]) -> list[LineageSource]:
     """The drawn trajectories by collector, policy version and relabeling, read from the footers."""
     counts: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
     lying: dict[tuple[Any, ...], set[str]] = defaultdict(set)
@@ -286,7 +286,7 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
                 numbers, row0 = (part[mask][same] for part in segment.bases)
                 bases[key].update(zip(numbers.tolist(), row0.tolist(), strict=True))
     return [
-        Source(
+        LineageSource(
             **dict(zip(_KEY, key, strict=True)),
             trajectories=counts[key][0],
             steps=counts[key][1],
@@ -298,7 +298,7 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
     ]
 
 
-def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[Gone]:
+def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[MissingSegment]:
     """What tombstones and markers still say of segments that cannot be read."""
     if not ids:
         return
@@ -312,13 +312,15 @@ def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[Gone]:
             buried |= {id: (tombstone.time, tombstone.reason) for id in (*tombstone.segments, *tombstone.trajectories)}
     for id in ids:
         if id in buried:
-            yield Gone(segment=id, reason=f"expired: {buried[id][1]}", time=buried[id][0])
+            yield MissingSegment(segment=id, reason=f"expired: {buried[id][1]}", time=buried[id][0])
             continue
         try:
             marker = parse_object(lake.storage.read(f"{QUARANTINE}/{id.rpartition('/')[2]}.json"))
         except OSError:
             marker = None
-        yield Gone(segment=id, reason=marker.get("reason", "set aside") if marker else "it is not in the lake any more")
+        yield MissingSegment(
+            segment=id, reason=marker.get("reason", "set aside") if marker else "it is not in the lake any more"
+        )
 
 
 def _run_of(policy_id: str, told: Any, lake: Lake, directory: RunDirectory) -> RunDirectory | None:

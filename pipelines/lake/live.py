@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.folders import Changes, is_rewritten, list_all, segment_key
+from pipelines.lake.folders import FolderWatcher, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, prefetch_footers, read_footer, uid_array
-from pipelines.lake.tombstones import Hidden
+from pipelines.lake.tombstones import Removals
 from pipelines.lake.uids import UidSet, positions
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Segment:
         return replace(self, uids=self.uids[keep], row0=self.row0[keep], length=self.length[keep], bases=bases)
 
 
-class Change(NamedTuple):
+class RefreshResult(NamedTuple):
     """The effect of a refresh: trajectories `added`, and numbers of known segments that `changed` (moved or shrank)."""
 
     added: int
@@ -80,7 +80,7 @@ class LiveTable:
 
     def __post_init__(self) -> None:
         self._storage = self.lake.storage
-        self._changes = Changes(self._storage)
+        self._changes = FolderWatcher(self._storage)
         self._known: set[str] = set()
         self._aliases: dict[str, str] = {}  # superseded id -> id of the newest segment that has its trajectories
         self._rewritten: dict[str, Footer] = {}
@@ -90,12 +90,12 @@ class LiveTable:
         self._waited: set[str] = set()  # those of them that an earlier refresh has not found either
         self._vanished: set[str] = set()
         self._seen = UidSet()
-        self.hidden = Hidden(self._storage, self.listener)
+        self.hidden = Removals(self._storage, self.listener)
         self._changed: set[int] = set()
         self._new: set[str] = set()  # listed, not taken in yet
         self._counted = 0  # segments that a refresh has counted
 
-    def refresh(self) -> Change:
+    def refresh(self) -> RefreshResult:
         """Pick up segments that were added, rewritten or removed. After an error the next refresh resumes there."""
         vanished, self._vanished = self._vanished, set()
         self._waited = set(self._waiting)
@@ -120,14 +120,14 @@ class LiveTable:
         self._admit(new, patient=True)
         self._new.clear()
 
-    def _done(self) -> Change:
+    def _done(self) -> RefreshResult:
         """Return what changed since the last call."""
         self._rewritten.clear()
         added, before = sum(len(segment.uids) for segment in self.segments[self._counted :]), self._counted
         self._counted = len(self.segments)
         changed = tuple(sorted(number for number in self._changed if number < before))
         self._changed.clear()
-        return Change(added, changed)
+        return RefreshResult(added, changed)
 
     def restore(self, ids: Sequence[str]) -> int:
         """Add exactly these segments, in the order in which another process saw them; returns the number of their

@@ -30,10 +30,10 @@ from pipelines.errors import InputMissing, Interrupted
 from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
-from pipelines.lake.folders import Folders
+from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Schema
-from pipelines.lake.segment import Staged, as_stored, checksum
+from pipelines.lake.segment import StagedFiles, as_stored, checksum
 from pipelines.lake.wal import Log
 from pipelines.lake.writer import LOG_FORMAT
 
@@ -111,13 +111,13 @@ class OverlayWriter:
         self.columns = tuple(c for c in schema.columns if c.name in columns)
         self.trajectories = self.steps = self.bytes = 0
         self._storage, self._schema_id = lake.storage, schema.id
-        self._folders = Folders(lake.storage)
+        self._folders = FolderChooser(lake.storage)
         self._writer = f"{name}.{os.getpid():x}.{secrets.token_hex(4)}"
         self._seal_bytes, self._held_bytes = seal_bytes, held_bytes
         self._tables: list[pa.Table] = []
         self._values: list[Mapping[str, np.ndarray]] = []
         self._collected = self._rows = self._sequence = 0
-        self._staged: list[Staged] = []
+        self._staged: list[StagedFiles] = []
         self._staged_bytes = 0
         self._log: Log | None = None  # holds no trajectory: salvage finds the staged files of a dead writer by it
 

@@ -14,11 +14,11 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import storage_error
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.folders import Folders, segment_key
+from pipelines.lake.folders import FolderChooser, segment_key
 from pipelines.lake.schema import Column, Schema
-from pipelines.lake.segment import Unsealed
+from pipelines.lake.segment import UnsealedBatch
 from pipelines.lake.storage import Storage
-from pipelines.lake.wal import Content, Log, remove_unborn
+from pipelines.lake.wal import Log, LogContent, remove_unborn
 from pipelines.lake.writer import LOG_FORMAT, publish_log
 
 
@@ -73,11 +73,11 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
     columns = [known[name] for name in names]
     items = [_unsealed(columns, row, data) for row, data in content.records]
     storage.create_folders()  # empty ones get lost when a lake is copied
-    publish_log(storage, Folders(storage), log, schema_id, columns, items)
+    publish_log(storage, FolderChooser(storage), log, schema_id, columns, items)
     return len(items)
 
 
-def _quarantine(storage: Storage, log: Log, content: Content, listener: Listener) -> None:
+def _quarantine(storage: Storage, log: Log, content: LogContent, listener: Listener) -> None:
     kept = f"quarantine/{log.path.name}"
     storage.write(kept, log.path.read_bytes())
     lost = "its header" if content.header is None else f"{content.damaged} of its records"
@@ -88,11 +88,11 @@ def _quarantine(storage: Storage, log: Log, content: Content, listener: Listener
     listener(Notice(text=text, level="warning"))
 
 
-def _unsealed(columns: Sequence[Column], row: dict[str, Any], data: memoryview) -> Unsealed:
+def _unsealed(columns: Sequence[Column], row: dict[str, Any], data: memoryview) -> UnsealedBatch:
     uid, rows, start, values = UUID(row.pop("uid")), row["length"] + 1, 0, {}
     for column in columns:
         count = rows * int(np.prod(column.shape, dtype=np.int64))
         flat = np.frombuffer(data, storage_dtype(column), count, start)
         start += flat.nbytes
         values[column.name] = flat.reshape(rows, *column.shape)
-    return Unsealed([uid.bytes], values, row)
+    return UnsealedBatch([uid.bytes], values, row)

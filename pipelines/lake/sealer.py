@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pipelines.errors import StageFailed
-from pipelines.lake.segment import Unsealed
+from pipelines.lake.segment import UnsealedBatch
 from pipelines.lake.wal import Log
 
 WAITING = 2  # logs in line, besides the one being published, before who brings another has to wait
-Publish = Callable[[Log, Sequence[Unsealed]], object]
+Publish = Callable[[Log, Sequence[UnsealedBatch]], object]
 
 
 class Sealer:
@@ -24,14 +24,14 @@ class Sealer:
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
-        self._line: deque[tuple[Log, Sequence[Unsealed]]] = deque()
+        self._line: deque[tuple[Log, Sequence[UnsealedBatch]]] = deque()
         self._moved = threading.Condition()  # its lock is held for moments only
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stopped = False
         self._process = os.getpid()
 
-    def submit(self, log: Log, items: Sequence[Unsealed]) -> None:
+    def submit(self, log: Log, items: Sequence[UnsealedBatch]) -> None:
         """Publish `log`, sooner or later; waits while the line is too long. Raises an earlier log's error."""
         self._line.append((log, items))
         self._run()

@@ -25,7 +25,7 @@ from pipelines.files import atomic
 from pipelines.lake import footer
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, storage_dtype, to_arrow, to_numpy
 from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob
-from pipelines.lake.folders import Folders, blob_key, segment_key
+from pipelines.lake.folders import FolderChooser, blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
 
@@ -33,7 +33,7 @@ FETCHES = 4  # of a file that this host keeps for a while only
 
 
 @dataclass
-class Unsealed:
+class UnsealedBatch:
     """Trajectories on their way into a segment: their uids, their columns one after another, what their rows of the
     footer's table have in common, and, a column a field, what they have not.
     """
@@ -49,7 +49,7 @@ class Unsealed:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFiles:
     """Files of a segment written and synced under temporary names."""
 
     main: Path
@@ -61,7 +61,7 @@ class Staged:
                 path.unlink(missing_ok=True)
 
 
-def new_segment(folders: Folders, writer: str, sequence: int, *, overlay: bool) -> str:
+def new_segment(folders: FolderChooser, writer: str, sequence: int, *, overlay: bool) -> str:
     """Id of a segment published now: unique by the writer's name and its count, whatever the clock says."""
     now = time.time_ns() // 1000
     folder = folders.choose(time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000)))
@@ -73,11 +73,11 @@ def stage(
     writer: str,
     schema_id: str,
     columns: Sequence[Column],
-    items: Sequence[Unsealed],
+    items: Sequence[UnsealedBatch],
     *,
     sequence: int,
     overlay: bool,
-) -> Staged:
+) -> StagedFiles:
     """Write the files of a writer's segment number `sequence` into `tmp`. OSError as the system gives it, with nothing
     left behind."""
     names = [c.name for c in columns]
@@ -99,7 +99,7 @@ def stage(
     return stage_files(tmp, writer, columns, values, lambda: footer.metadata(header, footer.table_of(said)))
 
 
-def _said(items: Sequence[Unsealed]) -> dict[str, Sequence[Any] | np.ndarray | pa.Array]:
+def _said(items: Sequence[UnsealedBatch]) -> dict[str, Sequence[Any] | np.ndarray | pa.Array]:
     """The footer's table as far as it is known of each, by columns; what an item has in common is converted once."""
     said: dict[str, Sequence[Any] | np.ndarray | pa.Array] = {}
     item_of = pa.array(np.repeat(np.arange(len(items)), [len(item.uids) for item in items]))
@@ -131,7 +131,7 @@ def stage_files(
     columns: Sequence[Column],
     values: Mapping[str, Any],
     metadata: Callable[[], dict[str, str]],
-) -> Staged:
+) -> StagedFiles:
     """Write `values` (rows, *shape) of every column in storage form; OSError leaves nothing behind.
 
     A wide column may be anything that has a length and gives slices of rows. `metadata` is asked once those are
@@ -146,10 +146,10 @@ def stage_files(
         if blob is not None:
             blob.unlink(missing_ok=True)
         raise
-    return Staged(main, blob)
+    return StagedFiles(main, blob)
 
 
-def publish(storage: Storage, staged: Staged, id: str) -> None:
+def publish(storage: Storage, staged: StagedFiles, id: str) -> None:
     """Give the files their names, the blob first: a segment that is listed is whole."""
     if staged.blob is not None:
         storage.publish(staged.blob, blob_key(id))

@@ -43,7 +43,7 @@ _HEAL = "restore it from a copy, or collect into the lake with the environment t
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """Column names and rows. Iterating gives a dictionary per row.
 
     >>> list(Answer(["a", "b"], [(1, 2)]))
@@ -73,7 +73,7 @@ class Answer:
         return "\n".join([f"<{len(self)} rows: {', '.join(self.columns)}>", *head, *more])
 
 
-class Header(Form):
+class LakeHeader(Form):
     """What is read of lake.json."""
 
     format: str
@@ -98,14 +98,14 @@ class Lake:
     def __repr__(self) -> str:
         return f"Lake({self.name!r})"
 
-    def sql(self, query: str, *, seconds: float = 60.0, megabytes: int = 1024) -> Answer:
+    def sql(self, query: str, *, seconds: float = 60.0, megabytes: int = 1024) -> QueryResult:
         """The answer to a query, as of `amago lake sql`: read-only, within limits of time and memory. UsageError with
         the place of a mistake.
         """
         from pipelines.lake.sql import catalog
-        from pipelines.lake.sql.sandbox import Limits
+        from pipelines.lake.sql.sandbox import QueryLimits
 
-        return Answer(*catalog.query(self, query, limits=Limits(seconds=seconds, megabytes=megabytes)))
+        return QueryResult(*catalog.query(self, query, limits=QueryLimits(seconds=seconds, megabytes=megabytes)))
 
     @property
     def name(self) -> str:
@@ -160,7 +160,7 @@ class Lake:
             raise InputMissing(f"no lake at '{path}'", hint=make)
         found = storage.url()
         try:
-            header = parse_object(storage.read(_HEADER), Header)
+            header = parse_object(storage.read(_HEADER), LakeHeader)
         except OSError as error:
             raise InputMissing(f"lake '{found}' cannot be read: {error.strerror or error}") from error
         if header is None:

@@ -135,7 +135,7 @@ def expired_steps(storage: Storage) -> Counter[str]:
     return steps
 
 
-class Hidden:
+class Removals:
     """What is hidden now; a refresh costs what is new.
 
     `whole`: ids of segments of which nothing is live; `partial`: dead uids ("S16", sorted) of other segments.

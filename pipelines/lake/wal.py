@@ -129,7 +129,7 @@ class Log:
         os.lseek(self._descriptor, size, os.SEEK_SET)
         self._size = size
 
-    def read(self) -> Content:
+    def read(self) -> LogContent:
         """What the log holds; see `parse`."""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
@@ -175,7 +175,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @dataclass
-class Content:
+class LogContent:
     """The content of a log. `records` are (row, columns' bytes); `valid` counts the bytes before the torn tail,
     `damaged` the frames and trajectories that differ from what was written (a torn tail is not damage: it was never
     acknowledged). `newer`: of a later format; `foreign`: not a log.
@@ -190,9 +190,9 @@ class Content:
     foreign: bool = False
 
 
-def parse(data: bytes) -> Content:
+def parse(data: bytes) -> LogContent:
     """The whole frames of a log. Never raises for bad bytes: what cannot be read is not in the result."""
-    content = Content()
+    content = LogContent()
     other = _ANY_MAGIC.match(data)
     if other and int(other[1]) > VERSION:
         content.newer = True
@@ -211,7 +211,7 @@ def parse(data: bytes) -> Content:
     return content
 
 
-def _take(content: Content, kind: bytes, payload: memoryview | None) -> None:
+def _take(content: LogContent, kind: bytes, payload: memoryview | None) -> None:
     if payload is None:
         content.damaged += 1
     elif kind == b"H":

@@ -22,10 +22,10 @@ import numpy as np
 from pipelines.files.atomic import explained
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.folders import Folders, segment_key
+from pipelines.lake.folders import FolderChooser, segment_key
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
 from pipelines.lake.sealer import Sealer
-from pipelines.lake.segment import Unsealed
+from pipelines.lake.segment import UnsealedBatch
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
@@ -56,7 +56,7 @@ class Writer:
         seal_seconds: float = 10.0,
     ) -> None:
         self._storage = storage
-        self._folders = Folders(storage)
+        self._folders = FolderChooser(storage)
         self.schema = schema
         self.columns = schema.columns
         label = re.sub(r"[^A-Za-z0-9_.]", "_", name or "w")[:32]
@@ -64,7 +64,7 @@ class Writer:
         self._seal_bytes, self._seal_seconds = seal_bytes, seal_seconds
         self._sealer = Sealer(self._publish)
         self._log: Log | None = None
-        self._unsealed: list[Unsealed] = []
+        self._unsealed: list[UnsealedBatch] = []
         self._unsealed_bytes = 0
         self._opened = 0.0
         self._sequence = 0
@@ -122,7 +122,7 @@ class Writer:
             self._log, self._unsealed, self._unsealed_bytes = None, [], 0
             self._sealer.submit(log, items)
 
-    def _publish(self, log: Log, items: Sequence[Unsealed]) -> None:
+    def _publish(self, log: Log, items: Sequence[UnsealedBatch]) -> None:
         with explained(f"write a segment into '{self._storage.url()}'"):
             publish_log(self._storage, self._folders, log, self.schema.id, self.columns, items)
 
@@ -148,7 +148,7 @@ class Writer:
         names = [uid.hex() for uid in uids]
         each = {**each, "crc": np.array(list(map(zlib.crc32, blobs)), dtype=np.uint32)}
         row = {name: value for name, value in row.items() if name not in each}
-        items = Unsealed(uids, owned, row, each)
+        items = UnsealedBatch(uids, owned, row, each)
         with explained(f"append to lake '{self._storage.url()}'"):
             if self._log is None:
                 self._log = self._open_log()
@@ -274,11 +274,11 @@ def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[st
 
 def publish_log(
     storage: Storage,
-    folders: Folders,
+    folders: FolderChooser,
     log: Log,
     schema_id: str,
     columns: Sequence[Column],
-    items: Sequence[Unsealed],
+    items: Sequence[UnsealedBatch],
 ) -> str:
     """Seal a log whose lock is held: stage, mark, rename, drop. Returns the segment's id; OSError leaves the
     log.

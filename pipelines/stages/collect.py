@@ -32,7 +32,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
 from pipelines.lake import collectors
-from pipelines.lake.maintenance.cap import Cap
+from pipelines.lake.maintenance.cap import RetentionThread
 from pipelines.lake.schema import Schema
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
@@ -304,7 +304,7 @@ class Collector:
         """Keep the lake within the settings' bounds from now on; what is told of it waits for the next progress."""
         wanted = self._settings.lake
         if wanted.max_steps or wanted.max_bytes or wanted.compact:
-            cap = Cap(
+            cap = RetentionThread(
                 lake,
                 max_steps=wanted.max_steps,
                 max_bytes=wanted.max_bytes,

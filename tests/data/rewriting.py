@@ -14,7 +14,9 @@ from pipelines.lake.store import Lake
 def rewrite(lake: Lake, ids: list[str]) -> None:
     """Merge the segments `ids`, all overlays or none, into one, and remove their files."""
     with lease(lake) as held:
-        parts = [rewriting.Part(id, np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool)) for id in ids]
+        parts = [
+            rewriting.SegmentPart(id, np.ones(len(read_footer(lake.storage, id).uids()), dtype=bool)) for id in ids
+        ]
         assert rewriting.rewrite(lake, parts, held) is not None
     for id in ids:
         lake.storage.remove(segment_key(id))

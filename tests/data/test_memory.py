@@ -15,7 +15,7 @@ import pytest
 
 from pipelines.lake import footer
 from pipelines.lake.arrow import arrow_schema, to_arrow
-from pipelines.lake.folders import Folders, segment_key
+from pipelines.lake.folders import FolderChooser, segment_key
 from pipelines.lake.schema import Schema
 from pipelines.lake.segment import checksum, new_segment
 from pipelines.lake.spaces import Box, MultiBinary, Spaces
@@ -108,7 +108,7 @@ def make_lake(path: Path, segments: int = SEGMENTS) -> Lake:
         for i in range(TRAJECTORIES)
     ]
     table = pa.Table.from_pylist([{"uid": bytes(16), **line} for line in lines], schema=footer.TRAJECTORIES)
-    folders = Folders(lake.storage)
+    folders = FolderChooser(lake.storage)
     for number in range(segments):
         uids = pa.array([uuid.uuid4().bytes for _ in range(TRAJECTORIES)], pa.binary(16))
         filled = table.set_column(table.schema.get_field_index("uid"), "uid", uids)

@@ -4,7 +4,7 @@ import pytest
 from pipelines.data.view import ROW, Selection, View
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, SCHEMA, derive, fill, segment_files
 
@@ -56,7 +56,7 @@ def test_steps_that_expire_were_collected_all_the_same_and_overlays_collect_none
     derive(lake, {written[2]: {"reward": np.ones(8, dtype=np.float32)}})
     view = View(lake, SCHEMA.id)
     for max_steps, grace in ((18, 60), (13, 60), (7, 60), (7, 0)):  # the last one sweeps, and merges tombstones
-        expire(lake, Limits(max_steps=max_steps), grace_seconds=grace)
+        expire(lake, RetentionLimits(max_steps=max_steps), grace_seconds=grace)
         view.refresh()
         again = View(lake, SCHEMA.id)
         again.refresh()

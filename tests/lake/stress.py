@@ -229,16 +229,16 @@ def maintain(lake: Path, notes: Path, seed: int) -> None:
     ledger, opened = Ledger(notes / f"maintainer-{os.getpid()}"), Lake.open(lake)
     carry_out = retention.carry_out
 
-    def noted(lake: Lake, plan: retention.Plan, *, reason: str) -> None:
+    def noted(lake: Lake, plan: retention.ExpiryPlan, *, reason: str) -> None:
         uids = [uid for going in plan.going for uid in hex_uids(going.file.uids[going.mask])]
         ledger.note(expired=uids)
         carry_out(lake, plan, reason=reason)
         ledger.note(gone=uids)
 
     retention.carry_out = noted
-    rules = compaction.Rules(small_bytes=1 << 17, target_bytes=1 << 19, settle_seconds=1)
+    rules = compaction.CompactionRules(small_bytes=1 << 17, target_bytes=1 << 19, settle_seconds=1)
     while True:
-        retention.expire(opened, retention.Limits(max_trajectories=KEPT), grace_seconds=2)
+        retention.expire(opened, retention.RetentionLimits(max_trajectories=KEPT), grace_seconds=2)
         done = compaction.compact(opened, rules, grace_seconds=2)
         ledger.note(compacted=sum(len(run) for run in done.runs))
 
@@ -380,7 +380,7 @@ class Storm:
         lake = Lake.open(self.lake)
         lake.salvage()
         left = Reader(lake).uids()
-        compaction.compact(lake, compaction.Rules(settle_seconds=0), grace_seconds=0)
+        compaction.compact(lake, compaction.CompactionRules(settle_seconds=0), grace_seconds=0)
         written = list(Ledger.lines(self.notes, "writer-*"))
         followed = list(Ledger.lines(self.notes, "follower"))
         maintained = list(Ledger.lines(self.notes, "maintainer-*"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.lake import folders
-from pipelines.lake.folders import Changes, Folders, list_all
+from pipelines.lake.folders import FolderChooser, FolderWatcher, list_all
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.verify import verify
@@ -104,7 +104,7 @@ def test_writers_that_open_the_next_folder_at_once_open_the_same(root: Path) -> 
     barrier, chosen = threading.Barrier(8), []
 
     def choose() -> None:
-        mine = Folders(storage)
+        mine = FolderChooser(storage)
         barrier.wait()
         chosen.append(mine.choose(HOUR))
 
@@ -119,7 +119,7 @@ def test_writers_that_open_the_next_folder_at_once_open_the_same(root: Path) -> 
 
 @pytest.mark.usefixtures("small")
 def test_a_writer_moves_on_as_soon_as_another_has(root: Path) -> None:
-    one = Folders(LocalStorage(root.parent))
+    one = FolderChooser(LocalStorage(root.parent))
     assert one.choose(HOUR) == HOUR
     put(root, HOUR, *"abcd")
     assert one.choose(HOUR) == HOUR  # not counted yet
@@ -140,20 +140,20 @@ def test_a_gap_and_strange_names_mislead_nobody(root: Path) -> None:
     for name in (f"{HOUR}_x", f"{HOUR}_00009", f"{HOUR}-0009", f"{HOUR}_0008.bak"):
         put(root, name, "a")
     (root / f"{HOUR}_0009").touch()
-    assert Folders(LocalStorage(root.parent)).choose(HOUR) == f"{HOUR}_0004"
+    assert FolderChooser(LocalStorage(root.parent)).choose(HOUR) == f"{HOUR}_0004"
 
 
 def test_numbers_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FULL", 1)
     put(root, f"{HOUR}_9999", "a")
-    assert Folders(LocalStorage(root.parent)).choose(HOUR) == f"{HOUR}_9999"
+    assert FolderChooser(LocalStorage(root.parent)).choose(HOUR) == f"{HOUR}_9999"
 
 
 def test_where_nothing_tells_what_changed_an_hour_has_one_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FULL", 1)
     monkeypatch.setattr(LocalStorage, "stamp", lambda *_: None)
     put(root, HOUR, "a")
-    assert Folders(LocalStorage(root.parent)).choose(HOUR) == HOUR
+    assert FolderChooser(LocalStorage(root.parent)).choose(HOUR) == HOUR
 
 
 class Clock:
@@ -169,7 +169,7 @@ class Clock:
                 os.utime(folder, (self.now, self.now))
 
 
-def seen(changes: Changes) -> tuple[list[str], list[str]]:
+def seen(changes: FolderWatcher) -> tuple[list[str], list[str]]:
     found = list(changes)
     return sorted(id for new, _ in found for id in new), sorted(id for _, gone in found for id in gone)
 
@@ -183,7 +183,7 @@ def test_a_late_file_in_any_folder_is_found(root: Path, stamps: bool, monkeypatc
     for name in names:
         put(root, name, "a")
         clock.settle(name)
-    changes = Changes(LocalStorage(root.parent))
+    changes = FolderWatcher(LocalStorage(root.parent))
     assert len(seen(changes)[0]) == 61
     for name in random.Random(0).sample(names, 12):
         put(root, name, "late")
@@ -200,7 +200,7 @@ def test_what_is_quiet_is_not_listed_again(root: Path, monkeypatch: pytest.Monke
     for name in names:
         put(root, name, "a")
         clock.settle(name)
-    changes, listed, looked = Changes(LocalStorage(root.parent)), [], []
+    changes, listed, looked = FolderWatcher(LocalStorage(root.parent)), [], []
     seen(changes)
     list_names, list_folders, stamp = LocalStorage.names, LocalStorage.folders, LocalStorage.stamp
     monkeypatch.setattr(LocalStorage, "names", lambda self, name: listed.append(name) or list_names(self, name))
@@ -216,7 +216,7 @@ def test_what_is_quiet_is_not_listed_again(root: Path, monkeypatch: pytest.Monke
 
 
 def test_from_a_folder_that_has_gone_everything_has(root: Path) -> None:
-    clock, changes = Clock(root), Changes(LocalStorage(root.parent))
+    clock, changes = Clock(root), FolderWatcher(LocalStorage(root.parent))
     put(root, HOUR, "a", "b", "b.blob")
     clock.settle(HOUR)
     assert seen(changes) == ([f"{HOUR}/a", f"{HOUR}/b"], [])
@@ -232,7 +232,7 @@ def test_from_a_folder_that_has_gone_everything_has(root: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_came_and_went_adds_up_to_what_is_there(root: Path, seed: int) -> None:
-    rng, clock, changes, held = random.Random(seed), Clock(root), Changes(LocalStorage(root.parent)), set()
+    rng, clock, changes, held = random.Random(seed), Clock(root), FolderWatcher(LocalStorage(root.parent)), set()
     names = [
         f"{hour}{number}" for hour in (HOUR, "2026010204") for number in ("", *(f"_{i:04d}" for i in range(1, 30)))
     ]

@@ -13,15 +13,15 @@ from pipelines.lake.folders import list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Hidden, Tombstone, bury
+from pipelines.lake.tombstones import Removals, Tombstone, bury
 from tests.lake.factories import derive, fill, segment_files
 
 
 def live_ids(lake: Lake) -> list[str]:
-    hidden = Hidden(lake.storage)
+    hidden = Removals(lake.storage)
     hidden.refresh()
     return [id for id in list_all(lake.storage) if not hidden.hides(id)]
 
@@ -131,7 +131,7 @@ def test_what_expired_in_a_rewritten_segment_that_is_still_unknown_is_dead(lake:
     follower = LiveTable(lake)
     follower.refresh()
     compact(lake)
-    expire(lake, Limits(max_trajectories=1))
+    expire(lake, RetentionLimits(max_trajectories=1))
     follower.refresh()
     assert [len(segment.uids) for segment in follower.segments[:2]] == [0, 1]
     assert one != two
@@ -211,7 +211,7 @@ def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Pa
         if step == 6:
             compact(lake, grace_seconds=0.0)
         if step == 8:
-            expire(lake, Limits(max_steps=60))
+            expire(lake, RetentionLimits(max_steps=60))
         Failing.armed = True
         for _ in range(4):
             with contextlib.suppress(StorageError, StageFailed):

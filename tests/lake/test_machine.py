@@ -25,15 +25,15 @@ from pipelines.data.view import View
 from pipelines.lake import folders, reading
 from pipelines.lake import segment as segments
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.maintenance.compaction import Rules, compact
+from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protect, protections
-from pipelines.lake.maintenance.retention import Limits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
 from pipelines.lake.maintenance.sweep import sweep
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.overlays import overlay_uids
-from pipelines.lake.segment import Staged
+from pipelines.lake.segment import StagedFiles
 from pipelines.lake.sql import catalog
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
@@ -56,7 +56,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 SEALING = [(segments, "stage"), (Log, "mark"), (segments, "publish"), (Log, "drop")]
 REWRITING = [(segments, "stage_files"), (segments, "new_segment"), (segments, "publish")]
 DERIVING = [(Log, "create"), (segments, "stage_files"), (Log, "mark"), (LocalStorage, "publish"), (Log, "drop")]
-EVERYTHING = Rules(settle_seconds=0.0)
+EVERYTHING = CompactionRules(settle_seconds=0.0)
 
 
 class Killed(BaseException):
@@ -135,7 +135,7 @@ class LakeMachine(RuleBasedStateMachine):
     def kill_at(self, owner: Any, name: str, action: Any, after: int = 0) -> None:
         """Die in call number `after` of a function, as by kill -9: nothing is cleaned up afterwards."""
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(Staged, "discard", lambda _: None)
+            patch.setattr(StagedFiles, "discard", lambda _: None)
             patch.setattr(segments, "drop_orphan", lambda *_: None)
             patch.setattr(Log, "drop", Log.close)
             real, calls = getattr(owner, name), itertools.count()
@@ -192,7 +192,7 @@ class LakeMachine(RuleBasedStateMachine):
     def expire_by_steps(self, steps: int, grace: float) -> None:
         self.flush()
         before = set(reading.Reader(self.lake).uids())
-        found = expire(self.lake, Limits(max_steps=steps), grace_seconds=grace)
+        found = expire(self.lake, RetentionLimits(max_steps=steps), grace_seconds=grace)
         after = set(reading.Reader(self.lake).uids())
         kept = {uid for snapshot in self.snapshots if snapshot.protected for uid in snapshot.uids}
         assert kept <= after
@@ -211,7 +211,7 @@ class LakeMachine(RuleBasedStateMachine):
             inventory = FileTable(self.lake)
             inventory.refresh()
             kept = {id for protection in protections(self.lake.storage) for id in protection.segments}
-            plan = make_plan(inventory, Limits(max_steps=steps), kept=kept, now=0.0, whole=True)
+            plan = make_plan(inventory, RetentionLimits(max_steps=steps), kept=kept, now=0.0, whole=True)
             assert all(part.is_whole for part in plan.going)
             carry_out(self.lake, plan, reason="cap")
         after = set(reading.Reader(self.lake).uids())
@@ -228,7 +228,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.flush()
         before = set(reading.Reader(self.lake).uids())
         victim = self.in_order(before)[pick % len(before)]
-        expire(self.lake, Limits(where=f"uid = '{victim}'"), grace_seconds=600.0)
+        expire(self.lake, RetentionLimits(where=f"uid = '{victim}'"), grace_seconds=600.0)
         after = set(reading.Reader(self.lake).uids())
         kept = {uid for snapshot in self.snapshots if snapshot.protected for uid in snapshot.uids}
         dying = {victim} | {uid for uid, base in self.base_of.items() if base == victim}
@@ -238,7 +238,7 @@ class LakeMachine(RuleBasedStateMachine):
     @rule(small=st.sampled_from([1 << 10, 6 << 10, 16 << 20]), grace=st.sampled_from([0.0, 600.0]))
     def compact(self, small: int, grace: float) -> None:
         before = set(reading.Reader(self.lake).uids())
-        rules = Rules(small_bytes=small, target_bytes=max(small, 20 << 10), settle_seconds=0.0)
+        rules = CompactionRules(small_bytes=small, target_bytes=max(small, 20 << 10), settle_seconds=0.0)
         done = compact(self.lake, rules, grace_seconds=grace)
         assert done.segments[1] == done.segments[0] - sum(len(run) - 1 for run in done.runs)
         assert before <= set(reading.Reader(self.lake).uids())  # salvage may have added some

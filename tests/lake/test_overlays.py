@@ -218,7 +218,7 @@ def test_an_overlay_whose_base_is_gone_is_left_out_with_a_notice(lake: Lake) -> 
     follower.refresh()
     assert follower.refresh().added == 1  # the other overlay in the same file
     assert sum(len(s.uids) for s in follower.segments) == 3
-    assert "derives from segments that are not here" in told[0].text
+    assert "derives from missing segments" in told[0].text
 
 
 def test_salvage_removes_what_a_dead_overlay_writer_staged(lake: Lake) -> None:

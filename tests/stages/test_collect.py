@@ -14,7 +14,7 @@ from pipelines.events import Event, Notice, Progress
 from pipelines.lake import collectors
 from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
-from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, train
 from pipelines.stages.identity import stored_steps
@@ -124,7 +124,7 @@ def test_lineage_in_sql_repeats_the_trajectories_by_segment_and_policy_version(t
         expert: None,
     }
     joined = "select count(*) from trajectories join lineage using (segment, collector) where run is not null"
-    assert query(Lake.open(tmp_path / "run"), joined, limits=Limits())[1][0][0] > 0
+    assert query(Lake.open(tmp_path / "run"), joined, limits=QueryLimits())[1][0][0] > 0
 
 
 def test_a_named_policy_acts_as_it_is_unless_it_explores(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError
 from pipelines.events import Event, Progress
-from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -100,7 +100,7 @@ def test_an_interruption_goes_on(file: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_what_has_expired_does_not_come_again(file: Path, tmp_path: Path) -> None:
     take(file, tmp_path / "lake", steps=16)  # four trajectories, in a segment of their own
-    expire(Lake.open(tmp_path / "lake"), Limits(where="length > 0"), grace_seconds=0.0)
+    expire(Lake.open(tmp_path / "lake"), RetentionLimits(where="length > 0"), grace_seconds=0.0)
     assert take(file, tmp_path / "lake").metrics["trajectories"] == 4
     assert numbers(tmp_path / "lake") == [4, 5, 6, 7]
 

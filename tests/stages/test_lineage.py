@@ -13,7 +13,7 @@ from pipelines.config.load import resolve
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.checksums import sealed
-from pipelines.lake.lineage import Origin, split, trace, trajectories
+from pipelines.lake.lineage import CheckpointLineage, split, trace, trajectories
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -57,7 +57,7 @@ def home(_prepared: Path, tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def runs(origin: Origin) -> Iterator[tuple[str, int]]:
+def runs(origin: CheckpointLineage) -> Iterator[tuple[str, int]]:
     yield Path(origin.run).name, origin.checkpoint
     for drawn in origin.lakes:
         for behaviour in drawn.behaviour:

@@ -10,8 +10,8 @@ import pytest
 from pipelines.envs.goals import goal_rule
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Event, Notice, Progress
-from pipelines.lake.maintenance.compaction import Rules, compact
-from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.compaction import CompactionRules, compact
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader, trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -86,8 +86,8 @@ def test_a_lake_may_be_compacted_and_lose_trajectories_while_it_is_relabelled(la
     def maintain(event: Event) -> None:
         told.append(event)
         if isinstance(event, Progress) and sum(isinstance(one, Progress) for one in told) == 1:
-            expire(store, Limits(max_trajectories=10), grace_seconds=0.0)
-            compact(store, Rules(settle_seconds=0.0), grace_seconds=0.0)
+            expire(store, RetentionLimits(max_trajectories=10), grace_seconds=0.0)
+            compact(store, CompactionRules(settle_seconds=0.0), grace_seconds=0.0)
 
     relabel.run(tiny(env=GOALS), lake=lake, listener=maintain)
     assert any(isinstance(event, Notice) and "expired before" in event.text for event in told)

@@ -41,7 +41,7 @@ def compact(
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
-    rules = engine.Rules(small_bytes=small, target_bytes=target, settle_seconds=settle)
+    rules = engine.CompactionRules(small_bytes=small, target_bytes=target, settle_seconds=settle)
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
     with common.listening() as listener:

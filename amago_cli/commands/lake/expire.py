@@ -50,7 +50,7 @@ def expire(
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
-    limits = engine.Limits(
+    limits = engine.RetentionLimits(
         max_steps=max_steps or 0,
         max_trajectories=max_trajectories or 0,
         max_bytes=max_bytes or 0,

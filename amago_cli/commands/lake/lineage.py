@@ -14,7 +14,7 @@ from amago_cli.options import Common, reader
 
 if TYPE_CHECKING:
     from amago_cli.render.tree import Node
-    from pipelines.lake.lineage import Drawn, Origin, Source
+    from pipelines.lake.lineage import CheckpointLineage, LakeLineage, LineageSource
 
 
 @reader
@@ -60,7 +60,7 @@ def lineage(
     return Document(text=draw(_origin(found), unicode=carries_unicode()), fields={"lineage": asdict(found)})
 
 
-def _origin(origin: Origin) -> Node:
+def _origin(origin: CheckpointLineage) -> Node:
     from amago_cli.render.tree import Node
 
     told = "" if origin.told_by == origin.checkpoint else f", as checkpoint {origin.told_by} tells"
@@ -68,7 +68,7 @@ def _origin(origin: Origin) -> Node:
     return Node(text, [_drawn(drawn) for drawn in origin.lakes] or [Node("it drew from no lake")])
 
 
-def _drawn(drawn: Drawn) -> Node:
+def _drawn(drawn: LakeLineage) -> Node:
     from amago_cli.render.tree import Node
 
     if drawn.note:
@@ -101,7 +101,7 @@ def _drawn(drawn: Drawn) -> Node:
     return Node(text, children)
 
 
-def _collector(name: str, drawn: Drawn) -> str:
+def _collector(name: str, drawn: LakeLineage) -> str:
     record = drawn.collectors.get(name, {})
     run, processes = record.get("run"), record.get("processes") or [{}]
     facts = [
@@ -114,7 +114,7 @@ def _collector(name: str, drawn: Drawn) -> str:
     return f"{name or '(no collector)'}{told}: {_amount(own)}"
 
 
-def _acted(part: Sequence[Source]) -> Node:
+def _acted(part: Sequence[LineageSource]) -> Node:
     from amago_cli.render.tree import Node
 
     versions = sorted(source.policy_version for source in part)
@@ -123,8 +123,8 @@ def _acted(part: Sequence[Source]) -> Node:
     return Node(f"{part[0].policy_id or '(no policy)'}{at}: {_amount(part)}, {_count(segments, 'segment')}")
 
 
-def _by(sources: Iterable[Source], name: str) -> list[list[Source]]:
-    groups: dict[Any, list[Source]] = {}
+def _by(sources: Iterable[LineageSource], name: str) -> list[list[LineageSource]]:
+    groups: dict[Any, list[LineageSource]] = {}
     for source in sources:
         groups.setdefault(getattr(source, name), []).append(source)
     return list(groups.values())

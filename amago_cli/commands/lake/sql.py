@@ -27,12 +27,12 @@ def sql(
     from amago_cli.render.output import Rows
     from amago_cli.render.progress import reporter
     from pipelines.lake.sql import catalog
-    from pipelines.lake.sql.sandbox import Limits
+    from pipelines.lake.sql.sandbox import QueryLimits
     from pipelines.lake.store import Lake
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
-    limits = Limits(seconds=timeout, megabytes=memory, adjustable=True)
+    limits = QueryLimits(seconds=timeout, megabytes=memory, adjustable=True)
     with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C ends it at once
         columns, rows = catalog.query(opened, query, limits=limits, listener=show)
     return Rows(columns=columns, rows=rows)

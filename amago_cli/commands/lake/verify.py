@@ -10,8 +10,8 @@ import typer
 from amago_cli.options import Common, LakeArgument, reader
 
 if TYPE_CHECKING:
-    from pipelines.lake.maintenance.repair import Repaired
-    from pipelines.lake.maintenance.verify import Report
+    from pipelines.lake.maintenance.repair import RepairResult
+    from pipelines.lake.maintenance.verify import VerifyReport
     from pipelines.stages.result import Table
 
 
@@ -38,7 +38,7 @@ def verify(
 
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
-    repaired: Repaired | None = None
+    repaired: RepairResult | None = None
     with common.listening() as listener:
         opened.salvage(listener=listener)
         checked = engine.verify(opened, listener)
@@ -68,7 +68,7 @@ def verify(
     return result
 
 
-def _figures(repaired: Repaired) -> dict[str, Any]:
+def _figures(repaired: RepairResult) -> dict[str, Any]:
     return {
         "repaired": [{"segment": id, "into": into} for id, into in repaired.segments.items()],
         "lost": list(repaired.lost),
@@ -77,7 +77,7 @@ def _figures(repaired: Repaired) -> dict[str, Any]:
     }
 
 
-def _tables(checked: Report, repaired: Repaired | None) -> list[Table]:
+def _tables(checked: VerifyReport, repaired: RepairResult | None) -> list[Table]:
     from pipelines.stages.result import Table
 
     made = [] if repaired is None else [(id, into or "nothing") for id, into in repaired.segments.items()]
@@ -92,7 +92,7 @@ def _tables(checked: Report, repaired: Repaired | None) -> list[Table]:
     return [Table(title=title, columns=columns, rows=rows) for title, columns, rows in parts if rows]
 
 
-def _missing(checked: Report, name: str) -> list[str]:
+def _missing(checked: VerifyReport, name: str) -> list[str]:
     problems = []
     if checked.missing:
         count = sum(checked.missing.values())
@@ -105,7 +105,7 @@ def _missing(checked: Report, name: str) -> list[str]:
     return problems
 
 
-def _problems(checked: Report, repaired: Repaired | None, name: str) -> list[str]:
+def _problems(checked: VerifyReport, repaired: RepairResult | None, name: str) -> list[str]:
     if repaired is None:
         corrupt = [str(segment) for segment in checked.corrupt]
         if not corrupt:

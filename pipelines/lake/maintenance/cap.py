@@ -21,8 +21,8 @@ from pipelines.lake.maintenance.compaction import SMALL_BYTES, TARGET_BYTES, is_
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import Held, lease
 from pipelines.lake.maintenance.protection import protections
-from pipelines.lake.maintenance.retention import Limits, carry_out, make_plan
-from pipelines.lake.maintenance.rewrite import Part, rewrite
+from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, make_plan
+from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
 from pipelines.lake.maintenance.sweep import bury_orphans, sweep
 from pipelines.lake.storage import LocalStorage
 
@@ -36,8 +36,8 @@ _SHARE = 16  # merged segments have this part of what is allowed at most: what g
 _SLACK = 1.125  # above this part of what is allowed trajectories of a large segment go one by one
 
 
-class Cap:
-    """Bounds of a lake: `max_steps` and `max_bytes` (0: none) of live trajectories, as `retention.Limits` counts them.
+class RetentionThread:
+    """A thread that keeps a lake within `max_steps` and `max_bytes` (0: no limit), counted as in `RetentionLimits`.
 
     `look` does what is due now; as a context manager it is done by a thread. What goes wrong there is told to
     `listener` (from that thread), once for each reason, and tried again.
@@ -53,7 +53,7 @@ class Cap:
         merge: bool = True,
         listener: Listener = silent,
     ) -> None:
-        self.lake, self.limits = lake, Limits(max_steps=max_steps, max_bytes=max_bytes)
+        self.lake, self.limits = lake, RetentionLimits(max_steps=max_steps, max_bytes=max_bytes)
         self._grace, self._merge, self._listener = grace_seconds, merge, listener
         self._inventory = FileTable(lake)
         self._sweep_at = 0.0  # once at the beginning: what others have left
@@ -62,7 +62,7 @@ class Cap:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Cap:
+    def __enter__(self) -> RetentionThread:
         self._thread = threading.Thread(target=self._watch, name="lake cap", daemon=True)
         self._thread.start()
         return self
@@ -143,7 +143,7 @@ class Cap:
         run = ripe(files, small_bytes=min(SMALL_BYTES, target), target_bytes=target)
         if not run:
             return False
-        written = rewrite(self.lake, [Part(file.id, file.alive) for file in run], held, listener=self._listener)
+        written = rewrite(self.lake, [SegmentPart(file.id, file.alive) for file in run], held, listener=self._listener)
         self._left_alone |= {file.id for file in run} - set(written.replaced if written is not None else ())
         self._inventory.refresh()
         return written is not None

@@ -12,8 +12,8 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.rewrite import Part, rewrite
-from pipelines.lake.maintenance.sweep import GRACE_SECONDS, Swept, bury_orphans, sweep
+from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
+from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, bury_orphans, sweep
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -24,7 +24,7 @@ SETTLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class CompactionRules:
     """Segments below `small_bytes` are merged, up to `target_bytes` together; while somebody writes, those younger
     than `settle_seconds` are left alone: more will follow them.
     """
@@ -42,7 +42,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Compacted:
+class CompactionResult:
     """`runs`: ids of the segments that became one, or would, run by run; `segments` and `bytes` of what is live,
     before and after (foreseen where nothing was written).
     """
@@ -51,17 +51,17 @@ class Compacted:
     trajectories: int
     segments: tuple[int, int]
     bytes: tuple[int, int]
-    swept: Swept | None = None
+    swept: SweepResult | None = None
 
 
 def compact(
     lake: Lake,
-    rules: Rules | None = None,
+    rules: CompactionRules | None = None,
     *,
     grace_seconds: float = GRACE_SECONDS,
     dry_run: bool = False,
     listener: Listener = silent,
-) -> Compacted:
+) -> CompactionResult:
     """Merge what is small, rewrite what is half dead, then sweep. Locked while another maintains the lake.
 
     Others read and write meanwhile; the trajectories stay the same, and a snapshot draws the same from them. A damaged
@@ -72,14 +72,14 @@ def compact(
     with lease(lake) as held:
         inventory = FileTable(lake, listener)
         inventory.refresh()
-        planned = plan(inventory, rules or Rules())
+        planned = plan(inventory, rules or CompactionRules())
         before = _totals(inventory)
         if dry_run:
             return _foreseen(planned, before)
         bury_orphans(inventory)
         done, trajectories = [], 0
         for number, run in enumerate(planned, 1):
-            parts = [Part(file.id, inventory.files[file.id].alive) for file in run]
+            parts = [SegmentPart(file.id, inventory.files[file.id].alive) for file in run]
             written = rewrite(lake, parts, held, listener=listener)
             if written is not None:
                 done.append(written.replaced)
@@ -88,10 +88,10 @@ def compact(
         inventory.refresh()
         after = _totals(inventory)
         swept = sweep(inventory, held, grace_seconds=grace_seconds, listener=listener)
-    return Compacted(tuple(done), trajectories, (before[0], after[0]), (before[1], after[1]), swept)
+    return CompactionResult(tuple(done), trajectories, (before[0], after[0]), (before[1], after[1]), swept)
 
 
-def plan(inventory: FileTable, rules: Rules) -> list[list[File]]:
+def plan(inventory: FileTable, rules: CompactionRules) -> list[list[File]]:
     """Files to be rewritten, each run into one."""
     writing = any((inventory.lake.local / "wal").glob("*.wal"))
     newest = time.time() - (rules.settle_seconds if writing else 0.0)
@@ -129,9 +129,9 @@ def _totals(inventory: FileTable) -> tuple[int, int]:
     return len(live), sum(live)
 
 
-def _foreseen(planned: list[list[File]], before: tuple[int, int]) -> Compacted:
+def _foreseen(planned: list[list[File]], before: tuple[int, int]) -> CompactionResult:
     files = [file for run in planned for file in run]
-    return Compacted(
+    return CompactionResult(
         runs=tuple(tuple(file.id for file in run) for run in planned),
         trajectories=sum(int(file.alive.sum()) for file in files),
         segments=(before[0], before[0] - len(files) + len(planned)),

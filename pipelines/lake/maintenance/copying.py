@@ -26,13 +26,13 @@ from pipelines.files import atomic
 from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
-from pipelines.lake.folders import Folders, blob_key, is_rewritten, list_all, segment_key
+from pipelines.lake.folders import FolderChooser, blob_key, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.maintenance import integrity
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
-from pipelines.lake.segment import SegmentFile, Staged, Unsealed, as_stored
+from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
 from pipelines.lake.storage import LocalStorage, is_remote
 from pipelines.lake.tombstones import read_tombstones
 from pipelines.lake.uids import place_of
@@ -46,7 +46,7 @@ _PASSES = 5  # over a source whose files are rewritten and removed meanwhile
 
 
 @dataclass
-class Copied:
+class CopyResult:
     """`segments` were copied as files, `rewritten` trajectories into new ones; `present` were there before. `damaged`:
     ids of segments of the source that could not be copied, or not whole.
     """
@@ -69,7 +69,7 @@ def refuse_nested(source: Lake, target: Path | str) -> None:
         raise UsageError(f"'{target}' and lake '{source.name}': one is inside the other", hint="choose another target")
 
 
-def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = silent) -> Copied:
+def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = silent) -> CopyResult:
     """Copy the live trajectories of `source` for which the SQL predicate `where` holds (empty: all).
 
     Others may read and write both lakes meanwhile; Locked if another copies into the target. Damage in the source is
@@ -85,7 +85,7 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
 
         chosen = select(source, where, listener=listener).uids
     with target.storage.hold("copy", what=f"lake '{target.name}' is being copied into"):
-        job = _Job(source, target, chosen, listener)
+        job = _CopyJob(source, target, chosen, listener)
         with explained(f"copy '{source.name}' into '{target.name}'"):
             for attempt in range(_PASSES):
                 if job.go(first=attempt == 0):
@@ -94,18 +94,18 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
 
 
 @dataclass
-class _Job:
+class _CopyJob:
     source: Lake
     target: Lake
     chosen: np.ndarray | None  # uids ("S16"), sorted
     listener: Listener
-    done: Copied = field(default_factory=Copied)
+    done: CopyResult = field(default_factory=CopyResult)
 
     def __post_init__(self) -> None:
         self._reader = Reader(self.source, listener=self.listener)
         self._there = LiveTable(self.target, self.listener)
-        self._folders = Folders(self.target.storage)
-        self._pending: dict[tuple[str, tuple[str, ...], bool], list[Unsealed]] = {}
+        self._folders = FolderChooser(self.target.storage)
+        self._pending: dict[tuple[str, tuple[str, ...], bool], list[UnsealedBatch]] = {}
         self._pending_bytes = 0
         self._collectors: set[str] = set()
         self._missed = False
@@ -217,11 +217,11 @@ class _Job:
         columns = self.source.schema(footer.header["schema"]).columns
         wide = any(column.is_blob and column.name in footer.columns for column in columns)
         main = self._fetch(tmp, name, segment_key(id))
-        staged, blob = Staged(main, None), None
+        staged, blob = StagedFiles(main, None), None
         try:
             if wide:
                 blob = self._fetch(tmp, name, blob_key(id))
-                staged = Staged(main, blob)
+                staged = StagedFiles(main, blob)
             file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
             integrity.require_cover(file)
             wrong = integrity.wrong_columns(file)
@@ -260,7 +260,7 @@ class _Job:
         base = row["base_uid"]
         row |= {"base_uid": base and base.hex(), "base_segment": lies_in, "tags": list(row["tags"] or ())}
         key = (segment.schema_id, tuple(own), base is not None)
-        self._pending.setdefault(key, []).append(Unsealed([bytes.fromhex(uid)], own, row))
+        self._pending.setdefault(key, []).append(UnsealedBatch([bytes.fromhex(uid)], own, row))
         self._pending_bytes += sum(values.nbytes for values in own.values())
         if self._pending_bytes >= SEAL_BYTES:
             self._flush()

@@ -34,11 +34,11 @@ from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance import integrity
 from pipelines.lake.maintenance.lease import Held, lease
-from pipelines.lake.maintenance.rewrite import Part, rewrite
-from pipelines.lake.maintenance.verify import Report, marker_key, memory_key, unmark
-from pipelines.lake.segment import SegmentFile, Staged, open_segment
+from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
+from pipelines.lake.maintenance.verify import VerifyReport, marker_key, memory_key, unmark
+from pipelines.lake.segment import SegmentFile, StagedFiles, open_segment
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import QUARANTINE, Hidden
+from pipelines.lake.tombstones import QUARANTINE, Removals
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -48,7 +48,7 @@ _MAGIC = 8  # bytes before the first message of an Arrow file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repaired:
+class RepairResult:
     """`segments`: damaged ids and what they were made into (None: nothing; their own id: made whole again).
 
     `lost`: uids of trajectories that were alive and are not any more; `orphans`: derived ones among those whose own
@@ -65,15 +65,15 @@ class Repaired:
         return not (self.lost or self.unknown)
 
 
-def repair(lake: Lake, report: Report, *, listener: Listener = silent) -> Repaired:
+def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> RepairResult:
     """Repair what `report` found damaged. Locked while another maintains the lake; StageFailed when the storage
     refuses.
     """
     if not report.corrupt:
-        return Repaired(segments={})
+        return RepairResult(segments={})
     made: dict[str, str | None] = {}
     with lease(lake) as held, explained(f"repair '{lake.name}'"):
-        hidden = Hidden(lake.storage, listener)
+        hidden = Removals(lake.storage, listener)
         hidden.refresh()
         live = _live(lake, listener)  # what a damaged segment was rewritten from may still be there
         for found in report.corrupt:
@@ -84,10 +84,10 @@ def repair(lake: Lake, report: Report, *, listener: Listener = silent) -> Repair
         unknown = [id for id in ours if not known[id] and made[id] is None]
         for id, uids in known.items():
             _conclude(lake, id, made[id], sorted({*lost} & {*uids}), certain=id not in unknown)
-    return Repaired(segments=made, lost=tuple(lost), orphans=tuple(orphans), unknown=tuple(unknown))
+    return RepairResult(segments=made, lost=tuple(lost), orphans=tuple(orphans), unknown=tuple(unknown))
 
 
-def _repair(lake: Lake, id: str, live: set[str], hidden: Hidden, held: Held, listener: Listener) -> str | None:
+def _repair(lake: Lake, id: str, live: set[str], hidden: Removals, held: Held, listener: Listener) -> str | None:
     """What became of a damaged segment; its file is in quarantine afterwards, unless it is whole again."""
     superseded = any(id in footer.replaces for footer in _rewritten(lake, hidden))
     into: str | None = None
@@ -102,7 +102,7 @@ def _repair(lake: Lake, id: str, live: set[str], hidden: Hidden, held: Held, lis
                 wanted = hidden.living(id, footer)
                 elsewhere = {uid for uid, w in zip(hex_uids(footer.uids()), wanted, strict=True) if w} <= live
                 if not elsewhere and (keep & wanted).any():
-                    written = rewrite(lake, [Part(id, keep & wanted)], held, listener=listener)
+                    written = rewrite(lake, [SegmentPart(id, keep & wanted)], held, listener=listener)
                     into = None if written is None else written.id
         except (FileNotFoundError, IntegrityError) as error:
             listener(Notice(text=f"nothing of segment '{id}' can be read: {error}", level="warning"))
@@ -110,7 +110,7 @@ def _repair(lake: Lake, id: str, live: set[str], hidden: Hidden, held: Held, lis
     return into
 
 
-def _rewritten(lake: Lake, hidden: Hidden) -> Iterable[Footer]:
+def _rewritten(lake: Lake, hidden: Removals) -> Iterable[Footer]:
     for id in list_all(lake.storage, rewritten=True):
         if not hidden.hides(id):
             try:
@@ -164,7 +164,7 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
     crcs: dict[str, int | None] = {name: segments.checksum(column) for name, column in stored.items()}
     tmp, name = lake.local / "tmp", f"{REWRITTEN}.{secrets.token_hex(4)}"
 
-    def write(crcs: Mapping[str, int | None]) -> Staged:
+    def write(crcs: Mapping[str, int | None]) -> StagedFiles:
         texts = footers.metadata({**header, "columns": crcs}, table)
         return segments.stage_files(tmp, name, plain, stored, lambda: texts)
 
@@ -223,7 +223,7 @@ def _live(lake: Lake, listener: Listener) -> set[str]:
     return {uid for segment in live.segments for uid in hex_uids(segment.uids)}
 
 
-def _missing(lake: Lake, uids: Sequence[str], hidden: Hidden, listener: Listener) -> tuple[list[str], list[str]]:
+def _missing(lake: Lake, uids: Sequence[str], hidden: Removals, listener: Listener) -> tuple[list[str], list[str]]:
     """Of `uids`, those that neither live nor have expired; and the uids of what derived from those."""
     live = _live(lake, listener)
     expired = {uid for dead in hidden.partial.values() for uid in hex_uids(dead)}

@@ -20,7 +20,7 @@ from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protections
-from pipelines.lake.maintenance.sweep import GRACE_SECONDS, Swept, bury_orphans, sweep
+from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, bury_orphans, sweep
 from pipelines.lake.tombstones import Tombstone, bury
 from pipelines.lake.uids import positions
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RetentionLimits:
     """What may stay (0: no limit): `max_steps` actions, `max_trajectories`, `max_bytes` of segments, `max_age` seconds
     since a trajectory was committed. Trajectories stored in full are counted; overlays go with their bases, and their
     bytes count as those of the bases. `where`: a SQL predicate; only what it selects is counted and may go, and all of
@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Going:
+class FileExpiry:
     """Trajectories (n,) bool of a file that expire."""
 
     file: File
@@ -73,30 +73,30 @@ class Going:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExpiryPlan:
     """What would expire, file by file in the order of ids; `protected` counts trajectories that may not."""
 
-    going: tuple[Going, ...]
+    going: tuple[FileExpiry, ...]
     protected: int
 
 
 @dataclass(frozen=True)
-class Expired:
+class ExpiryResult:
     """What expired, or would have; `left` counts what is live then: trajectories stored in full, steps, bytes."""
 
-    plan: Plan
+    plan: ExpiryPlan
     left: Mapping[str, int]
-    swept: Swept | None
+    swept: SweepResult | None
 
 
 def expire(
     lake: Lake,
-    limits: Limits,
+    limits: RetentionLimits,
     *,
     grace_seconds: float = GRACE_SECONDS,
     dry_run: bool = False,
     listener: Listener = silent,
-) -> Expired:
+) -> ExpiryResult:
     """Let go what `limits` say, then sweep. UsageError for a protected lake; Locked while another maintains it."""
     if not (limits.where.strip() or limits.max_age or any(limits.caps)):
         raise UsageError("nothing is said to expire", hint="give --max-steps, --max-bytes, --max-age, ... or --where")
@@ -115,16 +115,16 @@ def expire(
         kept = {id for protection in protected for id in protection.segments}
         plan = make_plan(inventory, limits, chosen=chosen, kept=kept, now=time.time())
         if dry_run:
-            return Expired(plan, _left(inventory, plan), None)
+            return ExpiryResult(plan, _left(inventory, plan), None)
         held()
         carry_out(lake, plan, reason=_reason(limits))
         inventory.refresh()
         bury_orphans(inventory)
-        left = _left(inventory, Plan((), 0))
-        return Expired(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
+        left = _left(inventory, ExpiryPlan((), 0))
+        return ExpiryResult(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
 
 
-def carry_out(lake: Lake, plan: Plan, *, reason: str) -> None:
+def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
     """Write the tombstone of a plan."""
     if not plan.going:
         return
@@ -151,13 +151,13 @@ def carry_out(lake: Lake, plan: Plan, *, reason: str) -> None:
 
 def make_plan(
     inventory: FileTable,
-    limits: Limits,
+    limits: RetentionLimits,
     *,
     chosen: np.ndarray | None = None,
     kept: Collection[str] = (),
     now: float,
     whole: bool = False,
-) -> Plan:
+) -> ExpiryPlan:
     """What goes so that `limits` hold; the oldest first, by the time of commit.
 
     `chosen`: uids ("S16", sorted) that `where` selects; `kept`: ids of protected segments. `whole`: only files as a
@@ -182,12 +182,12 @@ def make_plan(
         masks = {id: mask.copy() for id, mask in free.items()}
     _take_overlays(inventory, masks)
     files = inventory.files
-    return Plan(tuple(Going(files[id], masks[id]) for id in sorted(masks) if masks[id].any()), protected)
+    return ExpiryPlan(tuple(FileExpiry(files[id], masks[id]) for id in sorted(masks) if masks[id].any()), protected)
 
 
 def _fit(
     inventory: FileTable,
-    limits: Limits,
+    limits: RetentionLimits,
     chosen: np.ndarray | None,
     free: Mapping[str, np.ndarray],
     masks: dict[str, np.ndarray],
@@ -276,7 +276,7 @@ def _chosen(lake: Lake, where: str, listener: Listener) -> np.ndarray | None:
     return select(lake, where, listener=listener).uids
 
 
-def _left(inventory: FileTable, plan: Plan) -> dict[str, int]:
+def _left(inventory: FileTable, plan: ExpiryPlan) -> dict[str, int]:
     gone = {part.file.id: part.mask for part in plan.going}
     trajectories, steps, size = 0, 0, 0.0
     for id, file in inventory.files.items():
@@ -287,7 +287,7 @@ def _left(inventory: FileTable, plan: Plan) -> dict[str, int]:
     return {"trajectories": trajectories, "steps": steps, "bytes": round(size)}
 
 
-def _reason(limits: Limits) -> str:
+def _reason(limits: RetentionLimits) -> str:
     parts = [
         f"{name} {value:g}"
         for name in ("max_steps", "max_trajectories", "max_bytes", "max_age")

@@ -23,7 +23,7 @@ from pipelines.files.atomic import explained
 from pipelines.lake import footer as footers
 from pipelines.lake import segment as segments
 from pipelines.lake.blob import BlobCache
-from pipelines.lake.folders import REWRITTEN, Folders
+from pipelines.lake.folders import REWRITTEN, FolderChooser
 from pipelines.lake.footer import Footer
 from pipelines.lake.maintenance import integrity
 from pipelines.lake.maintenance.lease import Held
@@ -37,7 +37,7 @@ _CACHE_BYTES = 8 << 20  # of decoded wide rows, for each file that is being read
 
 
 @dataclass(frozen=True)
-class Part:
+class SegmentPart:
     """A segment to be rewritten, and which of its trajectories: `keep` (n,) bool."""
 
     id: str
@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Source:
+class SoundPart:
     """A part that was read and found whole; `spans` are the rows [start, stop) to keep, neighbours joined."""
 
     id: str
@@ -56,7 +56,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewriteResult:
     """A new segment, and the ids of those that were made into it."""
 
     id: str
@@ -64,7 +64,9 @@ class Rewritten:
     trajectories: int
 
 
-def rewrite(lake: Lake, parts: Sequence[Part], held: Held, *, listener: Listener = silent) -> Rewritten | None:
+def rewrite(
+    lake: Lake, parts: Sequence[SegmentPart], held: Held, *, listener: Listener = silent
+) -> RewriteResult | None:
     """One segment from `parts`, which have the same schema, kind and columns, under the lease `held`.
 
     A part with a wrong checksum among what it keeps is left as it is, with a Notice; None if nothing is left to do.
@@ -77,7 +79,7 @@ def rewrite(lake: Lake, parts: Sequence[Part], held: Held, *, listener: Listener
         return _write(lake, sources, held)
 
 
-def _open(lake: Lake, part: Part, listener: Listener) -> Source | None:
+def _open(lake: Lake, part: SegmentPart, listener: Listener) -> SoundPart | None:
     try:
         schema_id = footers.read_footer(lake.storage, part.id).header["schema"]
         cache = BlobCache(limit_bytes=_CACHE_BYTES)
@@ -91,7 +93,7 @@ def _open(lake: Lake, part: Part, listener: Listener) -> Source | None:
         return None
     stops = np.cumsum(file.footer.trajectories["length"].to_numpy() + 1)[part.keep]
     starts = stops - file.footer.trajectories["length"].to_numpy()[part.keep] - 1
-    return Source(
+    return SoundPart(
         part.id, part.keep, file.footer, file, tuple(_joined(zip(starts.tolist(), stops.tolist(), strict=True)))
     )
 
@@ -109,7 +111,7 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 class _Wide:
     """The kept rows of a wide column, given out in order and once; `crc` is that of what was given."""
 
-    def __init__(self, column: Column, sources: Sequence[Source], rows: int) -> None:
+    def __init__(self, column: Column, sources: Sequence[SoundPart], rows: int) -> None:
         self._column, self._rows = column, rows
         self._spans = [(source.file, start, stop) for source in sources for start, stop in source.spans]
         self._given = self.crc = 0
@@ -135,7 +137,7 @@ class _Wide:
         return values
 
 
-def _write(lake: Lake, sources: Sequence[Source], held: Held) -> Rewritten:
+def _write(lake: Lake, sources: Sequence[SoundPart], held: Held) -> RewriteResult:
     first = sources[0].footer
     rows = sum(stop - start for source in sources for start, stop in source.spans)
     columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
@@ -162,17 +164,17 @@ def _write(lake: Lake, sources: Sequence[Source], held: Held) -> Rewritten:
     staged, id = segments.stage_files(lake.local / "tmp", writer, columns, values, metadata), ""
     try:
         held()
-        id = segments.new_segment(Folders(lake.storage), writer, 0, overlay=first.is_overlay)
+        id = segments.new_segment(FolderChooser(lake.storage), writer, 0, overlay=first.is_overlay)
         segments.publish(lake.storage, staged, id)
     except BaseException:
         staged.discard()
         if id:
             segments.drop_orphan(lake.storage, id)
         raise
-    return Rewritten(id, tuple(source.id for source in sources), table.num_rows)
+    return RewriteResult(id, tuple(source.id for source in sources), table.num_rows)
 
 
-def _gathered(column: Column, sources: Sequence[Source], rows: int) -> np.ndarray:
+def _gathered(column: Column, sources: Sequence[SoundPart], rows: int) -> np.ndarray:
     out, filled = np.empty((rows, *column.shape), dtype=column.dtype), 0
     for source in sources:
         for start, stop in source.spans:
@@ -181,7 +183,7 @@ def _gathered(column: Column, sources: Sequence[Source], rows: int) -> np.ndarra
     return as_stored(column, out)
 
 
-def _table(sources: Sequence[Source]) -> pa.Table:
+def _table(sources: Sequence[SoundPart]) -> pa.Table:
     """The kept trajectories as they are, but for where they lie."""
     tables = [source.footer.trajectories.filter(pa.array(source.keep)) for source in sources]
     table = pa.concat_tables(tables)
@@ -190,7 +192,7 @@ def _table(sources: Sequence[Source]) -> pa.Table:
     return table.set_column(place, footers.TRAJECTORIES.field(place), pa.array(np.cumsum(rows) - rows))
 
 
-def _replaces(sources: Sequence[Source]) -> Mapping[str, tuple[int, int]]:
+def _replaces(sources: Sequence[SoundPart]) -> Mapping[str, tuple[int, int]]:
     """First trajectory and number of those from each segment, the earlier ones included."""
     replaces, done = {}, 0
     for source in sources:

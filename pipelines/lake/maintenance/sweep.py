@@ -38,7 +38,7 @@ _BLOB = ".blob.arrow"
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """What was removed; `waiting` segments are out of sight, but their grace period is not over."""
 
     segments: int
@@ -80,7 +80,7 @@ def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
 
 def sweep(
     inventory: FileTable, held: Held, *, grace_seconds: float = GRACE_SECONDS, listener: Listener = silent
-) -> Swept:
+) -> SweepResult:
     """Remove what is out of every reader's sight for longer than the grace period, under the lease `held` and by a
     refreshed inventory. StageFailed when the storage refuses.
     """
@@ -111,7 +111,7 @@ def sweep(
         _remove_wide_orphans(lake, listed, grace_seconds, age)
         _merge_spent(storage, tombstones, listed, lambda name: age(f"{FOLDER}/{name}") >= grace_seconds)
         _remove_leftovers(lake)
-    return Swept(segments=len(going), bytes=size, waiting=len(due) - len(going))
+    return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
 
 
 def remove_segment(storage: Storage, id: str) -> None:

@@ -23,7 +23,7 @@ from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
 from pipelines.lake.sql import catalog
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import QUARANTINE, Hidden, read_tombstone, tombstone_names
+from pipelines.lake.tombstones import QUARANTINE, Removals, read_tombstone, tombstone_names
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -32,7 +32,7 @@ _AHEAD = 16  # segments fetched at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corrupt:
+class CorruptSegment:
     """A damaged segment: its id, why, and the uids it holds (`damaged`: those whose own bytes are wrong,
     where known).
     """
@@ -47,7 +47,7 @@ class Corrupt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class VerifyReport:
     """What `verify` found. `missing`: segments that the index knew and that are gone, with their trajectories;
     `logs`: damaged logs of dead writers, which were kept, and whose trajectories are lost as far as they could not
     be read; `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged.
@@ -56,20 +56,20 @@ class Report:
     segments_checked: int
     trajectories: int
     bytes: int
-    corrupt: tuple[Corrupt, ...] = ()
+    corrupt: tuple[CorruptSegment, ...] = ()
     missing: Mapping[str, int] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
     foreign: tuple[str, ...] = field(default=())
     tombstones: tuple[str, ...] = ()
 
 
-def verify(lake: Lake, listener: Listener = silent) -> Report:
+def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
     """Read every segment and compare checksums; mark the damaged ones.
 
     Damage is reported, not raised; InputMissing for segments of a newer format.
     """
     known = catalog.remembered_segments(lake)  # before what is there is listed
-    hidden = Hidden(lake.storage, listener)
+    hidden = Removals(lake.storage, listener)
     hidden.refresh()
     # The newest rewritten ones first: what was made into a sound one is checked, but not counted again.
     ids = sorted((id for id in list_all(lake.storage) if id not in hidden.whole), key=lambda id: (is_rewritten(id), id))
@@ -92,7 +92,7 @@ def verify(lake: Lake, listener: Listener = silent) -> Report:
             corrupt.append(damage.found)
             _mark(lake, damage.found, listener)
         listener(Progress(stage="verify", done=done, total=len(ids), unit="segments"))
-    return Report(
+    return VerifyReport(
         segments_checked=len(ids),
         trajectories=trajectories,
         bytes=size,
@@ -120,7 +120,7 @@ def _missing(lake: Lake, known: Mapping[str, int]) -> dict[str, int]:
     for id in filter(is_rewritten, list_all(storage)):  # again: what replaces a segment is there before that goes
         with contextlib.suppress(FileNotFoundError, AmagoError):
             replaced.update(read_footer(storage, id).replaces)
-    hidden = Hidden(storage)
+    hidden = Removals(storage)
     hidden.refresh()
     aside = {name.partition(".")[0] for name in storage.names(QUARANTINE)}
     return {
@@ -159,7 +159,7 @@ def _fetch_anew(storage: Storage, ids: Sequence[str]) -> None:
 
 
 class _Damage(Exception):
-    def __init__(self, found: Corrupt) -> None:
+    def __init__(self, found: CorruptSegment) -> None:
         super().__init__(found.reason)
         self.found = found
 
@@ -178,7 +178,7 @@ def check(lake: Lake, id: str) -> Footer:
         integrity.require_cover(file)
     except IntegrityError as error:
         known = uids or tuple(catalog.remembered(lake, id))
-        raise _Damage(Corrupt(segment=id, reason=str(error), trajectories=known)) from error
+        raise _Damage(CorruptSegment(segment=id, reason=str(error), trajectories=known)) from error
     _check_columns(id, footer, file, uids)
     return footer
 
@@ -198,10 +198,10 @@ def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, 
         reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
         whole = integrity.sound(file)
         damaged = tuple(uid for uid, fine in zip(uids, whole, strict=True) if not fine)
-        raise _Damage(Corrupt(segment=id, reason=reason, trajectories=uids, damaged=damaged))
+        raise _Damage(CorruptSegment(segment=id, reason=reason, trajectories=uids, damaged=damaged))
 
 
-def _mark(lake: Lake, found: Corrupt, listener: Listener) -> None:
+def _mark(lake: Lake, found: CorruptSegment, listener: Listener) -> None:
     text = f"{found.reason}; it is set aside with its {len(found.trajectories)} trajectories"
     try:
         with explained("write its marker"):

@@ -24,7 +24,7 @@ from pipelines.errors import InputMissing, Locked, StageFailed, StorageError
 from pipelines.files.locks import exclusive
 from pipelines.files.malformed import MALFORMED
 from pipelines.lake.remote import s3
-from pipelines.lake.remote.s3 import Conditional
+from pipelines.lake.remote.s3 import ConditionalWrites
 
 SECONDS = 60.0
 CLOCK_TICK = 1.0  # ages are told in whole seconds
@@ -33,7 +33,7 @@ DECLARED = "AMAGO_MAINTAINER"
 
 @contextlib.contextmanager
 def hold(
-    store: Conditional, name: str, *, local: Path, what: str, seconds: float = SECONDS
+    store: ConditionalWrites, name: str, *, local: Path, what: str, seconds: float = SECONDS
 ) -> Iterator[Callable[[], None]]:
     """Hold the lease `name`; yields a function that raises StageFailed once it is no longer held.
 
@@ -48,7 +48,7 @@ def hold(
         lease = Lease(store, name, what=what, seconds=seconds)
         try:
             lease.acquire()
-        except s3.Unsupported:
+        except s3.ConditionalWritesUnsupported:
             _require_declaration("the object store knows no conditional writes")
             yield lambda: None
             return
@@ -67,7 +67,7 @@ def _require_declaration(why: str = f"without boto3 ({s3.INSTALL})") -> None:
 class Lease:
     """One attempt to hold a lease of so many `seconds`."""
 
-    def __init__(self, store: Conditional, name: str, *, what: str, seconds: float = SECONDS) -> None:
+    def __init__(self, store: ConditionalWrites, name: str, *, what: str, seconds: float = SECONDS) -> None:
         self._store, self._name, self._what, self._seconds = store, name, what, seconds
         self._token, self._began = secrets.token_hex(8), time.strftime("%H:%M:%S")
         self._tag = ""
@@ -86,7 +86,7 @@ class Lease:
                 if seconds and found.age < seconds + CLOCK_TICK:
                     raise Locked(f"{self._what}, {holder}", hint="wait for it, then repeat the command")
                 self._tag = self._store.put_over(self._name, self._text(self._seconds), found.tag)
-        except s3.Taken as error:
+        except s3.AlreadyWritten as error:
             raise Locked(f"{self._what} since this moment", hint="wait for it, then repeat the command") from error
         self._until = began + self._seconds
 
@@ -96,12 +96,12 @@ class Lease:
         try:
             self._tag = self._store.put_over(self._name, self._text(self._seconds), self._tag)
             self._until = began + self._seconds
-        except s3.Taken:
+        except s3.AlreadyWritten:
             self._taken = not self._is_ours()
 
     def release(self) -> None:
         """Give it back, if it is still ours. A store that is away is let be: the lease runs out."""
-        with contextlib.suppress(s3.Taken, StorageError):
+        with contextlib.suppress(s3.AlreadyWritten, StorageError):
             self._store.put_over(self._name, self._text(0.0), self._tag)
 
     def require(self) -> None:

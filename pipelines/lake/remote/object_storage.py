@@ -36,7 +36,7 @@ class ObjectStorage:
     def __init__(self, location: Location | str) -> None:
         self._location = Location.parse(location) if isinstance(location, str) else location
         self._connection = connect(self._location)
-        self._conditional = s3.Conditional(self._connection)
+        self._conditional = s3.ConditionalWrites(self._connection)
         self._sizes: dict[str, int] = {}  # of fixed files, as they were last listed
 
     @functools.cached_property
@@ -97,9 +97,9 @@ class ObjectStorage:
             try:
                 self._conditional.put_new(self._location.object(key), content)
                 return
-            except s3.Taken as error:
+            except s3.AlreadyWritten as error:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
-            except s3.Unsupported:
+            except s3.ConditionalWritesUnsupported:
                 pass
         # Two processes that are here in the same moment both believe to be first; the later one's content stays.
         if self.exists(key):

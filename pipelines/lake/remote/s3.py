@@ -121,7 +121,7 @@ def _environment(*names: str) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-class Connection:
+class BucketConnection:
     """The way to a bucket. The first contact gives up soon, so that a mistake is told at once; later ones wait for a
     store that is away for a moment.
     """
@@ -168,12 +168,12 @@ class Connection:
 
 
 @functools.lru_cache(maxsize=32)
-def connection(bucket: Location) -> Connection:
+def connection(bucket: Location) -> BucketConnection:
     """One connection of this process for each bucket; `bucket` has no prefix and no options."""
-    return Connection(bucket)
+    return BucketConnection(bucket)
 
 
-def connect(location: Location) -> Connection:
+def connect(location: Location) -> BucketConnection:
     return connection(replace(location, prefix="", options=()))
 
 
@@ -194,15 +194,15 @@ def reason(code: str, text: str, location: Location) -> str:
     return f"{short.rstrip('.') or 'the store refused'}{f' ({code})' if code else ''}"
 
 
-class Taken(Exception):
+class AlreadyWritten(Exception):
     """Somebody else wrote the object first."""
 
 
-class Unsupported(Exception):
+class ConditionalWritesUnsupported(Exception):
     """The store knows no conditional writes."""
 
 
-class Tagged(NamedTuple):
+class TaggedObject(NamedTuple):
     """An object's content, the tag of this version of it, and its age in seconds by the store's clock."""
 
     content: bytes
@@ -215,17 +215,17 @@ def is_available() -> bool:
     return importlib.util.find_spec("boto3") is not None
 
 
-class Conditional:
+class ConditionalWrites:
     """Conditional reads and writes in a bucket. StorageError for what the store refuses."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: BucketConnection) -> None:
         self._connection = connection
 
     def put_new(self, name: str, content: bytes) -> str:
         """Write an object that is not there yet; its tag. Taken if it is there. No two calls have the same content."""
         try:
             return self._put(name, content, {"IfNoneMatch": "*"})
-        except Taken:
+        except AlreadyWritten:
             found = self.get(name)
             if found is None or found.content != content:
                 raise
@@ -235,7 +235,7 @@ class Conditional:
         """Replace the version `tag` of an object; the new one's tag. Taken if it is no longer that."""
         return self._put(name, content, {"IfMatch": tag})
 
-    def get(self, name: str) -> Tagged | None:
+    def get(self, name: str) -> TaggedObject | None:
         """The object; None if there is none."""
         from botocore.exceptions import ClientError
 
@@ -246,7 +246,7 @@ class Conditional:
                 return None
             raise self._told(error) from error
         now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
-        return Tagged(found["Body"].read(), found["ETag"], (now - found["LastModified"]).total_seconds())
+        return TaggedObject(found["Body"].read(), found["ETag"], (now - found["LastModified"]).total_seconds())
 
     def _put(self, name: str, content: bytes, condition: Mapping[str, str]) -> str:
         from botocore.exceptions import ClientError
@@ -258,9 +258,9 @@ class Conditional:
                 if _status(error) in (_TAKEN, 404):  # 404: the version that was to be replaced is gone
                     if _code(error) == "NO_SUCH_BUCKET":
                         raise self._told(error) from error
-                    raise Taken from error
+                    raise AlreadyWritten from error
                 if _status(error) == _UNSUPPORTED:
-                    raise Unsupported from error
+                    raise ConditionalWritesUnsupported from error
                 if _status(error) != _CONFLICT or last:  # somebody writes it at this moment: see how that ended
                     raise self._told(error) from error
         raise AssertionError

@@ -28,10 +28,10 @@ from pipelines.lake.folders import ROOT, is_rewritten
 from pipelines.lake.footer import TRAJECTORIES, prefetch_footers, read_footer
 from pipelines.lake.sql import listing, sandbox
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql.index import NewerIndex, NotOurs, connect, create, writing
-from pipelines.lake.sql.listing import UNREADABLE, Listed
-from pipelines.lake.sql.sandbox import Limits
-from pipelines.lake.tombstones import Hidden
+from pipelines.lake.sql.index import ForeignIndex, NewerIndex, connect, create, writing
+from pipelines.lake.sql.listing import UNREADABLE, FolderListing
+from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.tombstones import Removals
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -71,7 +71,7 @@ update bookkeeping.rows set live = not live where rowid in (
 
 
 def query(
-    lake: Lake, text: str, *, limits: Limits | None = None, listener: Listener = silent
+    lake: Lake, text: str, *, limits: QueryLimits | None = None, listener: Listener = silent
 ) -> tuple[list[str], sql.Rows]:
     """Column names and rows of one SELECT. UsageError with the parser's words and the place for anything else.
 
@@ -181,7 +181,7 @@ def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listen
         OSError,
         duckdb.Error,
         NewerIndex,
-        NotOurs,
+        ForeignIndex,
     ) as error:  # or the disk is full or read-only
         if isinstance(error, NewerIndex):
             listener(Notice(text=str(error), level="warning"))
@@ -196,7 +196,7 @@ def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None)
     try:
         connection = opened.enter_context(contextlib.closing(connect(_index(lake), lake, megabytes)))
         known = _folders(connection)
-    except (duckdb.Error, NotOurs):
+    except (duckdb.Error, ForeignIndex):
         return None
     return None if listing.matter(listing.changes(lake.storage, known), known) else connection
 
@@ -218,23 +218,23 @@ def _bring_up_to_date(lake: Lake) -> None:
                 with writing(index, lake) as connection:
                     _update(connection, lake, listing.changes(lake.storage, _folders(connection)))
                 return
-            except (duckdb.Error, NotOurs) as error:
+            except (duckdb.Error, ForeignIndex) as error:
                 if attempt or not sql.may_be_replaced(error):
                     raise
                 _remove(lake)
 
 
-def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, Listed]:
+def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, FolderListing]:
     rows = connection.execute("select folder, stamp, digest from bookkeeping.folders").fetchall()
-    return {folder: Listed(stamp, digest) for folder, stamp, digest in rows}
+    return {folder: FolderListing(stamp, digest) for folder, stamp, digest in rows}
 
 
-def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str, Listed | None]) -> None:
+def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str, FolderListing | None]) -> None:
     """Take in what the `changed` folders hold. Ends in the same state whatever the steps that led there."""
     if not changed:
         return
     known = dict(connection.execute("select segment, state from bookkeeping.files").fetchall())
-    hidden = Hidden(lake.storage)
+    hidden = Removals(lake.storage)
     hidden.refresh()
     ids = listing.listed_ids(lake.storage, changed, known)
     states = listing.states(ids, hidden, _replaced(connection, lake, ids, known))
@@ -328,7 +328,7 @@ class _Batch:
             _settle(connection, table.select(["uid"]))
 
 
-def _batches(lake: Lake, ids: Iterable[str], hidden: Hidden, states: Mapping[str, str]) -> Iterator[_Batch]:
+def _batches(lake: Lake, ids: Iterable[str], hidden: Removals, states: Mapping[str, str]) -> Iterator[_Batch]:
     batch, count = _Batch(), 0
     for id in ids:
         file = {"segment": id, "state": states[id], "problem": ""}

@@ -24,7 +24,7 @@ from pipelines.lake.arrow import storage_dtype
 from pipelines.lake.schema import Column
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
-from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.steps import shaped, sql_type
 
 _TIME, _TRAJECTORY, _ROW = "t", "trajectory", "row_number_of_all"
@@ -32,7 +32,7 @@ _NUMBERS = (
     *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "TINYINT", "SMALLINT", "INTEGER", "BIGINT"),
     *("HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN"),
 )
-_LIMITS = Limits(seconds=300.0, megabytes=2048)
+_LIMITS = QueryLimits(seconds=300.0, megabytes=2048)
 _KEPT = 8  # expressions
 
 
@@ -49,7 +49,7 @@ class StepExpression:
         columns: Sequence[Column],
         *,
         predicate: bool = False,
-        limits: Limits = _LIMITS,
+        limits: QueryLimits = _LIMITS,
         listener: Listener = silent,
     ) -> None:
         self._what = {"text": text, "columns": tuple(columns), "predicate": predicate}
@@ -65,7 +65,7 @@ class StepExpression:
         return sandbox.ask(task, self._what | arguments, self._limits, listener=self._listener)
 
 
-def check(text: str, columns: tuple[Column, ...], predicate: bool, limits: Limits) -> tuple[str, ...]:
+def check(text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> tuple[str, ...]:
     """The columns that an expression names, in the process that may run a user's text."""
     return _compiled(text, columns, predicate, limits).reads
 
@@ -74,7 +74,7 @@ def evaluate(
     text: str,
     columns: tuple[Column, ...],
     predicate: bool,
-    limits: Limits,
+    limits: QueryLimits,
     values: Mapping[str, np.ndarray],
     time: np.ndarray,
     trajectory: np.ndarray,
@@ -86,7 +86,7 @@ def evaluate(
 class _Compiled:
     """An expression and a connection that evaluates it, within these limits."""
 
-    def __init__(self, text: str, columns: tuple[Column, ...], predicate: bool, limits: Limits) -> None:
+    def __init__(self, text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> None:
         self._text, self._limits = text, limits
         self._connection = duckdb.connect(":memory:", config={**sql.CONFINED, "threads": 1})
         sql.lock_down(self._connection, limits.megabytes // 2)

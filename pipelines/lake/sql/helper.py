@@ -17,7 +17,7 @@ from pipelines.config.parent import end_with_parent
 from pipelines.errors import AmagoError, StorageError
 from pipelines.lake.sql import catalog, expression, selection
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql.sandbox import LimitReached, Limits, receive, send
+from pipelines.lake.sql.sandbox import LimitReached, QueryLimits, receive, send
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 
@@ -70,7 +70,7 @@ def _serve(request: tuple[Any, ...], tell: Tell) -> bool:
     return True
 
 
-def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: Limits, tell: Tell) -> None:
+def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: QueryLimits, tell: Tell) -> None:
     with (
         catalog.reading(lake, lambda event: tell("notice", event), megabytes=limits.megabytes // 2) as connection,
         _confined(limits, writes=not isinstance(lake.storage, LocalStorage)),
@@ -82,7 +82,7 @@ def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: Limits,
 
 
 @contextlib.contextmanager
-def _confined(limits: Limits, *, writes: bool) -> Iterator[None]:
+def _confined(limits: QueryLimits, *, writes: bool) -> Iterator[None]:
     """Inside, no file grows, and private memory by so much only (mapped files do not count).
 
     `writes`: files may grow, for what is fetched from an object store.

@@ -62,7 +62,7 @@ _Identity = tuple[tuple[int, ...], ...]
 _checked: set[_Identity] = set()  # files that were found to be ours, as they were then
 
 
-class NotOurs(AmagoError):
+class ForeignIndex(AmagoError):
     """It is not what we write: it is removed unread, and made again."""
 
 
@@ -109,7 +109,7 @@ def _require_file(index: Path) -> None:
     """NotOurs for a link, which would have us write into a database elsewhere, and for what is not a file at all."""
     for path in (index, index.with_name(f"{index.name}.wal")):
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise NotOurs(f"'{path}' is not a plain file")
+            raise ForeignIndex(f"'{path}' is not a plain file")
 
 
 def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake) -> None:
@@ -125,7 +125,7 @@ def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake
         if found == wanted and versions == [(INDEX_VERSION, lake.id)]:
             _checked.add(_identity(index))
             return
-    raise NotOurs(f"'{index}' is not an index of lake '{lake.name}'")
+    raise ForeignIndex(f"'{index}' is not an index of lake '{lake.name}'")
 
 
 def _identity(index: Path) -> _Identity:

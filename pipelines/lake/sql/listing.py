@@ -16,7 +16,7 @@ from pipelines.lake.folders import ROOT, folders, list_segments
 from pipelines.lake.footer import Footer
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import FRESH_SECONDS, Storage
-from pipelines.lake.tombstones import FOLDER, QUARANTINE, Hidden
+from pipelines.lake.tombstones import FOLDER, QUARANTINE, Removals
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -25,17 +25,17 @@ HIDDEN, SUPERSEDED, UNREADABLE = "hidden", "superseded", "unreadable"
 OUT_OF_SIGHT = (HIDDEN, SUPERSEDED)
 
 
-class Listed(NamedTuple):
+class FolderListing(NamedTuple):
     """A folder when it was last listed: `stamp` (None where it cannot be relied on) and a digest of its names."""
 
     stamp: int | None
     digest: str
 
 
-def changes(storage: Storage, known: Mapping[str, Listed]) -> dict[str, Listed | None]:
+def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
     """The folders that are not as `known`; None for those that have gone. Costs a look at each folder."""
     here = [FOLDER, QUARANTINE, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
-    found: dict[str, Listed | None] = {folder: None for folder in known.keys() - set(here)}
+    found: dict[str, FolderListing | None] = {folder: None for folder in known.keys() - set(here)}
     due = {}
     try:
         for folder in here:
@@ -44,7 +44,7 @@ def changes(storage: Storage, known: Mapping[str, Listed]) -> dict[str, Listed |
                 settled = stamp is not None and (now - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
                 due[folder] = stamp if settled else None
         for (folder, stamp), names in zip(due.items(), storage.listings(list(due)), strict=True):
-            listed = Listed(stamp, _digest(names))
+            listed = FolderListing(stamp, _digest(names))
             if listed != known.get(folder):
                 found[folder] = listed
     except OSError as error:
@@ -57,7 +57,7 @@ def _digest(names: Iterable[str]) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
-def matter(changed: Mapping[str, Listed | None], known: Mapping[str, Listed]) -> bool:
+def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:
     """Whether files may have come or gone; that a folder's stamp can be relied on by now can be noted another time."""
     return any(
         listed is None
@@ -76,7 +76,7 @@ def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -
     return sorted(ids)
 
 
-def states(ids: Iterable[str], hidden: Hidden, replaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def states(ids: Iterable[str], hidden: Removals, replaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """What to make of each segment: `HIDDEN`, `SUPERSEDED`, or a text that changes when trajectories in it die.
 
     `replaces`: of those of `ids` that were rewritten from others.
@@ -93,7 +93,7 @@ def states(ids: Iterable[str], hidden: Hidden, replaces: Mapping[str, Sequence[s
     return found
 
 
-def _deaths(id: str, hidden: Hidden, replaces: Sequence[str]) -> str:
+def _deaths(id: str, hidden: Removals, replaces: Sequence[str]) -> str:
     crc = 0
     for name in (id, *replaces):
         if name in hidden.whole:

@@ -21,8 +21,8 @@ from pipelines.errors import IntegrityError, StageFailed, UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
 from pipelines.lake.sql import records
-from pipelines.lake.sql.sandbox import Limits
-from pipelines.lake.sql.steps import DERIVED, Steps
+from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.sql.steps import DERIVED, StepTable
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -110,7 +110,7 @@ def answer(
         return [column[0] for column in result.description or []], result.fetchall()
 
 
-class Parsed:
+class ParsedQuery:
     """The tree that the parser made of one SELECT."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
@@ -144,7 +144,9 @@ class Parsed:
             self.lists |= function["function_name"].lower().startswith("duckdb_")
 
 
-def parsed(connection: duckdb.DuckDBPyConnection, text: str, *, before: str = "", after: str = "") -> Parsed | None:
+def parsed(
+    connection: duckdb.DuckDBPyConnection, text: str, *, before: str = "", after: str = ""
+) -> ParsedQuery | None:
     """The tree of `before` + `text` + `after`, None if it is not one SELECT. UsageError, about `text`, for what is no
     SQL or not harmless.
     """
@@ -156,7 +158,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, text: str, *, before: str = ""
         raise UsageError(f"SQL: {tree['error_message']}{_mark(text, place)}")
     if tree["error"] or len(tree["statements"]) != 1:
         return None
-    result = Parsed(tree["statements"][0])
+    result = ParsedQuery(tree["statements"][0])
     for name, place in result.functions:
         if name not in _TABLE_FUNCTIONS:
             raise UsageError(f"SQL: the table function {name} is disabled here{_mark(text, place - start)}")
@@ -194,7 +196,7 @@ def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listene
 
 def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener) -> None:
     """Register `steps` so that only what the query's plan reads of it is read from the segments."""
-    steps = Steps(lake, listener)
+    steps = StepTable(lake, listener)
     wide, scans = False, None
     try:
         scans = _scans(connection, steps.schema(wide=False), query)
@@ -214,7 +216,7 @@ def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, 
 
 
 def _trajectories(wanted: set[str], conditions: list[str], *, overlays: bool) -> str:
-    """What `Steps.batches` wants to know of the trajectories that may meet the conditions."""
+    """What `StepTable.batches` wants to know of the trajectories that may meet the conditions."""
     columns = ["segment", "schema", "row0", "length", *(name for name in DERIVED if name in wanted and name != "t")]
     where = " and ".join(["base_uid is " + ("not null" if overlays else "null"), *conditions])
     if not overlays:
@@ -273,7 +275,7 @@ def _texts(value: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def within(connection: duckdb.DuckDBPyConnection, limits: Limits) -> Iterator[None]:
+def within(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterator[None]:
     """What runs inside is stopped at its limits, with a UsageError that says which."""
     timer = threading.Timer(limits.seconds, connection.interrupt)
     timer.daemon = True

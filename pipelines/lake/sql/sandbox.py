@@ -46,7 +46,7 @@ _CODE = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sql.helper impo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class QueryLimits:
     """What a user's SQL may take: `seconds` of time, `megabytes` of memory, half of it for DuckDB's tables and half for
     the answer. Nothing is ever put on a disk.
     """
@@ -79,7 +79,7 @@ class LimitReached(UsageError):
 def ask(
     task: str,
     arguments: Mapping[str, Any],
-    limits: Limits,
+    limits: QueryLimits,
     *,
     lake: Lake | None = None,
     listener: Listener = silent,
@@ -139,7 +139,7 @@ class _Helper:
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         self.is_busy = False
 
-    def ask(self, request: Any, limits: Limits, listener: Listener) -> Any:
+    def ask(self, request: Any, limits: QueryLimits, listener: Listener) -> Any:
         """The answer to a request. _Gone if the process ended before it began on it."""
         self.is_busy = True
         try:

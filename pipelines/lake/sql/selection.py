@@ -15,14 +15,14 @@ from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids, uid_array
 from pipelines.lake.sql import catalog, sandbox
 from pipelines.lake.sql import query as sql
-from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.uids import positions
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 
-class Selected(NamedTuple):
+class SelectionResult(NamedTuple):
     """Trajectories and their weights: `uids` (n,) "S16", sorted; `weights` (n,) float64, none negative."""
 
     uids: np.ndarray
@@ -45,9 +45,9 @@ def select(
     schema_id: str | None = None,
     *,
     originals: bool = False,
-    limits: Limits | None = None,
+    limits: QueryLimits | None = None,
     listener: Listener = silent,
-) -> Selected:
+) -> SelectionResult:
     """The live trajectories for which the predicate `where` holds (empty: all), with the value of `weight` (empty: 1).
 
     NULL counts as false. Windows in `weight` run over the selected trajectories; subqueries see all tables.
@@ -56,8 +56,8 @@ def select(
     weight that is not a number of at least 0.
     """
     arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
-    within = limits or Limits()
-    return Selected(*sql.healed(lambda: sandbox.ask("select", arguments, within, lake=lake, listener=listener)))
+    within = limits or QueryLimits()
+    return SelectionResult(*sql.healed(lambda: sandbox.ask("select", arguments, within, lake=lake, listener=listener)))
 
 
 def choose(

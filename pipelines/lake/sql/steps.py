@@ -36,7 +36,7 @@ Trajectories = Callable[[], Iterator[pa.RecordBatch]]
 `length`, `base_segment` and `base_row0` (null but for overlays), and those of `DERIVED` that are wanted."""
 
 
-class Steps:
+class StepTable:
     """The columns of a lake's steps, and how to read them."""
 
     def __init__(self, lake: Lake, listener: Listener = silent) -> None:
@@ -52,9 +52,9 @@ class Steps:
         names = [n for n, columns in self._definitions.items() if wide or not all(c.is_blob for c in columns)]
         return pa.schema([*DERIVED.items(), *((n, self._types[n]) for n in names if n not in DERIVED)])
 
-    def stream(self, trajectories: Trajectories, wanted: set[str], *, wide: bool) -> Stream:
+    def stream(self, trajectories: Trajectories, wanted: set[str], *, wide: bool) -> StepStream:
         """The table for SQL to read, as often as it likes; of columns that are not `wanted` the values are zeros."""
-        return Stream(self, trajectories, self.schema(wide=wide), wanted)
+        return StepStream(self, trajectories, self.schema(wide=wide), wanted)
 
     def batches(self, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> Iterator[pa.RecordBatch]:
         """The rows, in batches of a few MB. A segment that cannot be read is told and left out."""
@@ -90,10 +90,10 @@ class Steps:
         return pa.record_batch(arrays, schema=schema)
 
 
-class Stream:
+class StepStream:
     """What DuckDB reads: every scan of it begins anew."""
 
-    def __init__(self, steps: Steps, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> None:
+    def __init__(self, steps: StepTable, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> None:
         self._parts = (trajectories, schema, wanted)
         self._steps, self._schema = steps, schema
 

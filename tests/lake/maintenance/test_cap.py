@@ -11,7 +11,7 @@ from pipelines.data.view import View
 from pipelines.events import Notice
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance import cap as caps
-from pipelines.lake.maintenance.cap import MANY, Cap, ripe
+from pipelines.lake.maintenance.cap import MANY, RetentionThread, ripe
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protect
@@ -31,7 +31,7 @@ def steps(lake: Lake) -> int:
 
 
 def test_the_oldest_segments_go_as_new_ones_come(lake: Lake) -> None:
-    cap = Cap(lake, max_steps=50, grace_seconds=0.0, merge=False)
+    cap = RetentionThread(lake, max_steps=50, grace_seconds=0.0, merge=False)
     written: list[str] = []
     for seed in range(10):
         written += fill(lake, [5, 5], seed=seed)
@@ -46,18 +46,18 @@ def test_the_oldest_segments_go_as_new_ones_come(lake: Lake) -> None:
 def test_bytes_are_bounded_too(lake: Lake) -> None:
     fill(lake, [5] * 10, seal_every=1)
     size = segment_files(lake)[0].stat().st_size
-    Cap(lake, max_bytes=4 * size, grace_seconds=0.0, merge=False).look()
+    RetentionThread(lake, max_bytes=4 * size, grace_seconds=0.0, merge=False).look()
     assert len(segment_files(lake)) in (4, 5)
 
 
 def test_one_large_segment_does_not_defeat_the_bound(lake: Lake) -> None:
     written = list(fill(lake, [5] * 40))
-    Cap(lake, max_steps=50, merge=False).look()
+    RetentionThread(lake, max_steps=50, merge=False).look()
     assert Reader(lake).uids() == written[-10:]
 
 
 def test_small_segments_are_merged_when_there_are_many(lake: Lake) -> None:
-    cap = Cap(lake, grace_seconds=0.0)
+    cap = RetentionThread(lake, grace_seconds=0.0)
     written = {}
     for seed in range(MANY):
         assert len(segment_files(lake)) == seed
@@ -86,7 +86,7 @@ def test_protected_trajectories_stay_and_a_protected_lake_is_told_of_once(lake: 
     written = list(fill(lake, [5] * 6, seal_every=1))
     protect(lake, list_all(lake.storage)[:1], name="run@1")
     told: list = []
-    cap = Cap(lake, max_steps=11, merge=False, listener=told.append)
+    cap = RetentionThread(lake, max_steps=11, merge=False, listener=told.append)
     cap.look()
     assert Reader(lake).uids() == [written[0], written[-1]]
     assert not told
@@ -100,7 +100,7 @@ def test_protected_trajectories_stay_and_a_protected_lake_is_told_of_once(lake: 
 
 def test_a_look_is_skipped_while_somebody_else_maintains_the_lake(lake: Lake) -> None:
     fill(lake, [5] * 6, seal_every=1)
-    cap = Cap(lake, max_steps=10)
+    cap = RetentionThread(lake, max_steps=10)
     with lease(lake):
         cap.look()
         assert steps(lake) == 30
@@ -116,7 +116,7 @@ def test_a_damaged_segment_is_told_of_once_and_left_out(lake: Lake) -> None:
     data[data.index(first["obs.state"].tobytes())] ^= 1
     path.write_bytes(data)
     told: list = []
-    cap = Cap(lake, grace_seconds=0.0, listener=told.append)
+    cap = RetentionThread(lake, grace_seconds=0.0, listener=told.append)
     for _ in range(3):
         cap.look()
     assert len(told) == 1
@@ -147,7 +147,7 @@ def test_a_thread_bounds_a_lake_that_is_written_and_drawn_from(lake: Lake, monke
                 break
 
     reader, rng = threading.Thread(target=read), np.random.default_rng(0)
-    with Cap(lake, max_steps=300, grace_seconds=1.0, listener=wrong.append), lake.writer(SCHEMA) as writer:
+    with RetentionThread(lake, max_steps=300, grace_seconds=1.0, listener=wrong.append), lake.writer(SCHEMA) as writer:
         reader.start()
         for number in range(120):
             values = columns(rng, 20)

@@ -14,9 +14,9 @@ from pipelines.data.view import View
 from pipelines.errors import UsageError
 from pipelines.events import Progress
 from pipelines.lake.folders import list_all
-from pipelines.lake.maintenance.compaction import Rules, compact, is_wasteful, runs
+from pipelines.lake.maintenance.compaction import CompactionRules, compact, is_wasteful, runs
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
@@ -117,10 +117,10 @@ def test_a_dry_run_foresees_and_touches_nothing(lake: Lake) -> None:
 
 def test_room_is_made_where_half_is_dead(lake: Lake) -> None:
     fill(lake, [10, 10, 10])
-    expire(lake, Limits(max_trajectories=2))
-    assert not compact(lake, Rules(small_bytes=1)).runs
-    expire(lake, Limits(max_trajectories=1))
-    done = compact(lake, Rules(small_bytes=1, target_bytes=1), grace_seconds=0.0)
+    expire(lake, RetentionLimits(max_trajectories=2))
+    assert not compact(lake, CompactionRules(small_bytes=1)).runs
+    expire(lake, RetentionLimits(max_trajectories=1))
+    done = compact(lake, CompactionRules(small_bytes=1, target_bytes=1), grace_seconds=0.0)
     assert len(done.runs) == 1
     (file,) = segment_files(lake)
     inventory = FileTable(lake)
@@ -135,7 +135,7 @@ def test_young_segments_wait_while_somebody_writes(lake: Lake) -> None:
     with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
         writer.append(columns(np.random.default_rng(0), 3), TrajectoryInfo())
         assert not compact(lake).runs
-        assert len(compact(lake, Rules(settle_seconds=0.0)).runs) == 1
+        assert len(compact(lake, CompactionRules(settle_seconds=0.0)).runs) == 1
 
 
 def test_leftovers_of_a_dead_rewriter_are_removed(lake: Lake) -> None:
@@ -151,7 +151,7 @@ def test_leftovers_of_a_dead_rewriter_are_removed(lake: Lake) -> None:
 
 def test_rules_that_cannot_be_met_are_refused() -> None:
     with pytest.raises(UsageError):
-        Rules(small_bytes=100, target_bytes=10)
+        CompactionRules(small_bytes=100, target_bytes=10)
 
 
 def test_ids_are_in_the_order_of_their_making(lake: Lake) -> None:

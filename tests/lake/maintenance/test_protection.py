@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.lake.maintenance.protection import protect, protections, unprotect
-from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.store import Lake
 from tests.lake.factories import fill
 
@@ -34,5 +34,5 @@ def test_nothing_expires_while_a_protection_cannot_be_read(lake: Lake) -> None:
     fill(lake, [3, 4])
     lake.storage.write("protected/run@1.json", b"{")
     with pytest.raises(IntegrityError, match="not known"):
-        expire(lake, Limits(max_trajectories=1))
+        expire(lake, RetentionLimits(max_trajectories=1))
     assert not lake.storage.names("tombstones")

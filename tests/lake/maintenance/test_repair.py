@@ -12,7 +12,7 @@ from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance import repair as repairing
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.repair import Repaired, repair
+from pipelines.lake.maintenance.repair import RepairResult, repair
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -40,7 +40,7 @@ def cut_footer(path: Path) -> bytes:
     return whole
 
 
-def mended(lake: Lake) -> Repaired:
+def mended(lake: Lake) -> RepairResult:
     return repair(lake, verify(lake))
 
 
@@ -71,7 +71,7 @@ def test_the_whole_trajectories_of_a_damaged_segment_live_on(lake: Lake, schema:
     assert (lake.path / "quarantine" / f"{name}.arrow").read_bytes() == damaged
     marker = json.loads((lake.path / "quarantine" / f"{name}.json").read_text())
     assert (marker["lost"], marker["into"]) == ([second], done.segments[id])
-    assert mended(lake) == Repaired(segments={})
+    assert mended(lake) == RepairResult(segments={})
 
 
 def test_overlays_find_their_bases_where_they_are_now_and_orphans_are_told(lake: Lake) -> None:
@@ -97,7 +97,7 @@ def test_a_footer_that_cannot_be_read_is_made_again_from_what_the_index_remember
     report = verify(lake)
     catalog.refresh(lake)  # which forgets the segment
     done = repair(lake, report)
-    assert done == Repaired(segments={id: id})
+    assert done == RepairResult(segments={id: id})
     assert_sound(lake, written, list(written))
     assert not list((lake.path / "quarantine").glob("*.json"))
     reader = Reader(lake)

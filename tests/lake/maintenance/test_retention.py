@@ -17,7 +17,7 @@ from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.protection import protect
-from pipelines.lake.maintenance.retention import Limits, carry_out, expire, make_plan
+from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -63,7 +63,7 @@ def test_the_oldest_go_until_the_rest_fits(
         inventory.refresh()
         mine = [i for i in range(len(lengths)) if not selects or i in chosen]
         where = np.sort(np.array([bytes.fromhex(written[i]) for i in mine], dtype="S16")) if selects else None
-        limits = Limits(max_steps=max_steps, max_trajectories=max_trajectories)
+        limits = RetentionLimits(max_steps=max_steps, max_trajectories=max_trajectories)
         carry_out(lake, make_plan(inventory, limits, chosen=where, now=0.0), reason="test")
         left = list(mine) if max_steps or max_trajectories else []
         while (max_steps and sum(lengths[i] for i in left) > max_steps) or (
@@ -87,7 +87,7 @@ def test_whole_segments_go_as_long_as_no_cap_is_undershot(lengths: list[int], se
         fill(lake, lengths, seal_every=seal_every)
         inventory = FileTable(lake)
         inventory.refresh()
-        plan = make_plan(inventory, Limits(max_steps=max_steps), now=0.0, whole=True)
+        plan = make_plan(inventory, RetentionLimits(max_steps=max_steps), now=0.0, whole=True)
         sizes = [sum(lengths[i : i + seal_every]) for i in range(0, len(lengths), seal_every)]
         gone = 0
         while sum(sizes[gone:]) - sizes[gone] >= max_steps:
@@ -101,7 +101,7 @@ def test_bytes_are_met_to_the_nearest_trajectory(lake: Lake) -> None:
     inventory = FileTable(lake)
     inventory.refresh()
     one = next(iter(inventory.files.values())).bytes / 5
-    done = expire(lake, Limits(max_bytes=round(4.5 * one)))
+    done = expire(lake, RetentionLimits(max_bytes=round(4.5 * one)))
     assert done.left["trajectories"] == 4
     assert done.left["bytes"] <= 4.5 * one
 
@@ -113,7 +113,7 @@ def test_age_counts_from_the_first_commit_whatever_was_rewritten_since(lake: Lak
     time.sleep(0.3)
     new = list(fill(lake, [4]))
     compact(lake, grace_seconds=0.0)
-    expire(lake, Limits(max_age=time.time() - border))
+    expire(lake, RetentionLimits(max_age=time.time() - border))
     assert uids(lake) == new
     assert old
 
@@ -122,7 +122,7 @@ def test_an_overlay_goes_with_its_base_and_does_not_keep_it(lake: Lake) -> None:
     one, two, three = fill(lake, [5, 6, 7], seal_every=1)
     overlay, other = derive(lake, one, 4), derive(lake, two, 4)
     compact(lake)
-    done = expire(lake, Limits(max_trajectories=2))
+    done = expire(lake, RetentionLimits(max_trajectories=2))
     assert set(uids(lake)) == {two, three, other}
     assert [part.file.is_overlay for part in done.plan.going] == [True, False] or len(done.plan.going) == 2
     assert overlay not in uids(lake)
@@ -132,25 +132,25 @@ def test_an_overlay_goes_with_its_base_and_does_not_keep_it(lake: Lake) -> None:
 def test_an_overlay_may_go_alone(lake: Lake) -> None:
     (base,) = fill(lake, [5])
     derive(lake, base, 4)
-    expire(lake, Limits(where="base_uid is not null"))
+    expire(lake, RetentionLimits(where="base_uid is not null"))
     assert uids(lake) == [base]
     assert not expired_steps(lake.storage)
 
 
 def test_sql_and_a_limit_take_what_both_say(lake: Lake) -> None:
     written = list(fill(lake, [5] * 6))  # tasks t0 t1 t2 t0 t1 t2
-    expire(lake, Limits(where="task = 't1'", max_trajectories=1))
+    expire(lake, RetentionLimits(where="task = 't1'", max_trajectories=1))
     assert uids(lake) == [uid for i, uid in enumerate(written) if i != 1]
-    expire(lake, Limits(where="task = 't0'"))
+    expire(lake, RetentionLimits(where="task = 't0'"))
     assert uids(lake) == [written[2], written[4], written[5]]
 
 
 def test_a_dry_run_says_the_same_and_touches_nothing(lake: Lake) -> None:
     written = list(fill(lake, [5] * 4, seal_every=3))
-    seen = expire(lake, Limits(max_steps=11), dry_run=True)
+    seen = expire(lake, RetentionLimits(max_steps=11), dry_run=True)
     assert uids(lake) == written
     assert not lake.storage.names("tombstones")
-    done = expire(lake, Limits(max_steps=11))
+    done = expire(lake, RetentionLimits(max_steps=11))
     assert seen.left["steps"] == done.left["steps"] == 10
     assert [(p.file.id, p.trajectories, p.is_whole) for p in seen.plan.going] == [
         (p.file.id, p.trajectories, p.is_whole) for p in done.plan.going
@@ -162,7 +162,7 @@ def test_one_decision_is_one_tombstone_that_names_what_was_replaced_too(lake: La
     old = list_all(lake.storage)
     compact(lake)
     fill(lake, [6, 6], seed=1)
-    expire(lake, Limits(max_trajectories=1))
+    expire(lake, RetentionLimits(max_trajectories=1))
     (tombstone,) = read_tombstones(lake.storage).values()
     assert set(old) < set(tombstone.segments)
     assert len(tombstone.segments) == 3
@@ -174,7 +174,7 @@ def test_a_protected_lake_is_refused_and_a_protected_snapshot_stays(lake: Lake) 
     written = list(fill(lake, [5] * 4, seal_every=1))
     protect(lake)
     with pytest.raises(UsageError, match="protected"):
-        expire(lake, Limits(max_steps=1))
+        expire(lake, RetentionLimits(max_steps=1))
     from pipelines.lake.maintenance.protection import unprotect
 
     unprotect(lake)
@@ -182,14 +182,14 @@ def test_a_protected_lake_is_refused_and_a_protected_snapshot_stays(lake: Lake) 
     overlay = derive(lake, written[1], 3)
     protect(lake, [list_all(lake.storage)[-1]], name="run@2")  # the overlay's: its base stays with it
     compact(lake)
-    done = expire(lake, Limits(max_trajectories=1))
+    done = expire(lake, RetentionLimits(max_trajectories=1))
     assert set(uids(lake)) == {written[0], written[1], overlay}
     assert done.plan.protected == 3
 
 
 def test_nothing_asked_is_refused(lake: Lake) -> None:
     with pytest.raises(UsageError):
-        expire(lake, Limits())
+        expire(lake, RetentionLimits())
 
 
 def test_steps_are_remembered_by_who_collected_them(lake: Lake) -> None:
@@ -199,10 +199,10 @@ def test_steps_are_remembered_by_who_collected_them(lake: Lake) -> None:
             writer.append(columns(rng, length), TrajectoryInfo(collector=name))
     (id,) = list_all(lake.storage)
     assert id
-    expire(lake, Limits(max_trajectories=3))
-    expire(lake, Limits(max_trajectories=1), grace_seconds=0.0)
+    expire(lake, RetentionLimits(max_trajectories=3))
+    expire(lake, RetentionLimits(max_trajectories=1), grace_seconds=0.0)
     assert expired_steps(lake.storage) == {"a": 8, "b": 4}
-    expire(lake, Limits(where="true"), grace_seconds=0.0)
+    expire(lake, RetentionLimits(where="true"), grace_seconds=0.0)
     assert not list_all(lake.storage)
     assert expired_steps(lake.storage) == {"a": 8, "b": 10}
     assert len(lake.storage.names("tombstones")) == 1

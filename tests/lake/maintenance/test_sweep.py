@@ -15,8 +15,8 @@ from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.retention import Limits, expire
-from pipelines.lake.maintenance.sweep import Swept, bury_orphans, sweep
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
+from pipelines.lake.maintenance.sweep import SweepResult, bury_orphans, sweep
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury, read_tombstones
@@ -34,7 +34,7 @@ from tests.lake.factories import (
 from tests.lake.windows import windows_of
 
 
-def swept(lake: Lake, *, grace_seconds: float = 0.0) -> Swept:
+def swept(lake: Lake, *, grace_seconds: float = 0.0) -> SweepResult:
     with lease(lake) as held:
         inventory = FileTable(lake)
         inventory.refresh()
@@ -45,15 +45,15 @@ def swept(lake: Lake, *, grace_seconds: float = 0.0) -> Swept:
 
 def test_files_stay_for_the_grace_period(lake: Lake) -> None:
     fill(lake, [3, 4, 5], seal_every=1)
-    assert compact(lake, grace_seconds=100.0).swept == Swept(segments=0, bytes=0, waiting=3)
+    assert compact(lake, grace_seconds=100.0).swept == SweepResult(segments=0, bytes=0, waiting=3)
     assert len(segment_files(lake)) == 4
     new = max(segment_files(lake))
     os.utime(new, (new.stat().st_mtime - 200, new.stat().st_mtime - 200))
     assert swept(lake, grace_seconds=100.0).segments == 3
     assert segment_files(lake) == [new]
-    expire(lake, Limits(max_trajectories=2), grace_seconds=0.0)
+    expire(lake, RetentionLimits(max_trajectories=2), grace_seconds=0.0)
     assert segment_files(lake) == [new]
-    expire(lake, Limits(where="true"), grace_seconds=100.0)
+    expire(lake, RetentionLimits(where="true"), grace_seconds=100.0)
     assert segment_files(lake) == [new]
     assert swept(lake).segments == 1
     assert segment_files(lake) == []
@@ -63,7 +63,7 @@ def test_wide_columns_go_with_their_segment(lake: Lake) -> None:
     fill(lake, [3, 4], schema=IMAGES, seal_every=1)
     compact(lake, grace_seconds=0.0)
     assert len(segment_files(lake)) == 2
-    expire(lake, Limits(where="true"), grace_seconds=0.0)
+    expire(lake, RetentionLimits(where="true"), grace_seconds=0.0)
     assert segment_files(lake) == []
 
 
@@ -81,7 +81,7 @@ def test_wide_columns_without_a_segment_go_unless_it_may_still_come(lake: Lake, 
         assert staged.blob is not None
         storage.publish(staged.blob, f"segments/{id}.blob.arrow")
         seen.append(len(segment_files(lake)))
-        assert swept(lake) == Swept(0, 0, 0)  # its log is still there
+        assert swept(lake) == SweepResult(0, 0, 0)  # its log is still there
         seen.append(len(segment_files(lake)))
         os.unlink(staged.main)
 
@@ -103,9 +103,9 @@ def test_a_segment_whose_log_is_still_there_stays(lake: Lake, monkeypatch) -> No
     written = fill(lake, [3, 4], seal_every=1)
     monkeypatch.undo()
     with lease(lake) as held:
-        from pipelines.lake.maintenance.rewrite import Part, rewrite
+        from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
 
-        parts = [Part(id, np.ones(1, dtype=bool)) for id in list_all(lake.storage)]
+        parts = [SegmentPart(id, np.ones(1, dtype=bool)) for id in list_all(lake.storage)]
         assert rewrite(lake, parts, held) is not None
     assert swept(lake).segments == 0
     assert lake.salvage() == 0
@@ -121,7 +121,7 @@ def test_an_overlay_of_what_has_expired_is_buried(lake: Lake) -> None:
         append_overlay(lake, late, one, reward)
         kept = append_overlay(lake, late, two, reward)
         append_overlay(lake, later, one, reward, copy=1)
-        expire(lake, Limits(max_trajectories=1))
+        expire(lake, RetentionLimits(max_trajectories=1))
     assert Reader(lake).uids() == [two, kept]
     swept(lake)
     assert Reader(lake).uids() == [two, kept]
@@ -147,7 +147,7 @@ def test_a_view_that_has_seen_nothing_of_it_forgets_what_vanished(lake: Lake) ->
     written = fill(lake, [3, 4, 5], seal_every=1)
     view = View(lake, SCHEMA.id)
     view.refresh()
-    expire(lake, Limits(max_trajectories=1), grace_seconds=0.0)
+    expire(lake, RetentionLimits(max_trajectories=1), grace_seconds=0.0)
     assert not read_tombstones(lake.storage)[lake.storage.names("tombstones")[0]].segments
     view.refresh(), view.refresh()
     assert view.num_trajectories == 1
@@ -157,7 +157,7 @@ def test_a_view_that_has_seen_nothing_of_it_forgets_what_vanished(lake: Lake) ->
 def test_tombstones_that_hide_nothing_become_one(lake: Lake) -> None:
     fill(lake, [3] * 5, seal_every=1)
     for left in (4, 3, 2):
-        expire(lake, Limits(max_trajectories=left))
+        expire(lake, RetentionLimits(max_trajectories=left))
     assert len(lake.storage.names("tombstones")) == 3
     swept(lake)
     (one,) = read_tombstones(lake.storage).values()

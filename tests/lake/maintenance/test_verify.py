@@ -11,7 +11,7 @@ from pipelines.files import atomic
 from pipelines.lake import footer, reading
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.retention import Limits, expire
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
@@ -211,7 +211,7 @@ def test_what_was_merged_expired_or_put_away_is_not_missed(lake: Lake) -> None:
     compact(lake, grace_seconds=0)
     index.write_bytes(known)
     assert verify(lake).missing == {}
-    expire(lake, Limits(where="length < 7"), grace_seconds=0)
+    expire(lake, RetentionLimits(where="length < 7"), grace_seconds=0)
     for _ in range(2):
         compact(lake, grace_seconds=0)
         index.write_bytes(known)

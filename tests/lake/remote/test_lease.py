@@ -13,15 +13,15 @@ from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.remote import lease as remote_lease
 from pipelines.lake.remote import s3
 from pipelines.lake.remote.lease import Lease
-from pipelines.lake.remote.s3 import Conditional, Location, Taken, Unsupported, connect
+from pipelines.lake.remote.s3 import AlreadyWritten, ConditionalWrites, ConditionalWritesUnsupported, Location, connect
 from pipelines.lake.store import Lake
 
 WHAT = "the lake is being maintained"
 
 
 @pytest.fixture
-def store(bucket: str) -> Conditional:
-    return Conditional(connect(Location.parse(f"s3://{bucket}")))
+def store(bucket: str) -> ConditionalWrites:
+    return ConditionalWrites(connect(Location.parse(f"s3://{bucket}")))
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -31,16 +31,16 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_conditional_writes(store: Conditional) -> None:
+def test_conditional_writes(store: ConditionalWrites) -> None:
     assert store.get("a") is None
     tag = store.put_new("a", b"1")
     assert store.put_new("a", b"1") == tag  # as when the answer to the first attempt was lost
-    with pytest.raises(Taken):
+    with pytest.raises(AlreadyWritten):
         store.put_new("a", b"2")
     newer = store.put_over("a", b"2", tag)
-    with pytest.raises(Taken):
+    with pytest.raises(AlreadyWritten):
         store.put_over("a", b"3", tag)
-    with pytest.raises(Taken):
+    with pytest.raises(AlreadyWritten):
         store.put_over("none", b"3", tag)
     found = store.get("a")
     assert found is not None
@@ -48,7 +48,7 @@ def test_conditional_writes(store: Conditional) -> None:
     assert 0 <= found.age < 30
 
 
-def test_of_many_one_holds_it(store: Conditional) -> None:
+def test_of_many_one_holds_it(store: ConditionalWrites) -> None:
     outcomes: list[str] = []
 
     def attempt() -> None:
@@ -66,7 +66,7 @@ def test_of_many_one_holds_it(store: Conditional) -> None:
     assert sorted(outcomes) == ["held"] + ["locked"] * 7
 
 
-def test_one_that_ran_out_is_taken_over_and_its_holder_knows(store: Conditional) -> None:
+def test_one_that_ran_out_is_taken_over_and_its_holder_knows(store: ConditionalWrites) -> None:
     dead, other, third = (Lease(store, "lease", what=WHAT, seconds=1.0) for _ in range(3))
     dead.acquire()
     dead.require()
@@ -95,7 +95,7 @@ def test_one_that_ran_out_is_taken_over_and_its_holder_knows(store: Conditional)
     third.acquire()
 
 
-def test_one_that_is_renewed_is_kept(store: Conditional) -> None:
+def test_one_that_is_renewed_is_kept(store: ConditionalWrites) -> None:
     holder, other = (Lease(store, "lease", what=WHAT, seconds=1.0) for _ in range(2))
     holder.acquire()
     first = store.get("lease")
@@ -113,7 +113,7 @@ def test_one_that_is_renewed_is_kept(store: Conditional) -> None:
     other.acquire()
 
 
-def test_a_holder_that_sees_it_taken_stops_renewing(store: Conditional) -> None:
+def test_a_holder_that_sees_it_taken_stops_renewing(store: ConditionalWrites) -> None:
     holder = Lease(store, "lease", what=WHAT, seconds=0.4)
     holder.acquire()
     with holder.renewed():
@@ -123,7 +123,7 @@ def test_a_holder_that_sees_it_taken_stops_renewing(store: Conditional) -> None:
             try:
                 store.put_over("lease", json.dumps({"holder": "me", "seconds": 60}).encode(), found.tag)
                 break
-            except Taken:
+            except AlreadyWritten:
                 found = store.get("lease")
         wait_until(lambda: holder._taken)
         with pytest.raises(StageFailed):
@@ -133,7 +133,7 @@ def test_a_holder_that_sees_it_taken_stops_renewing(store: Conditional) -> None:
     assert json.loads(found.content)["holder"] == "me"
 
 
-def test_a_damaged_lease_has_run_out(store: Conditional) -> None:
+def test_a_damaged_lease_has_run_out(store: ConditionalWrites) -> None:
     store.put_new("lease", b"\xff")
     Lease(store, "lease", what=WHAT).acquire()
 
@@ -162,9 +162,9 @@ def test_without_conditional_writes_a_host_must_be_declared(
     else:
 
         def refuse(*_: object) -> str:
-            raise Unsupported
+            raise ConditionalWritesUnsupported
 
-        monkeypatch.setattr(Conditional, "put_new", refuse)
+        monkeypatch.setattr(ConditionalWrites, "put_new", refuse)
     words = r"amago\[s3\]" if missing == "boto3" else "no conditional writes"
     with pytest.raises(InputMissing, match=f"{words}.*{remote_lease.DECLARED}=1 declares"), lease(lake):
         pass

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.lake import footer, reading
 from pipelines.lake.arrow import arrow_schema, to_arrow
-from pipelines.lake.folders import Folders, is_rewritten, list_all, segment_key
+from pipelines.lake.folders import FolderChooser, is_rewritten, list_all, segment_key
 from pipelines.lake.segment import checksum, new_segment, open_segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
@@ -49,7 +49,7 @@ def rewrite(lake: Lake, ids: list[str]) -> str:
         "columns": {name: checksum(array) for name, array in values.items()},
     }
     header.pop("trajectories_bytes")
-    new = new_segment(Folders(lake.storage), "compact.x", 0, overlay=False)
+    new = new_segment(FolderChooser(lake.storage), "compact.x", 0, overlay=False)
     batch = pa.record_batch([to_arrow(c, values[c.name]) for c in columns], schema=arrow_schema(columns))
     path = lake.path / segment_key(new)
     path.parent.mkdir(exist_ok=True)

@@ -9,11 +9,11 @@ import pytest
 from pipelines.errors import UsageError
 from pipelines.events import Notice
 from pipelines.lake.sql import catalog, steps
-from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive, fill
 
-SHORT = Limits(seconds=1.5, megabytes=128)
+SHORT = QueryLimits(seconds=1.5, megabytes=128)
 COUNT = "select count(*) from trajectories"
 
 
@@ -101,13 +101,13 @@ def test_a_user_s_query_meets_its_limits(lake: Lake, sql: str, limit: str) -> No
 def test_limits_are_checked() -> None:
     for wrong in ({"seconds": 0.0}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"megabytes": 1}):
         with pytest.raises(UsageError, match="limits"):
-            Limits(**wrong)
+            QueryLimits(**wrong)
 
 
 def test_a_query_of_a_process_of_its_own_answers_the_same(lake: Lake) -> None:
     fill(lake, [5, 6, 7], seal_every=1)
     for sql in ("select * from trajectories order by uid", "select * from steps order by uid, t", "show tables"):
-        assert catalog.query(lake, sql, limits=Limits()) == catalog.query(lake, sql)
+        assert catalog.query(lake, sql, limits=QueryLimits()) == catalog.query(lake, sql)
 
 
 def test_its_notices_arrive(lake: Lake) -> None:
@@ -115,7 +115,7 @@ def test_its_notices_arrive(lake: Lake) -> None:
     path = min((lake.path / "segments").glob("*/*.arrow"))
     path.write_bytes(path.read_bytes()[:100])
     told: list = []
-    assert catalog.query(lake, COUNT, limits=Limits(), listener=told.append)[1] == [(1,)]
+    assert catalog.query(lake, COUNT, limits=QueryLimits(), listener=told.append)[1] == [(1,)]
     assert [event.level for event in told if isinstance(event, Notice)] == ["warning"]
 
 

@@ -14,7 +14,7 @@ from pipelines.errors import Interrupted, UsageError
 from pipelines.events import Event, Waiting
 from pipelines.lake.sql import catalog, sandbox
 from pipelines.lake.sql.expression import StepExpression
-from pipelines.lake.sql.sandbox import LimitReached, Limits
+from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from tests.lake.factories import SCHEMA, fill
@@ -39,7 +39,7 @@ def alive(process: int) -> bool:
 
 def test_one_process_answers_all_questions(lake: Lake) -> None:
     fill(lake, [3, 4])
-    assert catalog.query(lake, "select count(*) from trajectories", limits=Limits())[1] == [(2,)]
+    assert catalog.query(lake, "select count(*) from trajectories", limits=QueryLimits())[1] == [(2,)]
     first = pid()
     assert len(select(lake, "length > 3").uids) == 1
     assert StepExpression("t * 2", SCHEMA.columns).evaluate(**STEPS).tolist() == [0, 2, 4]
@@ -72,7 +72,7 @@ def test_the_next_question_after_a_limit_or_a_death_is_answered(lake: Lake) -> N
     assert len(select(lake, "true").uids) == 1
     first = pid()
     with pytest.raises(LimitReached, match="time limit"):
-        catalog.query(lake, ENDLESS, limits=Limits(seconds=0.2))
+        catalog.query(lake, ENDLESS, limits=QueryLimits(seconds=0.2))
     assert len(select(lake, "true").uids) == 1
     second = pid()
     assert second != first
@@ -82,9 +82,9 @@ def test_the_next_question_after_a_limit_or_a_death_is_answered(lake: Lake) -> N
 
 
 def test_only_a_limit_that_can_be_raised_is_said_to_be() -> None:
-    assert "--timeout" in str(Limits(adjustable=True).out_of_time())
-    assert "--memory" in str(Limits(adjustable=True).out_of_memory())
-    assert "--" not in f"{Limits().out_of_time()} {Limits().out_of_memory()}"
+    assert "--timeout" in str(QueryLimits(adjustable=True).out_of_time())
+    assert "--memory" in str(QueryLimits(adjustable=True).out_of_memory())
+    assert "--" not in f"{QueryLimits().out_of_time()} {QueryLimits().out_of_memory()}"
 
 
 @pytest.mark.parametrize("ask", ["query", "where", "expression"])
@@ -96,13 +96,13 @@ def test_whoever_listens_can_stop_a_question(lake: Lake, ask: str) -> None:
         raise Interrupted("stopped")
 
     asked = {
-        "query": lambda: catalog.query(lake, ENDLESS, limits=Limits(), listener=stop),
+        "query": lambda: catalog.query(lake, ENDLESS, limits=QueryLimits(), listener=stop),
         "where": lambda: select(lake, f"({ENDLESS}) > 0", listener=stop),
         "expression": lambda: StepExpression(ENDLESS_EXPRESSION, SCHEMA.columns, listener=stop).evaluate(**STEPS),
     }
     with pytest.raises(Interrupted, match="stopped"):
         asked[ask]()
-    assert catalog.query(lake, "select 1", limits=Limits())[1] == [(1,)]
+    assert catalog.query(lake, "select 1", limits=QueryLimits())[1] == [(1,)]
 
 
 _EVALUATES = """
@@ -141,7 +141,7 @@ def test_an_expression_stays_within_its_memory() -> None:
 
 
 def test_an_expression_meets_its_time_limit() -> None:
-    limits = Limits(seconds=0.2)
+    limits = QueryLimits(seconds=0.2)
     with pytest.raises(LimitReached, match=r"time limit of 0\.2 s"):
         StepExpression(ENDLESS_EXPRESSION, SCHEMA.columns, limits=limits).evaluate(**STEPS)
 
@@ -164,15 +164,15 @@ def test_a_forked_process_asks_a_helper_of_its_own(lake: Lake) -> None:
 _ASKS = """
 import sys, threading
 from pipelines.lake.sql import catalog, sandbox
-from pipelines.lake.sql.sandbox import Limits
+from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 lake = Lake.open(sys.argv[1])
-catalog.query(lake, "select 1", limits=Limits())
+catalog.query(lake, "select 1", limits=QueryLimits())
 said = []
 def hear(event):
     if not said:
         said.append(print(sandbox._helper._process.pid, flush=True))
-catalog.query(lake, sys.argv[2], limits=Limits(seconds=3600), listener=hear)
+catalog.query(lake, sys.argv[2], limits=QueryLimits(seconds=3600), listener=hear)
 """
 
 

@@ -11,8 +11,8 @@ from pipelines.errors import UsageError
 from pipelines.lake import reading
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.sql import catalog
-from pipelines.lake.sql.sandbox import Limits
-from pipelines.lake.sql.selection import Selected, select
+from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.sql.selection import SelectionResult, select
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, SCHEMA, derive, fill
 
@@ -26,7 +26,7 @@ def filled(lake: Lake) -> Lake:
     return lake
 
 
-def by_length(lake: Lake, chosen: Selected) -> dict[int, float]:
+def by_length(lake: Lake, chosen: SelectionResult) -> dict[int, float]:
     """Weights by length, which tells the trajectories of `filled` apart."""
     _, rows = catalog.query(lake, "select uid, length from trajectories")
     weights = dict(zip(hex_uids(chosen.uids), chosen.weights.tolist(), strict=True))
@@ -214,7 +214,7 @@ def test_what_is_not_a_weight_is_refused(filled: Lake, weight: str, text: str) -
 )
 def test_a_selection_meets_its_limits(filled: Lake, where: str, limit: str) -> None:
     with pytest.raises(UsageError, match=limit):
-        select(filled, where, limits=Limits(seconds=1, megabytes=64))
+        select(filled, where, limits=QueryLimits(seconds=1, megabytes=64))
 
 
 def test_a_selection_without_an_index_file(filled: Lake) -> None:
