@@ -22,7 +22,7 @@ UNREADABLE = (pa.ArrowException, OSError, *MALFORMED)
 
 
 def storage_dtype(column: Column) -> np.dtype:
-    """The numpy dtype in which a column lies on disk."""
+    """Return the numpy dtype of a column on disk."""
     dtype = np.dtype(column.dtype)
     return np.dtype("uint8") if dtype == np.bool_ else dtype
 
@@ -39,7 +39,7 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
-    """`values` (rows, *shape), C-contiguous, as an array that shares their memory."""
+    """Return `values` (rows, *shape), C-contiguous, as an array that shares their memory."""
     rows, buffer = len(values), pa.py_buffer(values.reshape(-1).view(np.uint8))
     kind = arrow_type(column)
     if column.shape == ():
@@ -49,7 +49,7 @@ def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
 
 
 def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
-    """The values of an array without nulls as a read-only view (rows, *shape)."""
+    """Return an array without nulls as a read-only view (rows, *shape)."""
     flat = array if column.shape == () else array.values
     rows, size = len(array), math.prod(column.shape)
     values = np.frombuffer(
@@ -59,7 +59,7 @@ def to_numpy(column: Column, array: pa.Array) -> np.ndarray:
 
 
 def mapped(path: Path, *, scattered: bool) -> mmap.mmap:
-    """The file, mapped for reading; `scattered` if short ranges anywhere will be read: reading ahead is in vain."""
+    """Map a file for reading. `scattered`: short ranges anywhere will be read, so the kernel should not read ahead."""
     with open_regular(path) as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if scattered:

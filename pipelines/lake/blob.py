@@ -1,11 +1,10 @@
-"""The wide columns of a segment (images) and its ragged ones (texts): an Arrow file of lz4 batches.
+"""The wide (images) and ragged (texts) columns of a segment: an Arrow file of lz4 batches.
 
-A batch holds 32 rows, fewer if they are more than 256 KiB, more if they are less than 32 KiB.
-
-A window is read by decoding the batches it touches. Larger ones decode more rows in vain, smaller ones cost more calls.
-Measured on frames of games of 12 KiB and 28 KiB (tests/benchmarks/frames.py): level 3 makes files half as large as
-level 1 and decodes up to 1.7 times as fast, for a third of the speed of writing (250 to 600 MB/s); zstd makes them as
-small or a little smaller and decodes at half to a third of the speed.
+A batch holds 32 rows, fewer if they are more than 256 KiB, more if they are less than 32 KiB. A window is read by
+decoding the batches it touches: larger ones decode more rows than needed, smaller ones cost more calls. Measured on
+game frames of 12 and 28 KiB (tests/benchmarks/frames.py): level 3 makes files half as large as level 1 and decodes up
+to 1.7 times as fast, at a third of the speed of writing (250 to 600 MB/s); zstd files are equal or slightly smaller and
+decode at a half to a third of the speed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ROWS_KEY = b"batch_rows"  # in the file's metadata
 
 
 def blob_path(main: Path) -> Path:
-    """The blob file beside a segment's main file."""
+    """Return the path of the blob file beside a segment's main file."""
     return main.with_name(main.name.removesuffix(".arrow") + ".blob.arrow")
 
 
@@ -50,14 +49,14 @@ def write_blob(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, n
 
 @dataclass
 class BlobCache:
-    """The batches decoded last, `limit_bytes` of them over all files that share the cache."""
+    """An LRU cache of decoded batches, `limit_bytes` over all files that share it."""
 
     limit_bytes: int = 16 << 20
     _held: OrderedDict[tuple[Path, str, int], np.ndarray] = field(default_factory=OrderedDict)
     _bytes: int = 0
 
     def get(self, key: tuple[Path, str, int], decode: Callable[[], np.ndarray]) -> np.ndarray:
-        """The batch of `key`, decoded now if it is not held."""
+        """Return the batch of `key`, decoding it if it is not cached."""
         batch = self._held.get(key)
         if batch is not None:
             self._held.move_to_end(key)
@@ -70,9 +69,8 @@ class BlobCache:
 
 
 class BlobFile:
-    """The blob file of a segment of `rows` rows, `batch_rows` of which are decoded at a time.
-
-    IntegrityError if it is missing, damaged or another's.
+    """The blob file of a segment of `rows` rows, which are decoded `batch_rows` at a time. IntegrityError if it is
+    missing, damaged or belongs to another segment.
     """
 
     def __init__(
@@ -112,6 +110,6 @@ class BlobFile:
 
 
 def _reader(file: pa.Buffer, column: int | None = None) -> pa.ipc.RecordBatchFileReader:
-    """A reader of one column, or of all. In this thread: handing a batch to others takes longer than decoding it."""
+    """Open a reader of one column or of all, single-threaded: handing a batch to a pool costs more than decoding it."""
     wanted = None if column is None else [column]
     return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=wanted))

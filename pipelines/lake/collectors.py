@@ -1,15 +1,15 @@
-"""Who filled a lake: `collectors/NAME.json`, a file for every collector, from which lineage goes on.
+"""Records of the collectors that filled a lake, one file `collectors/NAME.json` each. Lineage is built on them.
 
-    collector   what its trajectories are marked with
-    run         its run directory: {"path" as given, "absolute", "id"}; null for one without a run
+    collector   the name in its trajectories
+    run         its run directory: {"path" as given, "absolute", "id"}; null without a run
     env, seed   the settings of its environment
-    horizon     most steps of an episode there; null where no limit is known
-    behaviour   its policy and exploration; null for a chain, whose run says more
-    started     when its first process began (seconds since the epoch)
-    policies    policy id -> the run directory it came from ({"path", "absolute"}), null for one that is not a run
+    horizon     the episode length limit; null if unknown
+    behaviour   its policy and exploration; null for `amago run`, whose run directory says more
+    started     when its first process started (seconds since the epoch)
+    policies    policy id -> the run directory it came from ({"path", "absolute"}), null if it did not come from a run
     processes   {"host", "pid", "argv", "started", "versions"} of its processes, the newest last
 
-A lake can be read without these files: they say where it came from, and nothing else.
+These files only describe where data came from; the lake can be read without them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _ProcessRecord(Form):
 
 
 class _CollectorRecord(Form):
-    """What is read of a collector's file."""
+    """The fields that are read from a collector's file."""
 
     collector: str
     run: _RunPlace | None = None
@@ -79,7 +79,9 @@ def register(
     horizon: int | None = None,
     behaviour: Mapping[str, Any] | None = None,
 ) -> None:
-    """A process of `collector` begins. Only one at a time may bear that name. StageFailed when it cannot be written."""
+    """Record the start of a process of `collector`. Only one process at a time may have that name. StageFailed if the
+    record cannot be written.
+    """
     known = read(lake, collector) or {"collector": collector, "started": process["started"], "policies": {}}
     processes = [*known.get("processes", []), dict(process)][-_MOST_PROCESSES:]
     facts = {"run": run, "env": dict(env), "seed": seed, "horizon": horizon, "behaviour": behaviour}
@@ -87,7 +89,7 @@ def register(
 
 
 def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any] | None) -> None:
-    """A policy acts for `collector` from now on."""
+    """Record that a policy acts for `collector`."""
     known = read(lake, collector) or {"collector": collector}
     policies = known.get("policies", {})
     if policy_id not in policies or policies[policy_id] != run:
@@ -95,7 +97,7 @@ def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any
 
 
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
-    """What a collector said of itself; None if nothing can be read."""
+    """Return a collector's record; None if it cannot be read."""
     try:
         return parse_object(lake.storage.read(_key(collector)), _CollectorRecord)
     except OSError:
@@ -103,7 +105,7 @@ def read(lake: Lake, collector: str) -> dict[str, Any] | None:
 
 
 def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
-    """Every collector that said something of itself, by name."""
+    """Return the records of all collectors by name."""
     found: dict[str, dict[str, Any]] = {}
     for name in sorted(lake.storage.names(FOLDER)):
         if not name.endswith(".json") or name.startswith("."):
@@ -118,8 +120,8 @@ def read_all(lake: Lake) -> dict[str, dict[str, Any]]:
 
 
 def table(lake: Lake) -> pa.Table:
-    """A row for every collector: `collector`, `run` (its directory), `run_id`, `env`, `seed`, `started`, and of its
-    newest process `host`, `pid`, `process_started`; `processes` counts those.
+    """Return a row for every collector: `collector`, `run` (its directory), `run_id`, `env`, `seed`, `started`, of its
+    newest process `host`, `pid` and `process_started`, and the number of `processes`.
     """
     rows = []
     for name, record in read_all(lake).items():
@@ -142,17 +144,17 @@ def table(lake: Lake) -> pa.Table:
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """Return eight characters that differ for different `facts`, to be a part of a collector's name."""
+    """Return eight characters of a hash of `facts`, for a collector's name."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def place(path: Path) -> dict[str, str]:
-    """A directory as given and as it is found from anywhere on this host."""
+    """Return a directory as given and as an absolute path."""
     return {"path": str(path), "absolute": str(Path(path).resolve())}
 
 
 def write(lake: Lake, record: Mapping[str, Any]) -> None:
-    """Replace what is known of the collector of `record`. StageFailed when it cannot be written."""
+    """Replace the record of a collector. StageFailed if it cannot be written."""
     key = _key(record["collector"])
     with explained(f"write '{lake.storage.url(key)}'"):
         lake.storage.write(key, (json.dumps(record, indent=1, default=str) + "\n").encode())

@@ -15,32 +15,32 @@ from pipelines.files.atomic import storage_error
 from pipelines.lake.storage import FRESH_SECONDS, Storage
 
 ROOT = "segments"
-REWRITTEN = "compact"  # label of the writers that make segments from others
-FULL = 128  # files in a folder, from which on a writer uses the next one
+REWRITTEN = "compact"  # label of writers that rewrite segments
+FULL = 128  # files in a folder, at which a writer uses the next one
 COUNTED_EVERY = 16  # own publications
 WATCHED_HOURS = 48
-WATCHED_FOLDERS = 16  # the newest ones, beside the last one of each hour
-TURN = 16  # of the others, at each look; where every look is a request: one
+WATCHED_FOLDERS = 16  # the newest, besides the last of each hour
+TURN = 16  # of the others, at each listing; one where every listing is a request
 _LAST = 9999
 
 
 def segment_key(id: str) -> str:
-    """Where the columns of a segment lie."""
+    """Return the key of a segment's main file."""
     return f"segments/{id}.arrow"
 
 
 def blob_key(id: str) -> str:
-    """Where the wide columns of a segment lie."""
+    """Return the key of a segment's blob file."""
     return f"segments/{id}.blob.arrow"
 
 
 def is_rewritten(id: str) -> bool:
-    """Whether a segment may have been made from others: its footer says which."""
+    """Return whether a segment may have been rewritten from others, which its footer lists."""
     return f"-{REWRITTEN}." in id
 
 
 def written_by(id: str) -> tuple[str, int, bool]:
-    """What a segment's name says of it: its writer, the writer's count, and whether it is an overlay.
+    """Return the writer, its sequence number, and whether the segment is an overlay, from a segment's name.
 
     >>> written_by("2026010203/0006476bd2f0e2d6-actor.1f.9c0d-00000007.ovl")
     ('actor.1f.9c0d', 7, True)
@@ -51,12 +51,12 @@ def written_by(id: str) -> tuple[str, int, bool]:
 
 
 def hour_of(folder: str) -> str:
-    """The hour that a folder belongs to."""
+    """Return the hour of a folder."""
     return folder.partition("_")[0]
 
 
 def by_hour(names: Iterable[str]) -> dict[str, list[str]]:
-    """Folders of each hour, in the order in which they were opened."""
+    """Group folders by hour, in the order in which they were opened."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         found.setdefault(hour_of(name), []).append(name)
@@ -64,25 +64,25 @@ def by_hour(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 class FolderChooser:
-    """Where one writer publishes: in the newest folder of the hour, or in the next one if that is full.
+    """The choice of the folder in which a writer publishes: the newest of the hour, or the next one if that is full.
 
-    Nobody is asked: writers that open the next folder at once open the same one, and a folder may get some more files
-    than `FULL`, from writers that have not counted them yet.
+    Writers do not coordinate: those that open the next folder at the same time open the same one, and a folder may
+    exceed `FULL` by the files of writers that have not counted yet.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._hour = ""
         self._number = 0
-        self._left = 0  # own publications before files are counted
+        self._left = 0  # publications before files are counted again
 
     def choose(self, hour: str) -> str:
-        """Name of the folder for a file that is published now. OSError as the storage gives it."""
+        """Return the folder for a file that is published now. OSError as the storage raises it."""
         if self._storage.stamp(ROOT) is None:
             return hour
         if hour != self._hour:
             self._hour, self._number, self._left = hour, self._newest(hour), 0
-        elif self._storage.stamp(f"{ROOT}/{_name(hour, self._number + 1)}"):  # somebody has opened it
+        elif self._storage.stamp(f"{ROOT}/{_name(hour, self._number + 1)}"):  # another writer has opened it
             self._number, self._left = max(self._number, self._newest(hour)), 0
         if not self._left:
             while self._number < _LAST and len(self._storage.names(f"{ROOT}/{_name(hour, self._number)}")) >= FULL:
@@ -101,11 +101,11 @@ def _name(hour: str, number: int) -> str:
 
 
 class FolderWatcher:
-    """What appears in the folders and goes from them, at a cost that follows what is new.
+    """An incremental listing of segments. Its cost follows the number of changes.
 
-    A folder is listed again only if its modification time moved or is too fresh to trust. Looked at are the folders
-    that writers use: the newest ones and the last one of each of the newest 48 hours, for clocks may be off; an
-    unknown one always; and of the others, where a writer that was stopped for long may yet publish, some in turn.
+    A folder is listed again only if its modification time changed or is too recent to be reliable. It checks the newest
+    folders and the last folder of each of the newest 48 hours, because clocks may be wrong; any unknown folder; and
+    some of the others in turn, where a writer that was suspended for long may still publish.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -119,15 +119,15 @@ class FolderWatcher:
         self._names: dict[str, set[str]] = {}
 
     def forget(self) -> None:
-        """Everything is new again."""
+        """Report everything as new at the next listing."""
         self._root = None
         self._stamps.clear()
         self._names.clear()
 
     def __iter__(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Ids of the segments that are new in a folder since the last time, and of those that have gone from it.
+        """Yield the ids of segments that appeared in a folder since the last time, and of those that disappeared.
 
-        What was given is not given again; after an error the next time goes on from there.
+        Each change is reported once; after an error the next iteration resumes there.
         """
         root, settled = _stamp(self._storage, ROOT)
         if root is None or root != self._root:
@@ -150,7 +150,7 @@ class FolderWatcher:
         self._turn += turn
 
     def _arrange(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Find out which folders there are. From those that have gone, everything has gone."""
+        """Update the list of folders. All files of a folder that is gone are gone."""
         hours = by_hour(folders(self._storage, ROOT))
         here = [folder for hour in hours.values() for folder in hour]
         watched = {opened[-1] for opened in list(hours.values())[-WATCHED_HOURS:]} | set(here[-WATCHED_FOLDERS:])
@@ -170,7 +170,7 @@ class FolderWatcher:
 
 
 def _stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
-    """The stamp of a folder, and whether whatever appears in it from now on moves it."""
+    """Return the stamp of a folder, and whether any later change is certain to change it."""
     now = time.time_ns()
     try:
         stamp = storage.stamp(folder)
@@ -180,7 +180,7 @@ def _stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
 
 
 def folders(storage: Storage, folder: str) -> list[str]:
-    """Folders in `folder`. StageFailed when the storage refuses."""
+    """Return the folders in `folder`. StageFailed if the storage fails."""
     try:
         return storage.folders(folder)
     except OSError as error:
@@ -188,12 +188,12 @@ def folders(storage: Storage, folder: str) -> list[str]:
 
 
 def list_segments(storage: Storage, folder: str) -> list[str]:
-    """Ids of the segments in a folder, overlays included, blobs not, sorted."""
+    """Return the sorted ids of the segments in a folder, overlays included."""
     return sorted(_ids(folder, next(_listings(storage, [folder]))))
 
 
 def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
-    """Ids of everything listed, sorted; `rewritten`: only of segments made from others."""
+    """Return the sorted ids of all segments; `rewritten`: only of those rewritten from others."""
     here = sorted(folders(storage, ROOT))
     listed = zip(here, _listings(storage, here), strict=True)
     ids = (id for folder, names in listed for id in sorted(_ids(folder, names)))
@@ -201,7 +201,7 @@ def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
 
 
 def _listings(storage: Storage, names: Sequence[str]) -> Iterator[list[str]]:
-    """Names in each of these folders."""
+    """Yield the names in each of these folders."""
     try:
         yield from storage.listings([f"{ROOT}/{name}" for name in names])
     except OSError as error:

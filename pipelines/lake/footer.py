@@ -1,9 +1,9 @@
-"""A segment's footer: what is in the file, so that nobody needs to read it to know.
+"""A segment's footer: a description of its content that is read without reading the columns.
 
-Arrow's file footer carries three texts. `amago` is a JSON object: format, kind ("steps" or "overlay"),
-schema id, writer, commit time, rows, CRC32 of every column. `trajectories` is the table of trajectories, an
-Arrow stream compressed by zstd and written in base64 (footer values are text for other readers of the
-format). `crc` is the CRC32 of the two, in hex.
+Arrow's file footer carries three texts. `amago` is a JSON object: format, kind ("steps" or "overlay"), schema id,
+writer, commit time, rows, CRC32 of every column. `trajectories` is the table of trajectories, an Arrow stream
+compressed by zstd and encoded as base64 (footer values must be text for other readers of the format). `crc` is the
+CRC32 of both, in hex.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TRAJECTORIES = pa.schema(
         ("t_commit", pa.float64()),
     ]
 )
-_TAIL = 1 << 14  # read in one go: the footer of a segment of a few hundred trajectories
+_TAIL = 1 << 14  # enough for the footer of a segment of a few hundred trajectories
 _END = struct.Struct("<i6s")  # an Arrow file ends with the length of its footer and these six letters
 _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
 
@@ -70,7 +70,7 @@ _Place = Annotated[int, Field(ge=0, lt=2**48)]
 
 
 class SegmentHeader(Form):
-    """What is read of a segment's header."""
+    """The fields that are read from a segment's header."""
 
     format: Literal[1]
     kind: Literal["steps", "overlay"]
@@ -86,8 +86,8 @@ class SegmentHeader(Form):
 
 @dataclass(frozen=True)
 class Footer:
-    """`header` is the JSON object; `trajectories` the table by `TRAJECTORIES`, decoded when asked for
-    (IntegrityError if damaged). A `t_commit` that is null there is the segment's own.
+    """A decoded footer. `header` is the JSON object; `trajectories` the table by `TRAJECTORIES`, decoded on first use
+    (IntegrityError if damaged), in which a null `t_commit` is replaced by the segment's own.
     """
 
     header: Mapping[str, Any]
@@ -110,26 +110,28 @@ class Footer:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns stored here, in order."""
+        """Names of the stored columns, in order."""
         return tuple(self.header["columns"])
 
     @property
     def replaces(self) -> tuple[str, ...]:
-        """Ids of the segments that this one was rewritten from, and of those that they were rewritten from."""
+        """Ids of all segments that this one was rewritten from, directly or indirectly."""
         return tuple(self.header.get("replaces", ()))
 
     def part(self, id: str) -> tuple[int, int]:
-        """First trajectory and number of trajectories that come from the replaced segment `id`."""
+        """Return the index of the first trajectory, and the number of trajectories, that come from the replaced segment
+        `id`.
+        """
         first, count = self.header["replaces"][id]
         return int(first), int(count)
 
     def uids(self) -> np.ndarray:
-        """(n,) "S16" raw uuids."""
+        """Return the raw uuids (n,) "S16"."""
         return uid_array(self.trajectories["uid"])
 
 
 def _require_sound(table: pa.Table, rows: int) -> None:
-    """ValueError unless every trajectory has a name, and its rows are within the `rows` of the segment."""
+    """Raise ValueError unless every trajectory has a uid and its rows are within the `rows` of the segment."""
     if not table.schema.equals(TRAJECTORIES):
         raise ValueError("its trajectories do not have the columns of trajectories")
     table.validate(full=True)
@@ -152,23 +154,23 @@ def _dated(table: pa.Table, t_commit: float) -> pa.Table:
 
 
 def uid_array(column: pa.ChunkedArray) -> np.ndarray:
-    """A binary(16) column as numpy "S16"."""
+    """Return a binary(16) column as numpy "S16"."""
     array = column.combine_chunks()
     return np.frombuffer(array.buffers()[1], "S16", len(array), array.offset * 16) if len(array) else np.zeros(0, "S16")
 
 
 def hex_uids(uids: np.ndarray) -> list[str]:
-    """Raw uids ("S16", which hides zeros at the end) as 32 hex digits each."""
+    """Return raw uids ("S16", which hides zeros at the end) as 32 hex digits each."""
     return [uid.ljust(16, b"\0").hex() for uid in uids.tolist()]
 
 
 def table_of(columns: Mapping[str, Sequence[Any] | np.ndarray | pa.Array]) -> pa.Table:
-    """Trajectories given as columns of `TRAJECTORIES`."""
+    """Build the table of trajectories from columns of `TRAJECTORIES`."""
     return pa.Table.from_pydict(dict(columns), schema=TRAJECTORIES)
 
 
 def metadata(header: Mapping[str, Any], trajectories: pa.Table) -> dict[str, str]:
-    """The footer's texts."""
+    """Return the texts of a footer."""
     table = trajectories.combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TRAJECTORIES) as stream:
@@ -184,7 +186,7 @@ def _crc(text: bytes, packed: bytes) -> str:
 
 
 def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
-    """A footer from a file's metadata. IntegrityError for a foreign file, InputMissing for a newer format."""
+    """Decode a footer from a file's metadata. IntegrityError for a foreign file, InputMissing for a newer format."""
     texts = values or {}
     try:
         text, packed, crc = texts[b"amago"], texts[b"trajectories"], texts[b"crc"].decode()
@@ -199,24 +201,24 @@ def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
             f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"
         )
     if header is None or not fits(header, SegmentHeader):
-        raise IntegrityError(f"segment '{path}' is damaged: its header has not the fields of a segment's")
+        raise IntegrityError(f"segment '{path}' is damaged: its header lacks the fields of a segment's")
     return Footer(header, packed, path)
 
 
 def read_footer(storage: Storage, id: str) -> Footer:
-    """Footer of a segment, in less than 0.1 ms from a local disk. FileNotFoundError if it is gone, IntegrityError
-    if unreadable.
+    """Read the footer of a segment, in less than 0.1 ms from a local disk. FileNotFoundError if it is gone,
+    IntegrityError if it is unreadable.
     """
     try:
         return _read_footer(storage, id)
     except IntegrityError:
-        if not storage.forget(segment_key(id)):  # else what is damaged may be this host's copy
+        if not storage.forget(segment_key(id)):  # otherwise this host's copy may be what is damaged
             raise
         return _read_footer(storage, id)
 
 
 def prefetch_footers(storage: Storage, ids: Iterable[str]) -> None:
-    """Get the footers of segments that lie elsewhere, several at a time: they will be read."""
+    """Fetch the footers of remote segments concurrently before they are read."""
     storage.prefetch_tails((segment_key(id) for id in ids), _TAIL)
 
 
@@ -235,7 +237,7 @@ def _read_footer(storage: Storage, id: str) -> Footer:
 
 
 def _require_own(footer: Footer, id: str) -> None:
-    """IntegrityError for a whole segment under another's name: its checksums fit, and what was there is lost."""
+    """Raise IntegrityError for an intact segment under another's name: the one that had this name is lost."""
     header, (writer, sequence, overlay) = footer.header, written_by(id)
     if (header["writer"], header["sequence"], footer.is_overlay) != (writer, sequence, overlay):
         raise IntegrityError(
@@ -245,18 +247,19 @@ def _require_own(footer: Footer, id: str) -> None:
 
 
 def _tail(storage: Storage, key: str) -> bytes:
-    """The end of an Arrow file from its footer on or earlier: all that its reader looks at before a batch.
+    """Return the end of an Arrow file that includes its footer, which is all that Arrow's reader looks at before a
+    batch.
 
-    Reading it here is ten times faster than through Arrow's own files, whose reads go through a pool of threads.
+    Reading it here is ten times faster than through Arrow's own files, whose reads go through a thread pool.
     """
     tail = storage.tail(key, _TAIL)
     length, _ = _END.unpack(tail[-_END.size :].rjust(_END.size))
-    needed = length + 2 * _END.size  # the reader wants room for the letters at the file's beginning
+    needed = length + 2 * _END.size  # the reader expects the magic bytes of the file's beginning
     return storage.tail(key, needed) if len(tail) == _TAIL and needed > _TAIL else tail
 
 
 def info_of(row: Mapping[str, Any]) -> TrajectoryInfo:
-    """The writer's part of a row of `TRAJECTORIES`."""
+    """Return the writer's part of a row of `TRAJECTORIES`."""
     fields = {name: value for name, value in row.items() if name in _INFO}
     fields["attempts"] = tuple(fields["attempts"] or ())
     fields["tags"] = dict(fields["tags"] or ())

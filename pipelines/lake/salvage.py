@@ -1,4 +1,4 @@
-"""Salvage: what a dead writer logged becomes a segment, once."""
+"""Salvage: turning the logs of dead writers into segments, exactly once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from pipelines.lake.writer import LOG_FORMAT, publish_log
 
 
 def salvage(storage: Storage, schema: Callable[[str], Schema], *, listener: Listener = silent) -> int:
-    """Seal the logs of dead writers; returns the number of trajectories saved. Safe at any time, by anyone.
+    """Seal the logs of dead writers; returns the number of trajectories saved. Safe at any time, in any process.
 
-    `schema` gives the Schema of an id. A log that cannot be sealed now (a full or read-only disk, a newer
-    format) stays where it is, with a Notice. A log with damaged records is kept under `quarantine/` when the
-    rest is sealed.
+    `schema` returns the Schema of an id. A log that cannot be sealed now (a full or read-only disk, a newer format) is
+    kept, with a Notice. A log with damaged records is copied to `quarantine/` and the rest of it is sealed.
     """
     saved = 0
     for path in sorted((storage.local / "wal").glob("*.wal")):
@@ -43,7 +42,7 @@ def salvage(storage: Storage, schema: Callable[[str], Schema], *, listener: List
         finally:
             if log is not None:
                 log.close()
-    with contextlib.suppress(OSError):  # a read-only disk: they do no harm
+    with contextlib.suppress(OSError):  # a read-only disk: they are harmless
         remove_unborn(storage.local / "tmp")
     return saved
 
@@ -72,7 +71,7 @@ def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], li
     known = {c.name: c for c in schema(schema_id).columns}
     columns = [known[name] for name in names]
     items = [_unsealed(columns, row, data) for row, data in content.records]
-    storage.create_folders()  # empty ones get lost when a lake is copied
+    storage.create_folders()  # copying a lake loses empty folders
     publish_log(storage, FolderChooser(storage), log, schema_id, columns, items)
     return len(items)
 
@@ -82,8 +81,8 @@ def _quarantine(storage: Storage, log: Log, content: LogContent, listener: Liste
     storage.write(kept, log.path.read_bytes())
     lost = "its header" if content.header is None else f"{content.damaged} of its records"
     text = (
-        f"the log of a dead writer is damaged: {lost} cannot be read, and the trajectories of which it tells are lost; "
-        f"it is kept as '{storage.url(kept)}'"
+        f"the log of a dead writer is damaged: {lost} cannot be read, and its trajectories are lost; "
+        f"the log is kept as '{storage.url(kept)}'"
     )
     listener(Notice(text=text, level="warning"))
 

@@ -1,8 +1,8 @@
-"""The columns of a step, named by the hash of what they mean.
+"""The columns of a step, identified by a hash of their meaning.
 
-"Arrival" convention: a trajectory of T actions has T + 1 rows. Row t holds the observation o_t and what led
-to it: the executed action a_{t-1} and reward r_t (zeros at row 0), `terminated`, `truncated` (only ever set
-in the last row) and `reset` (1 where a soft reset put the agent back at the start inside the rollout).
+"Arrival" convention: a trajectory of T actions has T + 1 rows. Row t holds the observation o_t and what led to it: the
+executed action a_{t-1} and reward r_t (zeros in row 0), `terminated`, `truncated` (set in the last row only) and
+`reset` (1 where a soft reset returned the agent to the start within the rollout).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ BLOB_BYTES = 1024  # a column at least this wide per step is stored compressed
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One value a step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag).
-
-    A `ragged` one is padded with zeros and therefore always stored compressed.
+    """One value per step: numpy `dtype`, `shape` of one step, `role` (observation, action, reward, flag). A `ragged`
+    column is padded with zeros and therefore always compressed.
     """
 
     name: str
@@ -47,14 +46,14 @@ class Column:
 
 
 def digest(data: Any) -> str:
-    """The id of a schema given as JSON: first 16 hex digits of the SHA-256 of its canonical form."""
+    """Return the id of a schema given as JSON: the first 16 hex digits of the SHA-256 of its canonical form."""
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The step columns that follow from an environment's spaces. Equal spaces give equal ids."""
+    """The step columns of an environment's spaces. Equal spaces have equal ids."""
 
     spaces: Spaces
 
@@ -99,5 +98,5 @@ class Schema:
         return cls(Spaces.from_json(data["spaces"]))
 
     def empty(self, rows: int) -> dict[str, np.ndarray]:
-        """Zeroed step columns of `rows` rows."""
+        """Return zeroed step columns of `rows` rows."""
         return {c.name: np.zeros((rows, *c.shape), dtype=c.dtype) for c in self.columns}

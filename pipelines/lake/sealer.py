@@ -1,7 +1,7 @@
-"""Logs on their way into segments, published by a thread of their own: the disk's fsync stalls nobody who acts.
+"""Publication of logs as segments in a thread of its own, so that fsync never blocks acting.
 
-One log at a time, in order. A log that cannot be published stays first in the line, with its lock held; the error is
-raised to the writer's next call, and the line moves again with the log that comes next.
+Logs are published one at a time, in order. A log that cannot be published stays first in the queue with its lock held;
+its error is raised in the writer's next call, and publication is retried when the next log is submitted.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from pipelines.errors import StageFailed
 from pipelines.lake.segment import UnsealedBatch
 from pipelines.lake.wal import Log
 
-WAITING = 2  # logs in line, besides the one being published, before who brings another has to wait
+WAITING = 2  # queued logs, besides the one being published, at which submit blocks
 Publish = Callable[[Log, Sequence[UnsealedBatch]], object]
 
 
 class Sealer:
-    """`publish(log, items)` makes a segment of a log and drops it. Methods are for the writer's thread."""
+    """A queue of logs. `publish(log, items)` turns a log into a segment and drops it. Methods are for the writer's
+    thread.
+    """
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._line: deque[tuple[Log, Sequence[UnsealedBatch]]] = deque()
-        self._moved = threading.Condition()  # its lock is held for moments only
+        self._moved = threading.Condition()  # held briefly
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stopped = False
         self._process = os.getpid()
 
     def submit(self, log: Log, items: Sequence[UnsealedBatch]) -> None:
-        """Publish `log`, sooner or later; waits while the line is too long. Raises an earlier log's error."""
+        """Queue `log` for publication; blocks while the queue is too long. Raises an earlier log's error."""
         self._line.append((log, items))
         self._run()
         with self._moved:
@@ -40,23 +42,23 @@ class Sealer:
         self.check()
 
     def check(self) -> None:
-        """Raise what went wrong since the last time."""
+        """Raise the error of the last publication, if it failed."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def retry(self) -> None:
-        """Begin again with what failed; its error is news only if it comes again."""
+        """Retry a failed publication; its error is reported only if it occurs again."""
         self._error = None
         self._run()
 
     def finish(self) -> None:
-        """Return when all are published, or raise the error of the first that could not be."""
+        """Wait until all logs are published, or raise the error of the first that cannot be."""
         self._join()
         self.check()
 
     def abandon(self) -> None:
-        """Let go of the logs that are not published: salvage will deal with them."""
+        """Release the logs that are not published, for salvage."""
         self._stopped = True
         self._join()
         while self._line:
@@ -92,5 +94,5 @@ class Sealer:
                 self._moved.notify_all()
 
     def _mine(self) -> bool:
-        """Whether this is not a forked child, which has neither the thread nor the logs."""
+        """Return False in a forked child, which has neither the thread nor the logs."""
         return os.getpid() == self._process

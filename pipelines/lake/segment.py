@@ -1,9 +1,7 @@
-"""Segment files: one immutable Arrow IPC file of steps, beside it a blob file where a column is wide.
+"""Segment files: an immutable Arrow IPC file of steps, and a blob file beside it for wide columns.
 
-`STEM.arrow` holds one uncompressed RecordBatch, so that a column is one range of the file; `STEM.ovl.arrow`
-likewise, with the columns that an overlay changes; `STEM.blob.arrow` holds the columns of 1 KiB a step or
-more, see `blob`. A segment's id is "FOLDER/STEM" ("FOLDER/STEM.ovl" for an overlay), its file
-"segments/ID.arrow"; for folders see `folders`.
+`STEM.arrow` holds one uncompressed RecordBatch, so that a column is one range of the file; `STEM.ovl.arrow` likewise,
+with the columns that an overlay changes; `STEM.blob.arrow` holds the columns of 1 KiB a step or more, see `blob`.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ from pipelines.lake.folders import FolderChooser, blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
 
-FETCHES = 4  # of a file that this host keeps for a while only
+FETCHES = 4  # attempts, as the cache may evict a file before it is mapped
 
 
 @dataclass
 class UnsealedBatch:
-    """Trajectories on their way into a segment: their uids, their columns one after another, what their rows of the
-    footer's table have in common, and, a column a field, what they have not.
+    """Trajectories before they are sealed: their uids, their columns one after another, `row`, the fields of the
+    footer's table that they share, and `each`, columns of the fields that they do not share.
     """
 
     uids: Sequence[bytes]
@@ -44,13 +42,13 @@ class UnsealedBatch:
     each: Mapping[str, Sequence[Any] | np.ndarray] = field(default_factory=dict)
 
     def column(self, name: str) -> Sequence[Any] | np.ndarray:
-        """A field of the footer's table, None where nothing is known."""
+        """Return the values of a field of the footer's table, None where unknown."""
         return self.each[name] if name in self.each else [self.row.get(name)] * len(self.uids)
 
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """Files of a segment written and synced under temporary names."""
+    """Files of a segment, written and synced under temporary names."""
 
     main: Path
     blob: Path | None
@@ -62,7 +60,9 @@ class StagedFiles:
 
 
 def new_segment(folders: FolderChooser, writer: str, sequence: int, *, overlay: bool) -> str:
-    """Id of a segment published now: unique by the writer's name and its count, whatever the clock says."""
+    """Return the id of a segment published now. The writer's name and sequence number make it unique, whatever the
+    clock.
+    """
     now = time.time_ns() // 1000
     folder = folders.choose(time.strftime("%Y%m%d%H", time.gmtime(now // 1_000_000)))
     return f"{folder}/{now:016x}-{writer}-{sequence:08d}{'.ovl' if overlay else ''}"
@@ -78,8 +78,7 @@ def stage(
     sequence: int,
     overlay: bool,
 ) -> StagedFiles:
-    """Write the files of a writer's segment number `sequence` into `tmp`. OSError as the system gives it, with nothing
-    left behind."""
+    """Write the files of a writer's segment number `sequence` into `tmp`. An OSError leaves nothing behind."""
     names = [c.name for c in columns]
     said = _said(items)
     ends, uids = np.cumsum(np.asarray(said["length"]) + 1), b"".join(chain.from_iterable(item.uids for item in items))
@@ -100,7 +99,7 @@ def stage(
 
 
 def _said(items: Sequence[UnsealedBatch]) -> dict[str, Sequence[Any] | np.ndarray | pa.Array]:
-    """The footer's table as far as it is known of each, by columns; what an item has in common is converted once."""
+    """Build the footer's table by columns; what the trajectories of an item share is converted once."""
     said: dict[str, Sequence[Any] | np.ndarray | pa.Array] = {}
     item_of = pa.array(np.repeat(np.arange(len(items)), [len(item.uids) for item in items]))
     own = {name for item in items for name in item.each}
@@ -117,7 +116,7 @@ def _said(items: Sequence[UnsealedBatch]) -> dict[str, Sequence[Any] | np.ndarra
 
 
 def _plain(name: str, values: list[Any]) -> list[Any]:
-    """Values of a field as Arrow takes them."""
+    """Return values of a field in the form that Arrow accepts."""
     if name == "base_uid":
         return [bytes.fromhex(base) if base else None for base in values]
     if name == "tags":
@@ -132,9 +131,9 @@ def stage_files(
     values: Mapping[str, Any],
     metadata: Callable[[], dict[str, str]],
 ) -> StagedFiles:
-    """Write `values` (rows, *shape) of every column in storage form; OSError leaves nothing behind.
+    """Write `values` (rows, *shape) of every column in storage form; an OSError leaves nothing behind.
 
-    A wide column may be anything that has a length and gives slices of rows. `metadata` is asked once those are
+    The values of a wide column may be any object with a length and slices of rows. `metadata` is called after they are
     written.
     """
     plain = [c for c in columns if not c.is_blob]
@@ -150,14 +149,14 @@ def stage_files(
 
 
 def publish(storage: Storage, staged: StagedFiles, id: str) -> None:
-    """Give the files their names, the blob first: a segment that is listed is whole."""
+    """Publish the files, the blob first, so that a listed segment is complete."""
     if staged.blob is not None:
         storage.publish(staged.blob, blob_key(id))
     storage.publish(staged.main, segment_key(id))
 
 
 def drop_orphan(storage: Storage, id: str) -> None:
-    """Remove the blob of a segment whose publication ended before its main file had a name; by its log's owner."""
+    """Remove the blob of a segment whose main file was never published; called by the log's owner."""
     if not storage.exists(segment_key(id)):
         storage.remove(blob_key(id))
 
@@ -171,9 +170,9 @@ def open_segment(
     cache: BlobCache | None = None,
     check: Callable[[SegmentFile], None] | None = None,
 ) -> SegmentFile:
-    """The segment, fetched if it lies elsewhere, and mapped; see `SegmentFile`.
+    """Fetch a segment if it is remote, and map it; see `SegmentFile`.
 
-    A copy that this host removed meanwhile, or damaged, is fetched again; `check` may find damage too.
+    A local copy that was evicted meanwhile or is damaged is fetched again; `check` may find damage too.
     """
     keys = (segment_key(id), blob_key(id))
     for attempt in range(FETCHES):
@@ -194,7 +193,7 @@ def open_segment(
 
 
 def checksum(values: np.ndarray, crc: int = 0) -> int:
-    """CRC32 of the bytes of a C-contiguous array, continued from `crc`."""
+    """Return the CRC32 of the bytes of a C-contiguous array, continued from `crc`."""
     return zlib.crc32(values.reshape(-1).view(np.uint8).data, crc)
 
 
@@ -207,11 +206,10 @@ def _write_main(
 
 
 class SegmentFile:
-    """A mapped segment. `columns` are read-only views of the file (rows, *shape), wide columns excepted.
+    """A mapped segment. `columns` are read-only views of the file (rows, *shape), without wide columns.
 
-    `scattered`: short ranges anywhere will be read. `cache`: where decoded wide rows are kept. FileNotFoundError
-    if it is gone, IntegrityError if it does not hold what its footer says. `wide` gives the file of its wide columns,
-    which otherwise lies beside it.
+    `scattered`: short ranges anywhere will be read. `cache`: holds decoded wide rows. `wide` returns the path of the
+    blob file (None: beside the segment). FileNotFoundError if it is gone, IntegrityError if it differs from its footer.
     """
 
     def __init__(
@@ -251,7 +249,7 @@ class SegmentFile:
 
     @property
     def batch_rows(self) -> int:
-        """Rows of wide columns that are decoded at a time; a range that begins at a multiple is read at least cost."""
+        """Rows of wide columns that are decoded at a time; reading from a multiple of it costs least."""
         return self._blob.batch_rows if self._blob is not None else self.rows
 
     def copy_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
@@ -263,7 +261,7 @@ class SegmentFile:
             self._blob.copy_rows(name, start, stop, out)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """A copy of rows [start, stop) of a column."""
+        """Return a copy of rows [start, stop) of a column."""
         column = next(c for c in self.schema_columns if c.name == name)
         out = np.empty((stop - start, *column.shape), dtype=column.dtype)
         self.copy_rows(name, start, stop, out)
@@ -271,7 +269,7 @@ class SegmentFile:
 
 
 def stored_bytes(storage: Storage, id: str) -> int:
-    """Size of a segment where it is stored, its blob file included; 0 for what is gone."""
+    """Return the size of a segment in its storage, the blob file included; 0 if it is gone."""
     sizes = []
     for key in (segment_key(id), blob_key(id)):
         try:
@@ -282,6 +280,6 @@ def stored_bytes(storage: Storage, id: str) -> int:
 
 
 def as_stored(column: Column, values: np.ndarray) -> np.ndarray:
-    """`values` as a C-contiguous array of the column's storage dtype."""
+    """Return `values` as a C-contiguous array of the column's storage dtype."""
     dtype = storage_dtype(column)
     return np.ascontiguousarray(values.view(dtype) if values.dtype == np.bool_ else values, dtype=dtype)

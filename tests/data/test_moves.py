@@ -13,12 +13,11 @@ from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.live import live_segments
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, bury
 from tests.data.rewriting import rewrite
 from tests.data.test_sampler import assert_same_batch, check_batch
-from tests.lake.factories import SCHEMA, columns, derive, fill, flip_a_bit
+from tests.lake.factories import SCHEMA, columns, derive, fill, flip_a_bit, live_ids
 
 EVERYTHING = Strategy(weighting="task", half_life=100.0, priority=0.7)
 
@@ -60,7 +59,7 @@ def test_compaction_changes_no_draw_and_no_step(lake: Lake, refreshed: bool) -> 
     for sampler in (moved, kept):
         sampler.draw(40)
         sampler.prioritise(np.arange(5), np.array([4.0, 1, 0.1, 2, 3]))
-    ids = [id for id in live_segments(lake.storage) if not id.endswith(".ovl")]
+    ids = [id for id in live_ids(lake) if not id.endswith(".ovl")]
     rewrite(lake, ids[1:5])
     if refreshed:
         assert moved.view.refresh() == 0
@@ -80,7 +79,7 @@ def test_the_files_of_what_moved_are_closed(lake: Lake) -> None:
     fill(lake, [9, 30, 12, 40], seal_every=1)
     sampler = sampler_of(lake, Strategy())
     sampler.sample(30)
-    ids = live_segments(lake.storage)
+    ids = live_ids(lake)
     assert all(id in Path("/proc/self/maps").read_text() for id in ids)
     rewrite(lake, ids[:3])
     sampler.view.refresh()
@@ -95,7 +94,7 @@ def test_a_view_is_restored_from_compacted_segments_with_the_same_draws(lake: La
     sampler.sample(5)
     saved = json.loads(json.dumps({"view": sampler.view.snapshot(), "sampler": sampler.state_dict()}))
     expected = [sampler.sample(20) for _ in range(3)]
-    rewrite(lake, [id for id in live_segments(lake.storage) if not id.endswith(".ovl")])
+    rewrite(lake, [id for id in live_ids(lake) if not id.endswith(".ovl")])
     again = sampler_of(Lake.open(lake.path), Strategy(weighting="task", placement="full"))
     again.view.restore(saved["view"])
     again.load_state_dict(saved["sampler"])
@@ -113,7 +112,7 @@ def test_what_is_expired_is_drawn_no_more_and_the_rest_keeps_its_place(lake: Lak
     sampler.prioritise(rows, rows + 1.0)
     before = sampler.view.table.copy()
     uids = hex_uids(sampler.view.uids())
-    ids = live_segments(lake.storage)
+    ids = live_ids(lake)
     if compacted:
         rewrite(lake, [id for id in ids if not id.endswith(".ovl")])
         sampler.view.refresh()
@@ -137,7 +136,7 @@ def test_a_segment_put_into_quarantine_is_drawn_no_more(lake: Lake) -> None:
     written = fill(lake, [9, 30, 12], seal_every=1)
     sampler = sampler_of(lake, Strategy())
     sampler.sample(5)
-    name = live_segments(lake.storage)[1].rpartition("/")[2]
+    name = live_ids(lake)[1].rpartition("/")[2]
     lake.storage.write(f"quarantine/{name}.json", b"{}")
     sampler.view.refresh()
     assert sampler.view.table["length"].tolist() == [9, 12]
@@ -150,7 +149,7 @@ def test_priorities_are_restored_by_uid(lake: Lake) -> None:
     sampler.sample(4)
     sampler.prioritise(np.array([0, 2, 3]), np.array([5.0, 1.0, 2.0]))
     known = {name: values.copy() for name, values in sampler.priorities().items()}
-    ids = live_segments(lake.storage)
+    ids = live_ids(lake)
     bury(lake.storage, Tombstone(time=0.0, reason="t", segments=(ids[0],)))
     fill(lake, [7], seed=1)
     again = sampler_of(lake)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.lake.folders import list_all
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.overlays import OverlayBatch, OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
@@ -16,6 +17,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Ragged, Spaces
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import Removals
 from pipelines.lake.trajectory import TrajectoryInfo
 
 SCHEMA = Schema(Spaces(observation={"obs.state": Box(shape=(3,)), "obs.bits": MultiBinary(n=2)}, action=Discrete(n=5)))
@@ -138,6 +140,13 @@ def append_overlay(
     uids = overlay_uids(uid, method, copy)
     writer.append(portion.id, portion.table, batch, uids, method)
     return hex_uids(uids)[0]
+
+
+def live_ids(lake: Lake) -> list[str]:
+    """Ids of the segments that are not removed, sorted; those rewritten into others are still among them."""
+    removals = Removals(lake.storage)
+    removals.refresh()
+    return [id for id in list_all(lake.storage) if not removals.hides(id)]
 
 
 def segment_files(lake: Lake) -> list[Path]:

@@ -107,7 +107,7 @@ def test_trajectories_outside_their_segment_are_damage(tmp_path: Path, values: d
 )
 def test_a_header_with_a_right_checksum_and_wrong_content_is_damage(wrong: dict[str, object]) -> None:
     text = json.dumps({**HEADER, "format": FORMAT, **wrong}).encode()
-    with pytest.raises(IntegrityError, match="has not the fields"):
+    with pytest.raises(IntegrityError, match="lacks the fields"):
         decode({b"amago": text, b"trajectories": b"", b"crc": f"{zlib.crc32(text):08x}".encode()}, "x")
 
 

@@ -9,21 +9,14 @@ import pytest
 
 from pipelines.errors import StageFailed, StorageError
 from pipelines.events import Notice
-from pipelines.lake.folders import list_all
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Removals, Tombstone, bury
-from tests.lake.factories import derive, fill, segment_files
-
-
-def live_ids(lake: Lake) -> list[str]:
-    hidden = Removals(lake.storage)
-    hidden.refresh()
-    return [id for id in list_all(lake.storage) if not hidden.hides(id)]
+from pipelines.lake.tombstones import Tombstone, bury
+from tests.lake.factories import derive, fill, live_ids, segment_files
 
 
 def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:

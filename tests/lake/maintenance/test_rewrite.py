@@ -72,7 +72,7 @@ def test_a_damaged_segment_is_left_as_it_is(lake: Lake, schema: Schema) -> None:
     assert done is not None
     assert done.replaced == (parts[0].id, parts[2].id)
     assert len(told) == 1
-    assert "left as it is" in told[0].text
+    assert "left unchanged" in told[0].text
     assert merge(lake, [parts[1]]) is None
     assert len(verify(lake).corrupt) == 1
 

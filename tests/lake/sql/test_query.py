@@ -236,8 +236,8 @@ def test_steps_of_an_empty_lake(lake: Lake) -> None:
 def test_only_the_columns_that_count_are_read(lake: Lake, monkeypatch, sql: str, read: set[str] | None) -> None:
     fill(lake, [5, 6])
     touched = set()
-    real = steps._Files.values
-    monkeypatch.setattr(steps._Files, "values", lambda self, c, p: touched.add(c.name) or real(self, c, p))
+    real = steps._Piece.values
+    monkeypatch.setattr(steps._Piece, "values", lambda self, files, c: touched.add(c.name) or real(self, files, c))
     assert catalog.query(lake, sql)[1]
     assert touched == ({c.name for c in SCHEMA.columns} if read is None else read)
 

@@ -110,11 +110,11 @@ import resource, sys
 import numpy as np
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.expression import StepExpression
-from pipelines.lake.sql.sandbox import LimitReached, Limits
+from pipelines.lake.sql.sandbox import LimitReached, QueryLimits
 from tests.lake.factories import SCHEMA
 for text in ("t", *sys.argv[1:]):
     try:
-        expression = StepExpression(text, SCHEMA.columns, limits=Limits(megabytes=128))
+        expression = StepExpression(text, SCHEMA.columns, limits=QueryLimits(megabytes=128))
         expression.evaluate({}, np.arange(100), np.zeros(100, np.int64))
     except LimitReached as error:
         assert "memory limit of 128 MB" in str(error)
