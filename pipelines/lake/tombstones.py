@@ -1,8 +1,8 @@
-"""What is out of every reader's sight: expired trajectories and damaged segments.
+"""Removals: expired trajectories and quarantined segments.
 
-`tombstones/<us>-<token>.json` is one decision to expire: {"time", "reason", "segments": [ids that are dead as a
-whole], "trajectories": {segment id: [uids]}, "steps": {collector: steps}}. Once the files it names are gone it is
-merged with others like it into one that keeps the steps alone and names them under "merges".
+`tombstones/<us>-<token>.json` is one decision to expire: {"time", "reason", "segments": [ids removed as a whole],
+"trajectories": {segment id: [uids]}, "steps": {collector: steps}, "merges": [names]}. Once the files it names are
+deleted it is merged with others like it into one that keeps the counts of steps and lists the others under "merges".
 `quarantine/NAME.json` marks a segment that cannot be read.
 """
 
@@ -34,9 +34,9 @@ _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Tombstone:
-    """One decision to expire: `segments` as a whole, `trajectories` of others by their uids (32 hex digits).
+    """A decision to expire `segments` as a whole, and `trajectories` of others by their uids (32 hex digits).
 
-    `steps`: how many of each collector's it took; `merges`: names of the tombstones whose steps are among them.
+    `steps`: how many steps of each collector expired; `merges`: names of the tombstones whose steps are included.
     """
 
     time: float
@@ -48,12 +48,12 @@ class Tombstone:
 
     @property
     def names(self) -> set[str]:
-        """Ids of the segments that it speaks of."""
+        """Ids of the segments that it affects."""
         return {*self.segments, *self.trajectories}
 
 
 def bury(storage: Storage, tombstone: Tombstone) -> str:
-    """Write a tombstone, in one step for all that it names; returns its name."""
+    """Write a tombstone, atomically for all that it names; returns its name."""
     name = f"{time.time_ns() // 1000:016x}-{secrets.token_hex(4)}.json"
     text = json.dumps(
         {
@@ -71,8 +71,8 @@ def bury(storage: Storage, tombstone: Tombstone) -> str:
 
 
 def read_tombstone(storage: Storage, name: str) -> Tombstone:
-    """A tombstone by its name. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if the
-    storage refuses.
+    """Read a tombstone by its name. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if
+    the storage fails.
     """
     key = f"{FOLDER}/{name}"
     try:
@@ -92,13 +92,13 @@ def read_tombstone(storage: Storage, name: str) -> Tombstone:
     except MALFORMED as error:
         raise IntegrityError(
             f"tombstone '{storage.url(key)}' is damaged",
-            hint="restore it from a copy, or remove it: what it hid is seen again",
+            hint="restore it from a copy, or remove it, which makes what it hid live again",
         ) from error
 
 
 def _texts(values: Sequence[str]) -> tuple[str, ...]:
     if isinstance(values, str) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{values!r} is no list of texts")
+        raise ValueError(f"{values!r} is not a list of texts")
     return tuple(values)
 
 
@@ -109,7 +109,7 @@ def _uids(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def tombstone_names(storage: Storage) -> list[str]:
-    """Names of all tombstones, in their order in time; StageFailed if the storage refuses."""
+    """Return the names of all tombstones in order of time. StageFailed if the storage fails."""
     try:
         return sorted(name for name in storage.names(FOLDER) if _NAME.fullmatch(name))
     except OSError as error:
@@ -117,7 +117,7 @@ def tombstone_names(storage: Storage) -> list[str]:
 
 
 def read_tombstones(storage: Storage) -> dict[str, Tombstone]:
-    """Every tombstone by its name, as they stood at one moment or a later one."""
+    """Read every tombstone by its name, as of one moment or a later one."""
     while True:
         try:
             return {name: read_tombstone(storage, name) for name in tombstone_names(storage)}
@@ -126,7 +126,7 @@ def read_tombstones(storage: Storage) -> dict[str, Tombstone]:
 
 
 def expired_steps(storage: Storage) -> Counter[str]:
-    """How many steps of each collector's own experience have expired so far."""
+    """Return how many steps of each collector's own experience have expired so far."""
     known = read_tombstones(storage)
     merged = {name for tombstone in known.values() for name in tombstone.merges}
     steps: Counter[str] = Counter()
@@ -136,15 +136,15 @@ def expired_steps(storage: Storage) -> Counter[str]:
 
 
 class Removals:
-    """What is hidden now; a refresh costs what is new.
+    """The removed segments and trajectories. A refresh costs as much as there is new.
 
-    `whole`: ids of segments of which nothing is live; `partial`: dead uids ("S16", sorted) of other segments.
-    A tombstone that cannot be read is told to `listener` and passed over: what it hid is seen again.
+    `whole`: ids of segments of which nothing is live; `partial`: removed uids ("S16", sorted) of other segments. A
+    tombstone that cannot be read is reported to `listener` and skipped: what it hid is live again.
     """
 
     def __init__(self, storage: Storage, listener: Listener = silent) -> None:
         self._storage, self._listener = storage, listener
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._stamps: dict[str, int | None] = {}
         self._read: set[str] = set()
         self._steps: dict[str, int] = {}
@@ -155,7 +155,7 @@ class Removals:
         self.partial: dict[str, np.ndarray] = {}
 
     def refresh(self) -> set[str]:
-        """Ids (of quarantined segments: names without their folder) that were touched since the last time."""
+        """Return the ids (of quarantined segments: names without folder) that were affected since the last time."""
         try:
             if self._moved(QUARANTINE):
                 names = self._quarantine()
@@ -167,7 +167,7 @@ class Removals:
                     self._touched |= self._take(name) if name not in self._read else set()
                 self._steps = {name: self._steps[name] for name in listed if name in self._steps}
         except BaseException:
-            self._stamps.clear()  # what was not read is still to be found
+            self._stamps.clear()  # what was not read is read the next time
             raise
         touched, self._touched = self._touched, set()
         return touched
@@ -178,16 +178,16 @@ class Removals:
         return sum(steps for name, steps in self._steps.items() if name not in self._merged)
 
     def hides(self, id: str, file: str | None = None) -> bool:
-        """Whether nothing of the segment is to be seen; `file`: the one that its trajectories lie in now."""
+        """Return whether a segment is removed as a whole; `file`: the one that holds its trajectories now."""
         file = id if file is None else file
         return id in self.whole or file in self.whole or self.sets_aside(file)
 
     def sets_aside(self, file: str) -> bool:
-        """Whether the file of a segment is marked as damaged."""
+        """Return whether the file of a segment is quarantined."""
         return file.rpartition("/")[2] in self._quarantined
 
     def alive(self, id: str, uids: np.ndarray, file: str | None = None) -> np.ndarray:
-        """(n,) bool: which of the `uids` ("S16") of a segment are not hidden."""
+        """Return (n,) bool: which of the `uids` ("S16") of a segment are not removed."""
         if self.hides(id, file):
             return np.zeros(len(uids), dtype=bool)
         alive = np.ones(len(uids), dtype=bool)
@@ -214,12 +214,12 @@ class Removals:
     def _take(self, name: str) -> set[str]:
         try:
             tombstone = read_tombstone(self._storage, name)
-        except FileNotFoundError:  # swept: the files it hid are gone too
+        except FileNotFoundError:  # swept: the files it hid are deleted too
             return set()
         except AmagoError as error:
-            if name not in self._told:
-                self._told.add(name)
-                self._listener(Notice(text=f"{error.message}; what it hid is seen again", level="warning"))
+            if name not in self._reported:
+                self._reported.add(name)
+                self._listener(Notice(text=f"{error.message}; what it hid is live again", level="warning"))
             return set()
         self._read.add(name)
         self._steps[name] = sum(tombstone.steps.values())
@@ -231,7 +231,7 @@ class Removals:
         return tombstone.names
 
     def _moved(self, folder: str) -> bool:
-        """Whether a name may have appeared in `folder` since it was last listed."""
+        """Return whether a name may have appeared in `folder` since it was last listed."""
         try:
             stamp = self._storage.stamp(folder)
         except OSError as error:

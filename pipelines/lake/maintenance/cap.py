@@ -1,8 +1,8 @@
-"""Keeping a lake that is being filled within bounds, beside those who fill it and draw from it.
+"""A thread that keeps a lake within limits while others fill it and draw from it.
 
-A thread looks every second or so: the oldest segments expire once more is there than allowed, small ones are merged
-when there are many, files of the dead go after the grace period. Any number of collectors may do this on one lake: the
-lease lets one at a time, and the others skip that look.
+It checks about once a second: the oldest segments expire once the lake exceeds its limits, small segments are merged
+when there are many, and removed files are deleted after the grace period. Any number of collectors may run one on the
+same lake: the lease admits one at a time, and the others skip that round.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from pipelines.lake.storage import LocalStorage
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-LOOK_SECONDS, LOOK_FAR_SECONDS = 1.0, 30.0  # between two looks; far: each costs requests to an object store
-MANY = 16  # small segments of about one size that are worth one large one
-_ALIKE = 4  # times the largest of them that they have together
-_SHARE = 16  # merged segments have this part of what is allowed at most: what goes, goes by whole segments
-_SLACK = 1.125  # above this part of what is allowed trajectories of a large segment go one by one
+LOOK_SECONDS, LOOK_FAR_SECONDS = 1.0, 30.0  # between checks; far: each costs requests to an object store
+MANY = 16  # small segments of similar size that are worth merging
+_ALIKE = 4  # times the largest of them: their minimum total size
+_SHARE = 16  # merged segments are at most this fraction of the limit: whole segments expire
+_SLACK = 1.125  # beyond this multiple of the limit, single trajectories of large segments expire
 
 
 class RetentionThread:
     """A thread that keeps a lake within `max_steps` and `max_bytes` (0: no limit), counted as in `RetentionLimits`.
 
-    `look` does what is due now; as a context manager it is done by a thread. What goes wrong there is told to
-    `listener` (from that thread), once for each reason, and tried again.
+    `look` does what is due now; as a context manager, a thread calls it regularly. Errors there are reported to
+    `listener` (from that thread), once per reason, and retried.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class RetentionThread:
         self.lake, self.limits = lake, RetentionLimits(max_steps=max_steps, max_bytes=max_bytes)
         self._grace, self._merge, self._listener = grace_seconds, merge, listener
         self._inventory = FileTable(lake)
-        self._sweep_at = 0.0  # once at the beginning: what others have left
+        self._sweep_at = 0.0  # once at the start, for leftovers of other processes
         self._left_alone: set[str] = set()  # damaged: they cannot be merged
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -70,7 +70,7 @@ class RetentionThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Look a last time, after the last segment."""
+        """Check a last time, after the last segment."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -86,15 +86,15 @@ class RetentionThread:
         try:
             self.look()
         except (AmagoError, OSError) as error:
-            self._tell(f"lake '{self.lake.name}' cannot be maintained now: {error}")
+            self._warn(f"lake '{self.lake.name}' cannot be maintained at the moment: {error}")
 
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _warn(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
             self._listener(Notice(text=text, level="warning"))
 
     def look(self) -> None:
-        """Expire, merge and remove what is due, unless somebody else maintains the lake."""
+        """Expire, merge and delete what is due, unless another process maintains the lake."""
         try:
             with lease(self.lake, wait_seconds=0.0) as held:
                 self._inventory.refresh()
@@ -108,12 +108,12 @@ class RetentionThread:
             return
 
     def _expire(self, held: Held) -> bool:
-        """Whether something had to go."""
+        """Return whether anything expired."""
         if self._fullness() <= 1:
             return False
         protected = protections(self.lake.storage)
         if any(protection.is_whole for protection in protected):
-            self._tell(f"lake '{self.lake.name}' is protected: it grows above what is allowed")
+            self._warn(f"lake '{self.lake.name}' is protected: it grows beyond its limits")
             return False
         kept = {id for protection in protected for id in protection.segments}
         gone = False
@@ -127,14 +127,14 @@ class RetentionThread:
         return gone
 
     def _fullness(self) -> float:
-        """How much is there, as a share of what is allowed."""
+        """Return the size of the lake as a fraction of its limit."""
         files = list(self._inventory.files.values())
         steps = sum(file.live_steps for file in files if not file.is_overlay)
         size = sum(file.live_bytes for file in files)
         return max(_ratio(steps, self.limits.max_steps), _ratio(size, self.limits.max_bytes))
 
     def _compact(self, held: Held) -> bool:
-        """Whether a run of small segments became one."""
+        """Return whether small segments were merged."""
         target = TARGET_BYTES // 2
         allowed = self.limits.max_bytes or self._bytes_of(self.limits.max_steps)
         if allowed:
@@ -149,17 +149,17 @@ class RetentionThread:
         return written is not None
 
     def _bytes_of(self, steps: int) -> int:
-        """About how many bytes so many steps take here."""
+        """Estimate the bytes that this many steps take here."""
         files = [file for file in self._inventory.files.values() if not file.is_overlay]
         stored = sum(int(file.steps.sum()) for file in files)
         return int(steps * sum(file.bytes for file in files) / stored) if stored else 0
 
 
 def ripe(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[File]:
-    """Small files of one kind that are worth merging now, in the order of their ids; none if there are few.
+    """Choose small files of one kind that are worth merging now, in the order of their ids; none if there are few.
 
-    They are the newest ones, of about one size: merging them again and again as they grow would write every byte many
-    times. A file that is half dead is worth it alone.
+    They are the newest, of similar size: merging files again and again as they grow would write every byte many times.
+    A file that is at least half dead is worth rewriting alone.
     """
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[File]] = defaultdict(list)
     for file in files:

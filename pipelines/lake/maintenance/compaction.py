@@ -1,4 +1,4 @@
-"""Few large segments in place of many small ones, and room where much of a segment is dead."""
+"""Merging many small segments into few large ones, and reclaiming the space of dead trajectories."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 SMALL_BYTES, TARGET_BYTES = 16 << 20, 128 << 20
-WASTEFUL = 0.5  # share of dead bytes from which on a segment is written anew
+WASTEFUL = 0.5  # share of dead bytes at which a segment is rewritten
 SETTLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionRules:
-    """Segments below `small_bytes` are merged, up to `target_bytes` together; while somebody writes, those younger
-    than `settle_seconds` are left alone: more will follow them.
+    """Thresholds of compaction. Segments below `small_bytes` are merged, up to `target_bytes` together; while a writer
+    is active, those younger than `settle_seconds` are left alone, because more will follow.
     """
 
     small_bytes: int = SMALL_BYTES
@@ -37,14 +37,14 @@ class CompactionRules:
         if not 0 < self.small_bytes <= self.target_bytes:
             raise UsageError(
                 f"segments below {self.small_bytes} bytes cannot be merged up to {self.target_bytes}",
-                hint="the target must be as large as what counts as small, or larger",
+                hint="the target must be at least the size that counts as small",
             )
 
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """`runs`: ids of the segments that became one, or would, run by run; `segments` and `bytes` of what is live,
-    before and after (foreseen where nothing was written).
+    """The effect of compaction, predicted in a dry run. `runs`: ids of the segments that became one, run by run;
+    `segments` and `bytes` of live files, before and after.
     """
 
     runs: tuple[tuple[str, ...], ...]
@@ -62,10 +62,11 @@ def compact(
     dry_run: bool = False,
     listener: Listener = silent,
 ) -> CompactionResult:
-    """Merge what is small, rewrite what is half dead, then sweep. Locked while another maintains the lake.
+    """Merge small segments, rewrite those that are half dead, then sweep. Locked while another process maintains the
+    lake.
 
-    Others read and write meanwhile; the trajectories stay the same, and a snapshot draws the same from them. A damaged
-    segment is left as it is, with a Notice.
+    Others may read and write meanwhile; the trajectories, and what a snapshot draws from them, stay the same. A damaged
+    segment is left unchanged, with a Notice.
     """
     if not dry_run:
         lake.salvage(listener=listener)
@@ -92,7 +93,7 @@ def compact(
 
 
 def plan(inventory: FileTable, rules: CompactionRules) -> list[list[File]]:
-    """Files to be rewritten, each run into one."""
+    """Choose the files to rewrite, each run into one."""
     writing = any((inventory.lake.local / "wal").glob("*.wal"))
     newest = time.time() - (rules.settle_seconds if writing else 0.0)
     settled = [file for file in inventory.files.values() if file.alive.any() and file.times.max() <= newest]
@@ -100,8 +101,8 @@ def plan(inventory: FileTable, rules: CompactionRules) -> list[list[File]]:
 
 
 def runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[list[File]]:
-    """Runs of small or half dead files of one schema, kind and set of columns, in the order of their ids. A run has
-    several files, or one that is half dead; their live bytes fit the target.
+    """Group small or half dead files of one schema, kind and set of columns into runs, in the order of their ids. A run
+    has several files, or one that is half dead; their live bytes fit the target.
     """
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[File]] = defaultdict(list)
     for file in sorted(files, key=lambda file: file.id):
@@ -120,7 +121,7 @@ def runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[
 
 
 def is_wasteful(file: File) -> bool:
-    """Whether half of a file or more is dead."""
+    """Return whether at least half of a file is dead."""
     return file.live_bytes <= (1 - WASTEFUL) * file.bytes
 
 

@@ -1,11 +1,11 @@
-"""Copying trajectories from one lake into another, which may hold more, and other ones.
+"""Copying trajectories from one lake into another that may hold others already.
 
-A segment all of whose trajectories are to be copied is copied as a file, under its id. Of any other, the trajectories
-that are chosen, alive and not there yet are written into new segments: every uid is live once, whatever is copied how
-often. A derived trajectory stays one if its base is in the target lake or comes along; else it is written out whole
-and has no base any more. What was copied is read back and compared with its checksums before it gets its name.
+A segment all of whose trajectories are copied is copied as a file, under its id. From others, the trajectories that are
+selected, live and missing in the target are written into new segments, so every uid stays live once, however often a
+copy is repeated. A derived trajectory keeps its base if the base is in the target or is copied too; otherwise it is
+written out in full and has no base. Copies are verified against their checksums before they are published.
 
-Repeating a copy that was interrupted copies what is missing. Segments that expired in the target lake do not come back.
+Repeating an interrupted copy copies what is missing. Segments that expired in the target do not return.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _PASSES = 5  # over a source whose files are rewritten and removed meanwhile
 
 @dataclass
 class CopyResult:
-    """`segments` were copied as files, `rewritten` trajectories into new ones; `present` were there before. `damaged`:
-    ids of segments of the source that could not be copied, or not whole.
+    """The effect of a copy. `segments` were copied as files, `rewritten` trajectories into new ones; `present` existed
+    before. `damaged`: ids of source segments that could not be copied, or only in part.
     """
 
     segments: int = 0
@@ -61,7 +61,7 @@ class CopyResult:
 
 
 def refuse_nested(source: Lake, target: Path | str) -> None:
-    """UsageError where one lake would be inside the other."""
+    """Raise UsageError if one lake would be inside the other."""
     if not isinstance(source.storage, LocalStorage) or is_remote(target):
         return
     ours, theirs = source.path.resolve(), Path(target).resolve()
@@ -70,11 +70,11 @@ def refuse_nested(source: Lake, target: Path | str) -> None:
 
 
 def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = silent) -> CopyResult:
-    """Copy the live trajectories of `source` for which the SQL predicate `where` holds (empty: all).
+    """Copy the live trajectories of `source` that match the SQL predicate `where` (empty: all).
 
-    Others may read and write both lakes meanwhile; Locked if another copies into the target. Damage in the source is
-    told, passed over and in the result. UsageError for wrong SQL or one lake given twice, StageFailed when a storage
-    refuses.
+    Others may read and write both lakes meanwhile; Locked if another process copies into the target. Damage in the
+    source is reported, skipped and included in the result. UsageError for wrong SQL or one lake given twice,
+    StageFailed if a storage fails.
     """
     if source.id == target.id:
         raise UsageError(f"'{source.name}' and '{target.name}' are the same lake")
@@ -109,16 +109,16 @@ class _CopyJob:
         self._pending_bytes = 0
         self._collectors: set[str] = set()
         self._missed = False
-        for path in (self.target.local / "tmp").glob(f"{_WRITER}.*.tmp"):  # of copies that died: nobody else copies
+        for path in (self.target.local / "tmp").glob(f"{_WRITER}.*.tmp"):  # of dead copies
             path.unlink(missing_ok=True)
 
     def go(self, *, first: bool) -> bool:
-        """One pass over the source; whether nothing was missed in it. `first`: what is there was there before."""
+        """Make one pass over the source; returns whether nothing was missed. `first`: count what is present already."""
         self._missed, self._first = False, first
         self._reader.refresh()
         files = self._files()
         for overlays in (False, True):
-            self._look_again()
+            self._read_target()
             mine = {id: own for id, own in files.items() if own[0].is_overlay == overlays}
             for number, (id, own) in enumerate(mine.items(), 1):
                 try:
@@ -130,19 +130,19 @@ class _CopyJob:
                 what = "derived" if overlays else "copy"
                 self.listener(Progress(stage=what, done=number, total=len(mine), unit="segments"))
             self._flush()
-        self._tell_collectors()
+        self._copy_collectors()
         return not self._missed
 
     def _files(self) -> dict[str, list[Segment]]:
-        """The segments of the source by the files they lie in, those with nothing alive left out."""
+        """Group the segments of the source by file, without those that have no live trajectory."""
         files: dict[str, list[Segment]] = {}
         for segment in self._reader.live.segments:
             if len(segment.uids):
                 files.setdefault(segment.file, []).append(segment)
         return dict(sorted(files.items()))
 
-    def _look_again(self) -> None:
-        """What is in the target now: live uids, sorted, and ids whose trajectories need not come (again)."""
+    def _read_target(self) -> None:
+        """Read what the target has: its live uids, sorted, and ids whose trajectories are not needed (again)."""
         self._there.refresh()
         parts = [np.zeros(0, "S16"), *(segment.uids for segment in self._there.segments)]
         numbers = np.repeat(np.arange(-1, len(parts) - 1), [len(part) for part in parts])
@@ -195,11 +195,11 @@ class _CopyJob:
         self.target.register(self.source.schema(schema_id))
         if known and schema_id not in known:
             count = len(known) + 1
-            text = f"lake '{self.target.name}' holds steps of {count} different spaces now; each is drawn by itself"
+            text = f"lake '{self.target.name}' now holds steps of {count} different spaces; each is sampled separately"
             self.listener(Notice(text=text))
 
     def _came_before(self, footer: Footer) -> np.ndarray:
-        """(n,) bool: which were rewritten from segments that are or were in the target under the same id."""
+        """Return (n,) bool: which were rewritten from segments that the target has or had under the same id."""
         came = np.zeros(footer.trajectories.num_rows, dtype=bool)
         for old in footer.replaces:
             if old in self._known:
@@ -208,7 +208,7 @@ class _CopyJob:
         return came
 
     def _bases_are_there(self, footer: Footer) -> bool:
-        """Whether the target finds the bases of an overlay's file under the names that it has for them."""
+        """Return whether the target finds the bases of an overlay file under the names that the file has for them."""
         return not footer.is_overlay or bool((self._there.bases_of(footer.trajectories)[0] >= 0).all())
 
     def _copy_file(self, id: str, footer: Footer) -> None:
@@ -246,13 +246,13 @@ class _CopyJob:
             return atomic.stage(tmp, name, lambda file: shutil.copyfileobj(content, file, 1 << 20))
 
     def _take(self, uid: str) -> None:
-        """Put one trajectory in line for a new segment. IntegrityError if it is damaged."""
+        """Queue one trajectory for a new segment. IntegrityError if it is damaged."""
         segment, _ = self._reader.locate(uid)
         row, own = self._read(uid)
         base = row["base_uid"]
         lies_in = None if base is None else self._file_of(base)
         if base is not None and lies_in is None:
-            self._read(base.hex())  # what it shares with its base is as it was, too
+            self._read(base.hex())  # verifies what it shares with its base
             schema = self.source.schema(segment.schema_id)
             whole = self._reader.read(uid).columns
             own = {column.name: as_stored(column, whole[column.name]) for column in schema.columns}
@@ -266,8 +266,8 @@ class _CopyJob:
             self._flush()
 
     def _read(self, uid: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The row of a trajectory and the columns that it stores itself, in storage form. IntegrityError if they are
-        not what was logged.
+        """Return the row of a trajectory and the columns that it stores itself, in storage form. IntegrityError if they
+        differ from what was written.
         """
         segment, _ = self._reader.locate(uid)
         row, whole = dict(self._reader.row(uid)), self._reader.read(uid).columns
@@ -278,12 +278,12 @@ class _CopyJob:
         return row, own
 
     def _file_of(self, base: bytes) -> str | None:
-        """Id of the segment in whose file a base lies in the target; None if it is not there."""
+        """Return the id of the segment whose file holds a base in the target; None if it is not there."""
         place = place_of(self._present, base.hex())
         return None if place is None else self._there.segments[self._present_in[place]].file
 
     def _flush(self) -> None:
-        """Publish what is in line."""
+        """Publish the queued trajectories."""
         for (schema_id, names, overlay), items in self._pending.items():
             columns: list[Column] = [c for c in self.source.schema(schema_id).columns if c.name in names]
             writer = _writer()
@@ -307,11 +307,11 @@ class _CopyJob:
     def _damaged(self, id: str, reason: str) -> None:
         if id not in self.done.damaged:
             self.done.damaged.append(id)
-            text = f"{reason}; only those of its trajectories that are whole are copied"
+            text = f"{reason}; only its undamaged trajectories are copied"
             self.listener(Notice(text=text, level="warning"))
 
-    def _tell_collectors(self) -> None:
-        """Who collected what came along."""
+    def _copy_collectors(self) -> None:
+        """Copy the records of the collectors."""
         for name in sorted(self._collectors - {""}):
             record = collectors.read(self.source, name)
             if record is not None and collectors.read(self.target, name) is None:
@@ -319,7 +319,7 @@ class _CopyJob:
 
 
 def _among(ordered: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """(n,) bool: which of `uids` are in a sorted array."""
+    """Return (n,) bool: which of `uids` are in a sorted array."""
     if not len(ordered):
         return np.zeros(len(uids), dtype=bool)
     return ordered[np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)] == uids

@@ -1,7 +1,4 @@
-"""One maintainer of a lake at a time: what rewrites, expires or removes holds the lease while it does.
-
-Writers and readers need no lease.
-"""
+"""The maintenance lease: one process at a time rewrites, expires or deletes. Writers and readers need no lease."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _LOOK_SECONDS, _LOOK_FAR_SECONDS = 0.05, 1.0  # far: each costs requests to an object store
-WAIT_SECONDS = 10.0  # longer than a collector's look takes
+WAIT_SECONDS = 10.0  # longer than a collector's maintenance takes
 
 Held = Callable[[], None]
-"""Raises StageFailed once the lease is lost: to be called before what must not be done without it."""
+"""Raises StageFailed once the lease is lost; call it before each step that requires the lease."""
 
 
 @contextmanager
 def lease(lake: Lake, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[Held]:
-    """Hold the lake's maintenance lease. Locked says who has it if it is not free within `wait_seconds`."""
+    """Hold the lake's maintenance lease. Locked, with the holder, if it is not free within `wait_seconds`."""
     deadline = time.monotonic() + wait_seconds
     while True:
         holding = lake.storage.hold("maintenance", what=f"lake '{lake.name}' is being maintained")

@@ -1,5 +1,5 @@
-"""What may not expire: a whole lake, or all that a snapshot names. Rewriting it is allowed: a snapshot finds its
-trajectories wherever they lie.
+"""Protection from expiry, of a whole lake or of the segments of a snapshot. Rewriting is allowed: a snapshot finds its
+trajectories in any file.
 
 `protected/lake.json` protects everything, `protected/NAME.json` the segments that it lists.
 """
@@ -28,7 +28,7 @@ WHOLE = "lake"
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """`name` is "lake" for the whole lake (and `segments` empty), else that of a snapshot."""
+    """A protection. `name` is "lake" for the whole lake (with no `segments`), otherwise that of a snapshot."""
 
     name: str
     time: float
@@ -40,7 +40,7 @@ class Protection:
 
 
 def protections(storage: Storage) -> list[Protection]:
-    """Every protection, the oldest first. IntegrityError if one cannot be read: nothing may expire then."""
+    """Return every protection, the oldest first. IntegrityError if one cannot be read: nothing may expire then."""
     with explained(f"read '{storage.url(FOLDER)}'"):
         names = [name for name in storage.names(FOLDER) if name.endswith(".json") and name[0] != "."]
     found = []
@@ -58,14 +58,14 @@ def protections(storage: Storage) -> list[Protection]:
             continue
         except UNREADABLE as error:
             raise IntegrityError(
-                f"'{storage.url(f'{FOLDER}/{name}')}' cannot be read: what it protects is not known",
-                hint="protect it anew, or remove the file",
+                f"'{storage.url(f'{FOLDER}/{name}')}' cannot be read, so what it protects is unknown",
+                hint="protect it again, or remove the file",
             ) from error
     return sorted(found, key=lambda protection: (protection.time, protection.name))
 
 
 def protect(lake: Lake, segments: Iterable[str] = (), *, name: str = WHOLE) -> Protection:
-    """Keep the lake, or the trajectories of `segments` under a name, from expiring. The last word of a name counts."""
+    """Protect the lake, or the trajectories of `segments` under a name, from expiry. A name is replaced."""
     ids = tuple(segments)
     if (name == WHOLE) != (not ids):
         raise UsageError(f"a snapshot cannot be protected as '{name}'", hint="choose another name")
@@ -77,7 +77,7 @@ def protect(lake: Lake, segments: Iterable[str] = (), *, name: str = WHOLE) -> P
 
 
 def unprotect(lake: Lake, name: str = WHOLE) -> None:
-    """Take a protection back. InputMissing if there is none of that name."""
+    """Remove a protection. InputMissing if there is none of that name."""
     with lease(lake), explained(f"write '{lake.storage.url(FOLDER)}'"):
         if not lake.storage.exists(_key(name)):
             known = [protection.name for protection in protections(lake.storage)]

@@ -1,9 +1,9 @@
-"""Repairing a lake: of damaged segments what is whole goes on living, what is lost is named.
+"""Repairing a lake: undamaged trajectories of damaged segments stay live, lost ones are reported.
 
-The trajectories of a damaged segment whose own checksums are right are written into a new segment that replaces it;
-the damaged file is kept in `quarantine/`, out of the way. Where a segment's footer cannot be read but its columns
-can, the footer is made again from what the SQL index remembered. The marker of a damaged segment goes when nothing of
-it is lost; otherwise it stays, as a record of what was.
+The trajectories of a damaged segment whose own checksums are right are written into a new segment that replaces it; the
+damaged file is kept in `quarantine/`. Where a footer cannot be read but the columns can, the footer is rebuilt from
+what the SQL index recorded. The marker of a damaged segment is removed if nothing is lost; otherwise it stays, as a
+record.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _MAGIC = 8  # bytes before the first message of an Arrow file
 
 @dataclass(frozen=True, kw_only=True)
 class RepairResult:
-    """`segments`: damaged ids and what they were made into (None: nothing; their own id: made whole again).
+    """The effect of a repair. `segments`: damaged ids and what they became (None: nothing; their own id: restored).
 
-    `lost`: uids of trajectories that were alive and are not any more; `orphans`: derived ones among those whose own
-    bytes are whole, but whose base is lost; `unknown`: ids of segments of which nobody knows what they held.
+    `lost`: uids of trajectories that were live and no longer are; `orphans`: intact derived trajectories whose base is
+    lost; `unknown`: ids of segments whose content is unknown.
     """
 
     segments: Mapping[str, str | None]
@@ -66,8 +66,8 @@ class RepairResult:
 
 
 def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> RepairResult:
-    """Repair what `report` found damaged. Locked while another maintains the lake; StageFailed when the storage
-    refuses.
+    """Repair the damage that `report` lists. Locked while another process maintains the lake; StageFailed if the
+    storage fails.
     """
     if not report.corrupt:
         return RepairResult(segments={})
@@ -75,7 +75,7 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
     with lease(lake) as held, explained(f"repair '{lake.name}'"):
         hidden = Removals(lake.storage, listener)
         hidden.refresh()
-        live = _live(lake, listener)  # what a damaged segment was rewritten from may still be there
+        live = _live(lake, listener)  # the segments that a damaged one was rewritten from may still exist
         for found in report.corrupt:
             made[found.segment] = _repair(lake, found.segment, live, hidden, held, listener)
         known = {found.segment: found.trajectories for found in report.corrupt}
@@ -88,7 +88,7 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
 
 
 def _repair(lake: Lake, id: str, live: set[str], hidden: Removals, held: Held, listener: Listener) -> str | None:
-    """What became of a damaged segment; its file is in quarantine afterwards, unless it is whole again."""
+    """Return what became of a damaged segment. Its file is in quarantine afterwards, unless it was restored."""
     superseded = any(id in footer.replaces for footer in _rewritten(lake, hidden))
     into: str | None = None
     if not superseded and _OURS.fullmatch(id.rpartition("/")[2]):
@@ -105,8 +105,8 @@ def _repair(lake: Lake, id: str, live: set[str], hidden: Removals, held: Held, l
                     written = rewrite(lake, [SegmentPart(id, keep & wanted)], held, listener=listener)
                     into = None if written is None else written.id
         except (FileNotFoundError, IntegrityError) as error:
-            listener(Notice(text=f"nothing of segment '{id}' can be read: {error}", level="warning"))
-    _put_away(lake, id, held)
+            listener(Notice(text=f"no trajectory of segment '{id}' can be read: {error}", level="warning"))
+    _quarantine(lake, id, held)
     return into
 
 
@@ -138,10 +138,10 @@ def _open(lake: Lake, id: str) -> tuple[Footer, SegmentFile]:
 
 
 def _restore(lake: Lake, id: str, held: Held) -> bool:
-    """Give a segment whose footer cannot be read the one that the index remembered; False if that is not enough.
+    """Give a segment whose footer cannot be read the one that the index recorded; False if that is not possible.
 
-    The columns are the first thing in the file: they are read as the stream that they are. Where they are damaged too,
-    the new footer does not vouch for them, and the segment goes on being known as damaged.
+    The columns come first in the file and are read as a stream. If they are damaged too, the new footer does not vouch
+    for them, and the segment stays known as damaged.
     """
     memory = _memory(lake, id)
     if memory is None:
@@ -187,7 +187,7 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
 
 
 def _memory(lake: Lake, id: str) -> tuple[dict[str, Any], pa.Table] | None:
-    """The header and the trajectories of a segment as they were remembered when it was marked."""
+    """Return the header and trajectories of a segment as recorded when it was marked."""
     try:
         memory = json.loads(lake.storage.read(memory_key(id)))
         texts = {name.encode(): text.encode() for name, text in memory.items()}
@@ -197,8 +197,8 @@ def _memory(lake: Lake, id: str) -> tuple[dict[str, Any], pa.Table] | None:
         return None
 
 
-def _put_away(lake: Lake, id: str, held: Held) -> None:
-    """Move what is left of a segment's files into quarantine."""
+def _quarantine(lake: Lake, id: str, held: Held) -> None:
+    """Move a segment's remaining files into quarantine."""
     for key, ending in ((segment_key(id), ".arrow"), (blob_key(id), ".blob.arrow")):
         if lake.storage.exists(key):
             _keep_copy(lake.storage, lake.local, key, id, ending)
@@ -208,7 +208,7 @@ def _put_away(lake: Lake, id: str, held: Held) -> None:
 
 
 def _keep_copy(storage: Storage, local: Path, key: str, id: str, ending: str) -> None:
-    """Copy a file into quarantine, unless it is there already: the first one is the damaged one."""
+    """Copy a file into quarantine, unless it is there already: the first copy is the damaged one."""
     to = f"{QUARANTINE}/{id.rpartition('/')[2]}{ending}"
     if storage.exists(to):
         return
@@ -224,7 +224,7 @@ def _live(lake: Lake, listener: Listener) -> set[str]:
 
 
 def _missing(lake: Lake, uids: Sequence[str], hidden: Removals, listener: Listener) -> tuple[list[str], list[str]]:
-    """Of `uids`, those that neither live nor have expired; and the uids of what derived from those."""
+    """Return those of `uids` that are neither live nor expired, and the uids derived from them."""
     live = _live(lake, listener)
     expired = {uid for dead in hidden.partial.values() for uid in hex_uids(dead)}
     lost = [uid for uid in dict.fromkeys(uids) if uid not in live and uid not in expired]
@@ -241,7 +241,7 @@ def _missing(lake: Lake, uids: Sequence[str], hidden: Removals, listener: Listen
 
 
 def _conclude(lake: Lake, id: str, into: str | None, lost: Sequence[str], *, certain: bool) -> None:
-    """Take the marker away, or let it say what was lost."""
+    """Remove the marker, or record in it what was lost."""
     if not lost and certain:
         unmark(lake, id)
         return

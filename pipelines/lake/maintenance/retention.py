@@ -1,7 +1,7 @@
-"""What leaves a lake: by age, by SQL, or the oldest first until the rest fits.
+"""Expiry of trajectories: by age, by SQL, or the oldest first until the rest fits.
 
-The decision is one tombstone. It names whole segments where nothing else is in them, single trajectories otherwise,
-and with a trajectory all overlays of it. What is protected stays.
+Each decision is one tombstone. It names whole segments if nothing else is in them, single trajectories otherwise, and
+with a trajectory all overlays of it. Protected trajectories stay.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class RetentionLimits:
     """What may stay (0: no limit): `max_steps` actions, `max_trajectories`, `max_bytes` of segments, `max_age` seconds
-    since a trajectory was committed. Trajectories stored in full are counted; overlays go with their bases, and their
-    bytes count as those of the bases. `where`: a SQL predicate; only what it selects is counted and may go, and all of
-    it goes if there is no other limit.
+    since a trajectory was committed. Trajectories stored in full count; overlays expire with their bases, and their
+    bytes count as those of the bases. `where`: a SQL predicate; only matching trajectories count and expire, and all of
+    them if there is no other limit.
     """
 
     max_steps: int = 0
@@ -49,14 +49,14 @@ class RetentionLimits:
 
 @dataclass(frozen=True)
 class FileExpiry:
-    """Trajectories (n,) bool of a file that expire."""
+    """The trajectories (n,) bool of a file that expire."""
 
     file: File
     mask: np.ndarray
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing live is left in it."""
+        """Whether nothing live is left in the file."""
         return bool((self.mask == self.file.alive).all())
 
     @property
@@ -74,7 +74,7 @@ class FileExpiry:
 
 @dataclass(frozen=True)
 class ExpiryPlan:
-    """What would expire, file by file in the order of ids; `protected` counts trajectories that may not."""
+    """The trajectories to expire, file by file in the order of ids; `protected` counts those that may not."""
 
     going: tuple[FileExpiry, ...]
     protected: int
@@ -82,7 +82,9 @@ class ExpiryPlan:
 
 @dataclass(frozen=True)
 class ExpiryResult:
-    """What expired, or would have; `left` counts what is live then: trajectories stored in full, steps, bytes."""
+    """The effect of expiry, predicted in a dry run; `left` counts what is live afterwards: trajectories stored in full,
+    steps, bytes.
+    """
 
     plan: ExpiryPlan
     left: Mapping[str, int]
@@ -97,9 +99,11 @@ def expire(
     dry_run: bool = False,
     listener: Listener = silent,
 ) -> ExpiryResult:
-    """Let go what `limits` say, then sweep. UsageError for a protected lake; Locked while another maintains it."""
+    """Expire what exceeds `limits`, then sweep. UsageError for a protected lake; Locked while another process maintains
+    it.
+    """
     if not (limits.where.strip() or limits.max_age or any(limits.caps)):
-        raise UsageError("nothing is said to expire", hint="give --max-steps, --max-bytes, --max-age, ... or --where")
+        raise UsageError("nothing to expire", hint="give --max-steps, --max-bytes, --max-age, ... or --where")
     if not dry_run:
         lake.salvage(listener=listener)
     with lease(lake) as held:
@@ -107,7 +111,7 @@ def expire(
         if any(protection.is_whole for protection in protected):
             raise UsageError(
                 f"lake '{lake.name}' is protected: nothing in it may expire",
-                hint=f"take that back with: amago lake protect {lake.name} --off lake",
+                hint=f"unprotect it with: amago lake protect {lake.name} --off lake",
             )
         inventory = FileTable(lake, listener)
         inventory.refresh()
@@ -139,7 +143,7 @@ def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
         if part.is_whole:
             whole += file.names
             continue
-        for name in file.names:  # should the file be set aside, those it replaced are seen again
+        for name in file.names:  # should the file be quarantined, those it replaced are live again
             mine = part.mask & file.named((name,))
             if mine.any():
                 trajectories[name] = hex_uids(file.uids[mine])
@@ -158,11 +162,11 @@ def make_plan(
     now: float,
     whole: bool = False,
 ) -> ExpiryPlan:
-    """What goes so that `limits` hold; the oldest first, by the time of commit.
+    """Choose the trajectories to expire so that `limits` hold; the oldest first, by the time of commit.
 
-    `chosen`: uids ("S16", sorted) that `where` selects; `kept`: ids of protected segments. `whole`: only files as a
-    whole go to meet the caps, so that up to one file more than they allow stays; otherwise they are met exactly (bytes
-    to the nearest trajectory).
+    `chosen`: uids ("S16", sorted) that `where` selects; `kept`: ids of protected segments. `whole`: meet the limits by
+    whole files only, so that up to one file more than they allow stays; otherwise they are met exactly (bytes to the
+    nearest trajectory).
     """
     free = {id: file.alive & ~file.named(kept) for id, file in inventory.files.items()}
     for overlay in (file for file in inventory.files.values() if file.is_overlay):
@@ -193,7 +197,7 @@ def _fit(
     masks: dict[str, np.ndarray],
     whole: bool,
 ) -> None:
-    """Add to `masks` the oldest trajectories stored in full until the rest is within the caps."""
+    """Add to `masks` the oldest trajectories stored in full until the rest is within the limits."""
     ids = sorted(id for id, file in inventory.files.items() if not file.is_overlay)
     costs = {id: _costs(inventory.files[id]) for id in ids}
     _add_overlays(inventory, costs)
@@ -211,7 +215,7 @@ def _fit(
             cost = costs[id][counted[id]].sum(axis=0)
             if not counted[id].any() or (counted[id] & ~free[id]).any():
                 continue
-            if not (excess >= cost)[cost > 0].any():  # what no cap can spare stays
+            if not (excess >= cost)[cost > 0].any():  # stays if no limit can do without it
                 break
             masks[id] |= counted[id]
             excess = excess - cost
@@ -222,7 +226,7 @@ def _fit(
     times = np.concatenate([inventory.files[id].times[place] for id, place in places])
     cost = np.concatenate([costs[id][place] for id, place in places])
     order = np.argsort(times, kind="stable")
-    before = np.cumsum(cost[order], axis=0) - cost[order]  # what has gone before each
+    before = np.cumsum(cost[order], axis=0) - cost[order]  # expired before each
     goes = np.zeros(len(order), dtype=bool)
     goes[order] = (before < excess).any(axis=1)
     for id, place in places:
@@ -231,12 +235,12 @@ def _fit(
 
 
 def _costs(file: File) -> np.ndarray:
-    """(n, 3) float64: steps, trajectories (one), bytes."""
+    """Return (n, 3) float64: steps, trajectories (one each), bytes."""
     return np.column_stack([file.steps, np.ones(len(file.steps)), file.row_bytes])
 
 
 def _add_overlays(inventory: FileTable, costs: dict[str, np.ndarray]) -> None:
-    """The bytes of overlays are their bases'."""
+    """Add the bytes of overlays to those of their bases."""
     for overlay in (file for file in inventory.files.values() if file.is_overlay):
         for base, rows in _bases(inventory, overlay):
             if base.id in costs:
@@ -246,7 +250,7 @@ def _add_overlays(inventory: FileTable, costs: dict[str, np.ndarray]) -> None:
 
 
 def _take_overlays(inventory: FileTable, masks: dict[str, np.ndarray]) -> None:
-    """Overlays whose bases go, go."""
+    """Expire overlays together with their bases."""
     for overlay in (file for file in inventory.files.values() if file.is_overlay):
         for base, rows in _bases(inventory, overlay):
             dying = base.uids[masks[base.id]]
@@ -255,7 +259,7 @@ def _take_overlays(inventory: FileTable, masks: dict[str, np.ndarray]) -> None:
 
 
 def _bases(inventory: FileTable, overlay: File) -> list[tuple[File, np.ndarray]]:
-    """The files of an overlay's bases, each with the places of the trajectories that derive from it."""
+    """Return the files of an overlay's bases, each with the indices of the trajectories that derive from it."""
     found = []
     for id in dict.fromkeys(overlay.base_ids):
         base = inventory.file_of(id)

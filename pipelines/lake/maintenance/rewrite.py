@@ -1,8 +1,8 @@
-"""Writing several segments as one: live trajectories only, in order, every row as it was.
+"""Rewriting several segments as one: live trajectories only, in order, every row unchanged.
 
-The new segment names those it replaces in its footer, and those that they had replaced; with its publication they are
-out of every reader's sight, in one step. A crash before that leaves files in `tmp/`, or wide columns that no segment
-lists: the next maintainer removes them.
+The footer of the new segment lists those it replaces, and those that they had replaced; its publication supersedes them
+in one step. A crash before that leaves files in `tmp/`, or blobs that no segment lists; the next maintainer deletes
+them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CACHE_BYTES = 8 << 20  # of decoded wide rows, for each file that is being read
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """A segment to be rewritten, and which of its trajectories: `keep` (n,) bool."""
+    """A segment to rewrite, and which of its trajectories: `keep` (n,) bool."""
 
     id: str
     keep: np.ndarray
@@ -46,7 +46,7 @@ class SegmentPart:
 
 @dataclass(frozen=True)
 class SoundPart:
-    """A part that was read and found whole; `spans` are the rows [start, stop) to keep, neighbours joined."""
+    """A part that was read and verified; `spans` are the rows [start, stop) to keep, neighbours joined."""
 
     id: str
     keep: np.ndarray
@@ -57,7 +57,7 @@ class SoundPart:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """A new segment, and the ids of those that were made into it."""
+    """A new segment, and the ids of those that were merged into it."""
 
     id: str
     replaced: tuple[str, ...]
@@ -67,10 +67,10 @@ class RewriteResult:
 def rewrite(
     lake: Lake, parts: Sequence[SegmentPart], held: Held, *, listener: Listener = silent
 ) -> RewriteResult | None:
-    """One segment from `parts`, which have the same schema, kind and columns, under the lease `held`.
+    """Write one segment from `parts`, which have the same schema, kind and columns, under the lease `held`.
 
-    A part with a wrong checksum among what it keeps is left as it is, with a Notice; None if nothing is left to do.
-    Holds the plain columns of the result in memory. StageFailed when the disk refuses.
+    A part with a wrong checksum among what it keeps is left unchanged, with a Notice; None if nothing is left to do.
+    The plain columns of the result are held in memory. StageFailed if the disk fails.
     """
     with explained(f"rewrite segments of '{lake.name}'"):
         sources = [source for part in parts if (source := _open(lake, part, listener)) is not None]
@@ -109,7 +109,7 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Wide:
-    """The kept rows of a wide column, given out in order and once; `crc` is that of what was given."""
+    """The kept rows of a wide column, read once, in order; `crc` is that of the rows read so far."""
 
     def __init__(self, column: Column, sources: Sequence[SoundPart], rows: int) -> None:
         self._column, self._rows = column, rows
@@ -184,7 +184,7 @@ def _gathered(column: Column, sources: Sequence[SoundPart], rows: int) -> np.nda
 
 
 def _table(sources: Sequence[SoundPart]) -> pa.Table:
-    """The kept trajectories as they are, but for where they lie."""
+    """Return the kept trajectories with their new positions."""
     tables = [source.footer.trajectories.filter(pa.array(source.keep)) for source in sources]
     table = pa.concat_tables(tables)
     rows = table["length"].to_numpy() + 1
@@ -193,7 +193,7 @@ def _table(sources: Sequence[SoundPart]) -> pa.Table:
 
 
 def _replaces(sources: Sequence[SoundPart]) -> Mapping[str, tuple[int, int]]:
-    """First trajectory and number of those from each segment, the earlier ones included."""
+    """Return the index of the first trajectory and their number for each replaced segment, indirect ones included."""
     replaces, done = {}, 0
     for source in sources:
         before = np.concatenate([[0], np.cumsum(source.keep)]).tolist()

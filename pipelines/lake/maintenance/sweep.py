@@ -1,7 +1,7 @@
-"""Removing files that nobody needs: of superseded and expired segments, of rewriters that died on the way.
+"""Deletion of files that are no longer needed: of superseded and expired segments, and of rewriters that died.
 
-A reader may still be about to open a file that it knows: files stay for a grace period after what took them out of
-sight. A file whose log is still there stays too, or salvage would not see that it was published.
+A reader may still be about to open a file that it knows: files stay for a grace period after they were removed from the
+live set. A file whose log still exists stays too, or salvage would not see that it was published.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 600.0
 _ELSEWHERE_SECONDS = (
-    86_400.0  # logs of other hosts are out of sight: what they may publish yet is left alone for so long
+    86_400.0  # logs of other hosts are not visible: what they may still publish is left alone this long
 )
-_QUIET_SECONDS = 3600.0  # of a folder in which a writer may publish that has been stopped for long
+_QUIET_SECONDS = 3600.0  # of a folder in which a long suspended writer may publish
 _BLOB = ".blob.arrow"
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What was removed; `waiting` segments are out of sight, but their grace period is not over."""
+    """What was deleted; `waiting` segments are removed, but within their grace period."""
 
     segments: int
     bytes: int
@@ -52,7 +52,7 @@ def bury_orphans(inventory: FileTable) -> None:
     trajectories: dict[str, list[str]] = {}
     for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
         orphans = _orphans(inventory, overlay)
-        orphans &= inventory.hidden.alive(overlay.id, overlay.uids)  # the others are dead already
+        orphans &= inventory.hidden.alive(overlay.id, overlay.uids)  # the others are removed already
         if not orphans.any():
             continue
         if orphans.all():
@@ -60,7 +60,7 @@ def bury_orphans(inventory: FileTable) -> None:
         else:
             trajectories[overlay.id] = hex_uids(overlay.uids[orphans])
     if whole or trajectories:
-        reason = "derived from trajectories that are gone"
+        reason = "derived from removed trajectories"
         bury(
             inventory.lake.storage,
             Tombstone(time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories),
@@ -69,7 +69,7 @@ def bury_orphans(inventory: FileTable) -> None:
 
 
 def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
-    """(n,) bool: trajectories of an overlay that nothing will bring back."""
+    """Return (n,) bool: trajectories of an overlay that cannot return."""
     found = np.zeros(len(overlay.uids), dtype=bool)
     for id in dict.fromkeys(overlay.base_ids):
         rows, file = overlay.base_ids == id, inventory.live.file_of(id)
@@ -81,8 +81,8 @@ def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
 def sweep(
     inventory: FileTable, held: Held, *, grace_seconds: float = GRACE_SECONDS, listener: Listener = silent
 ) -> SweepResult:
-    """Remove what is out of every reader's sight for longer than the grace period, under the lease `held` and by a
-    refreshed inventory. StageFailed when the storage refuses.
+    """Delete what was removed longer than the grace period ago, under the lease `held` and by a refreshed table.
+    StageFailed if the storage fails.
     """
     lake, storage, now = inventory.lake, inventory.lake.storage, time.time()
     with explained(f"remove files of '{lake.name}'"):
@@ -115,7 +115,7 @@ def sweep(
 
 
 def remove_segment(storage: Storage, id: str) -> None:
-    """Remove the files of a segment; the wide columns last: who finds a segment finds it whole."""
+    """Delete the files of a segment, the blob last: a reader that finds a segment finds it complete."""
     storage.remove(segment_key(id))
     storage.remove(blob_key(id))
     storage.remove(f"{QUARANTINE}/{id.rpartition('/')[2]}.json")
@@ -137,7 +137,7 @@ def _has_log(lake: Lake, id: str) -> bool:
 
 
 def _remove_wide_orphans(lake: Lake, listed: Iterable[str], grace_seconds: float, age: Callable[[str], float]) -> None:
-    """Wide columns whose segment never got its name, or lost it."""
+    """Delete blobs whose segment was never published, or was deleted."""
     storage = lake.storage
     known = set(listed)
     old = grace_seconds if isinstance(storage, LocalStorage) else max(grace_seconds, _ELSEWHERE_SECONDS)
@@ -146,14 +146,14 @@ def _remove_wide_orphans(lake: Lake, listed: Iterable[str], grace_seconds: float
             id = f"{hour}/{name.removesuffix(_BLOB)}"
             if not name.endswith(_BLOB) or id in known or age(blob_key(id)) < old or _has_log(lake, id):
                 continue
-            if not storage.exists(segment_key(id)):  # looked at last: its log goes when it has its name
+            if not storage.exists(segment_key(id)):  # checked last: its log is dropped once it is published
                 storage.remove(blob_key(id))
 
 
 def _merge_spent(
     storage: Storage, tombstones: dict[str, Tombstone], listed: set[str], is_old: Callable[[str], bool]
 ) -> None:
-    """One tombstone in place of those that hide nothing any more: it keeps the steps that they took."""
+    """Replace tombstones that hide nothing any more by one that keeps their counts of steps."""
     merged = {name for tombstone in tombstones.values() for name in tombstone.merges}
     spent = {
         name: tombstone
@@ -162,7 +162,7 @@ def _merge_spent(
     }
     counted = [tombstone for name, tombstone in spent.items() if name not in merged]
     if len(spent) == 1 and not counted[0].names and counted[0].steps:
-        return  # it is such a one
+        return  # already merged
     steps: Counter[str] = Counter()
     for tombstone in counted:
         steps.update(tombstone.steps)
@@ -174,7 +174,7 @@ def _merge_spent(
 
 
 def _remove_leftovers(lake: Lake) -> None:
-    """Files of dead rewriters (whoever holds the lease is the only living one), and empty folders."""
+    """Delete files of dead rewriters (the holder of the lease is the only living one) and empty folders."""
     for path in (lake.local / "tmp").glob(f"{REWRITTEN}.*.tmp"):
         path.unlink(missing_ok=True)
     if isinstance(lake.storage, LocalStorage):
@@ -184,7 +184,7 @@ def _remove_leftovers(lake: Lake) -> None:
 
 
 def _left_behind(storage: LocalStorage) -> Iterator[str]:
-    """Folders that nobody publishes in: of hours long over, and those filled before the last one of their hour."""
+    """Yield folders in which no writer publishes: of hours long past, and those filled before the last of an hour."""
     hours, now = list(by_hour(folders(storage, ROOT)).values()), time.time()
     for opened in hours[:-WATCHED_HOURS]:
         yield from opened

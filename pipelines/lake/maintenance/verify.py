@@ -1,8 +1,7 @@
 """Reading everything once: every column against its CRC, every file against what a lake may hold.
 
-A damaged segment gets a marker `quarantine/NAME.json` with the reason and its trajectories, and is out of
-every reader's sight from then on; the file itself is not touched. A marker goes when its segment is whole
-again.
+A damaged segment gets a marker `quarantine/NAME.json` with the reason and its trajectories, and readers ignore it from
+then on; the file itself is not changed. The marker is removed when the segment is intact again.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ _AHEAD = 16  # segments fetched at once
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptSegment:
-    """A damaged segment: its id, why, and the uids it holds (`damaged`: those whose own bytes are wrong,
-    where known).
-    """
+    """A damaged segment: its id, the reason, and its uids (`damaged`: those whose own bytes are wrong, where known)."""
 
     segment: str
     reason: str
@@ -48,9 +45,9 @@ class CorruptSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What `verify` found. `missing`: segments that the index knew and that are gone, with their trajectories;
-    `logs`: damaged logs of dead writers, which were kept, and whose trajectories are lost as far as they could not
-    be read; `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged.
+    """The findings of `verify`. `missing`: segments that the index knew and that are gone, with their number of
+    trajectories; `logs`: damaged logs of dead writers, which were kept, and whose unreadable trajectories are lost;
+    `foreign`: paths in `segments/` that no lake wrote; `tombstones`: why some are damaged.
     """
 
     segments_checked: int
@@ -64,21 +61,20 @@ class VerifyReport:
 
 
 def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
-    """Read every segment and compare checksums; mark the damaged ones.
-
-    Damage is reported, not raised; InputMissing for segments of a newer format.
+    """Read every segment and compare checksums; mark the damaged ones. Damage is reported, not raised; InputMissing for
+    segments of a newer format.
     """
-    known = catalog.remembered_segments(lake)  # before what is there is listed
+    known = catalog.remembered_segments(lake)  # before segments are listed
     hidden = Removals(lake.storage, listener)
     hidden.refresh()
-    # The newest rewritten ones first: what was made into a sound one is checked, but not counted again.
+    # The newest rewritten ones first: the segments they replace are checked, but not counted again.
     ids = sorted((id for id in list_all(lake.storage) if id not in hidden.whole), key=lambda id: (is_rewritten(id), id))
     ids.reverse()
     superseded: set[str] = set()
     corrupt, trajectories, size = [], 0, 0
     for done, id in enumerate(ids, 1):
         if done % _AHEAD == 1:
-            _fetch_anew(lake.storage, ids[done - 1 : done - 1 + _AHEAD])
+            _refetch(lake.storage, ids[done - 1 : done - 1 + _AHEAD])
         try:
             footer = check(lake, id)
             superseded.update(footer.replaces)
@@ -109,15 +105,15 @@ def _damaged_logs(storage: Storage) -> list[str]:
 
 
 def _missing(lake: Lake, known: Mapping[str, int]) -> dict[str, int]:
-    """Those of the segments that are `known`, with their trajectories, that are gone without a reason: they were not
-    replaced by others, did not expire and were not put away.
+    """Return those of the `known` segments, with their numbers of trajectories, that are gone for no reason: not
+    replaced, expired or quarantined.
     """
     storage = lake.storage
     gone = known.keys() - set(list_all(storage))
     if not gone or _expired_since(lake):
         return {}
     replaced: set[str] = set()
-    for id in filter(is_rewritten, list_all(storage)):  # again: what replaces a segment is there before that goes
+    for id in filter(is_rewritten, list_all(storage)):  # again: a replacement exists first
         with contextlib.suppress(FileNotFoundError, AmagoError):
             replaced.update(read_footer(storage, id).replaces)
     hidden = Removals(storage)
@@ -131,7 +127,7 @@ def _missing(lake: Lake, known: Mapping[str, int]) -> dict[str, int]:
 
 
 def _expired_since(lake: Lake) -> bool:
-    """Whether tombstones were merged after the index was written: they say no longer which segments expired."""
+    """Return whether tombstones were merged after the index was written: they no longer say which segments expired."""
     written = catalog.modified(lake)
     for name in tombstone_names(lake.storage):
         with contextlib.suppress(FileNotFoundError, AmagoError):
@@ -150,8 +146,8 @@ def _unreadable_tombstones(storage: Storage) -> Iterator[str]:
             yield str(error)
 
 
-def _fetch_anew(storage: Storage, ids: Sequence[str]) -> None:
-    """What this host keeps of a file that lies elsewhere proves nothing about that file."""
+def _refetch(storage: Storage, ids: Sequence[str]) -> None:
+    """Fetch the originals of cached files, because a local copy proves nothing about them."""
     keys = [key for id in ids for key in (segment_key(id), blob_key(id))]
     for key in keys:
         storage.forget(key)
@@ -165,9 +161,8 @@ class _Damage(Exception):
 
 
 def check(lake: Lake, id: str) -> Footer:
-    """Read a segment whole.
-
-    _Damage if anything in it is not what its footer says, InputMissing for a newer format, FileNotFoundError.
+    """Read a segment completely. _Damage if anything differs from its footer, InputMissing for a newer format,
+    FileNotFoundError.
     """
     uids: tuple[str, ...] = ()
     try:
@@ -187,7 +182,7 @@ def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
     try:
         return lake.schema(footer.header["schema"]).columns
     except InputMissing as error:
-        if lake.storage.exists(f"schemas/{footer.header['schema']}.json"):  # of a newer version: no damage
+        if lake.storage.exists(f"schemas/{footer.header['schema']}.json"):  # of a newer version, not damaged
             raise
         raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
 
@@ -202,19 +197,21 @@ def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, 
 
 
 def _mark(lake: Lake, found: CorruptSegment, listener: Listener) -> None:
-    text = f"{found.reason}; it is set aside with its {len(found.trajectories)} trajectories"
+    text = f"{found.reason}; it is quarantined with its {len(found.trajectories)} trajectories"
     try:
         with explained("write its marker"):
-            if not found.damaged:  # else its footer can be read
+            if not found.damaged:  # otherwise its footer can be read
                 _remember(lake, found.segment)
             lake.storage.write(marker_key(found.segment), (json.dumps(asdict(found), indent=1) + "\n").encode())
     except StageFailed as error:
-        text = f"{found.reason}; it cannot be set aside: {error}"
+        text = f"{found.reason}; it cannot be quarantined: {error}"
     listener(Notice(text=text, level="warning"))
 
 
 def _remember(lake: Lake, id: str) -> None:
-    """Keep what the index knows of a segment whose footer cannot be read: it will forget it, and repair needs it."""
+    """Keep what the index knows of a segment whose footer cannot be read: the index will forget it, and repair needs
+    it.
+    """
     known = catalog.remembered_footer(lake, id)
     if known is None or lake.storage.exists(memory_key(id)):
         return
@@ -222,12 +219,12 @@ def _remember(lake: Lake, id: str) -> None:
     header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
     whole = [0, table.num_rows]
     header |= {"format": FORMAT, "sequence": written_by(id)[1], "columns": dict.fromkeys(facts["columns"])}
-    header["replaces"] = {old: whole for old in facts["replaces"]}  # which part was which is not remembered
+    header["replaces"] = {old: whole for old in facts["replaces"]}  # which part was which is not recorded
     lake.storage.write(memory_key(id), json.dumps(metadata(header, table)).encode())
 
 
 def unmark(lake: Lake, id: str) -> None:
-    """Take the marker of a segment away, if it has one. StageFailed when the storage refuses."""
+    """Remove the marker of a segment, if it has one. StageFailed if the storage fails."""
     for key in (marker_key(id), memory_key(id)):
         with explained(f"remove '{lake.storage.url(key)}'"):
             if lake.storage.exists(key):
@@ -235,12 +232,12 @@ def unmark(lake: Lake, id: str) -> None:
 
 
 def marker_key(id: str) -> str:
-    """Where it is written that a segment is damaged."""
+    """Return the key of a damaged segment's marker."""
     return f"quarantine/{id.rpartition('/')[2]}.json"
 
 
 def memory_key(id: str) -> str:
-    """Where the footer is kept that the index remembered of a segment."""
+    """Return the key of the footer that the index recorded for a segment."""
     return f"quarantine/{id.rpartition('/')[2]}.footer"
 
 

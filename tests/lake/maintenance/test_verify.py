@@ -42,7 +42,7 @@ def test_a_flipped_bit_names_the_trajectory_and_takes_the_segment_out_of_sight(l
     assert found.trajectories == tuple(list(written)[:2])
     assert found.damaged == (second,)
     assert "obs.state" in found.reason
-    assert any("set aside" in getattr(event, "text", "") for event in told)
+    assert any("quarantined" in getattr(event, "text", "") for event in told)
     assert LiveTable(lake).refresh().added == 2
     assert catalog.query(lake, "select count(*) from trajectories")[1] == [(2,)]
     marker = json.loads((lake.path / "quarantine" / f"{path.stem}.json").read_text())

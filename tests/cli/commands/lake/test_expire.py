@@ -46,7 +46,7 @@ def test_sql_and_age_choose(amago: Amago, small: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "nothing is said to expire"),
+        ([], "nothing to expire"),
         (["--max-age", "soon"], "'soon' is not an age"),
         (["--max-steps", "0"], "--max-steps"),
         (["--where", "nonsense = 1"], "nonsense"),
