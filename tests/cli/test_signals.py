@@ -22,6 +22,8 @@ from pipelines.lake.store import Lake
 from tests.cli.conftest import Amago
 from tests.lake.factories import fill
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(autouse=True)
 def _signals_are_not_ignored() -> Iterator[None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.lake import reading
@@ -18,6 +18,7 @@ from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.store import Lake
 from pipelines.lake.wal import MAGIC, Log, parse
 from tests.lake.factories import INFO, SCHEMA, assert_same, columns
+from tests.tiers import examples
 
 
 def ends_of(data: bytes) -> list[int]:
@@ -66,7 +67,7 @@ def test_a_frame_holds_what_is_less_than_a_mebibyte_together(log) -> None:
     assert [(row, bytes(body)) for row, body in parse(whole).records] == list(chain(*frames))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(data=st.data())
 def test_what_is_read_is_what_was_written_and_whole_frames_survive(log, data: st.DataObject) -> None:
     whole, frames = log
@@ -93,7 +94,7 @@ def test_what_is_read_is_what_was_written_and_whole_frames_survive(log, data: st
         assert content.damaged == 0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_salvage_of_a_damaged_log_gives_true_trajectories_or_none(tmp_path_factory, data: st.DataObject) -> None:
     lake = Lake.create(tmp_path_factory.mktemp("damage") / "lake")

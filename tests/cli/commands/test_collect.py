@@ -149,6 +149,7 @@ def test_a_file_in_the_way_is_named(amago: Amago) -> None:
     assert "runs" in failed.err
 
 
+@pytest.mark.system
 def test_sigterm_saves_and_the_same_command_goes_on(amago: Amago, tmp_path: Path) -> None:
     arguments = ["collect", "--env", "gym:CartPole-v1", "--steps", "200000", "--actors", "4", "--output", "json"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

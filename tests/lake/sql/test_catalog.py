@@ -141,6 +141,7 @@ def _append_and_ask(path: Path, seed: int, results) -> None:
         results.put(catalog.query(lake, "select count(*) from trajectories")[1][0][0])
 
 
+@pytest.mark.system
 def test_processes_and_threads_ask_at_once(lake: Lake) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

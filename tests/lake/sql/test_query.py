@@ -73,6 +73,7 @@ def test_sql_can_only_read_the_lake(
     assert os.listdir(tmp_path) == ["lake"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("sql", "limit"),
     [

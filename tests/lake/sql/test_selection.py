@@ -203,6 +203,7 @@ def test_what_is_not_a_weight_is_refused(filled: Lake, weight: str, text: str) -
     assert text in str(caught.value)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("where", "limit"),
     [
