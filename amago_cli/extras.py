@@ -46,9 +46,9 @@ def extras() -> list[Extra]:
 
 def modules(extra: str) -> tuple[str, ...]:
     """What `extra` is for: the modules that are imported once it is used."""
-    from pipelines.envs.suites.catalogue import SUITES
+    from pipelines.envs.suites.catalogue import ENTRIES
 
-    found = [module for suite in SUITES if suite.extra == extra for module in suite.requires]
+    found = [module for entry in ENTRIES if entry.extra == extra for module in entry.requires]
     return tuple(dict.fromkeys((*_MODULES.get(extra, ()), *found)))
 
 

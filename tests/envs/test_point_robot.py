@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from pipelines.envs.draws import BANDS, bands_of, spread
 from pipelines.envs.make import make
-from pipelines.envs.suites.bands import BANDS, bands_of, spread
 from pipelines.errors import InputMissing
 from tests.envs import contract
 

@@ -20,8 +20,8 @@ from pydantic import Field
 
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, EnvSpec, Score, StepResult
-from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.reference_scores import ATARI
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Space, Spaces
 from pipelines.nearest import did_you_mean

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from pipelines.envs.draws import mix, unit
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.grid import coordinates, transitions
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, Spaces
 

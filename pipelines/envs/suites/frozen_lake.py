@@ -17,9 +17,9 @@ from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import MapSource, holes_of, maps_of_split
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))

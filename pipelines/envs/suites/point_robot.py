@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from pipelines.envs.draws import spread
 from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.protocol import ProtocolSettings
-from pipelines.envs.suites.bands import spread
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Spaces
 
 PLACE, HEIGHT = range(2)  # purposes of random draws

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("mujoco")
 
+from pipelines.envs.draws import BANDS, bands_of
 from pipelines.envs.make import make
-from pipelines.envs.suites.bands import BANDS, bands_of
 from pipelines.errors import InputMissing
 from tests.envs import contract
 

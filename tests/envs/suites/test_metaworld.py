@@ -13,8 +13,11 @@ from metaworld.policies import SawyerReachV3Policy  # noqa: E402
 
 from pipelines.envs.make import make  # noqa: E402
 from pipelines.envs.suites.metaworld import ALL_CLASSES, tasks_of  # noqa: E402
-from pipelines.envs.suites.metaworld_goals import goal_vectors  # noqa: E402
-from pipelines.envs.suites.metaworld_pool import ClassPool, Shelf  # noqa: E402
+from pipelines.envs.suites.metaworld_tasks import (  # noqa: E402
+    ClassPool,
+    Shelf,
+    goal_vectors,
+)
 from pipelines.errors import InputMissing, UsageError  # noqa: E402
 from pipelines.files.user_cache import cache_home  # noqa: E402
 from tests.envs import contract  # noqa: E402
