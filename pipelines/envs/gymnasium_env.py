@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult
+from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult, unknown_task
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.envs.task_env import TaskEnv, succeeded
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
@@ -194,10 +194,7 @@ class GymnasiumEnv(Env):
         except NotImplementedError:
             super().play_only(tasks)
         except ValueError as error:
-            raise InputMissing(
-                f"'{name}' is no task of environment '{self._name}' with these parameters: {error}",
-                hint="choose tasks of this environment, e.g. --tasks \"env = '...'\"",
-            ) from error
+            raise unknown_task(name, self._name, why=str(error)) from error
         self._named = tuple(tasks)
 
     def close(self) -> None:

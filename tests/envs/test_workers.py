@@ -144,7 +144,7 @@ def test_tasks_that_are_named_are_played(cores):
     env.play_only(names)
     env.reset()
     assert env.tasks(np.arange(4)) == [*names, *names]
-    with pytest.raises(InputMissing, match="no task of environment"):
+    with pytest.raises(InputMissing, match="not a task of environment"):
         env.play_only(["nowhere"])
     env.close()
 

@@ -19,7 +19,8 @@ from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws, mix, unit
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import NativeEnv
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -301,8 +302,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return AlchemySettings
 
 
-def make(name: str, settings: AlchemySettings, *, num_envs: int, seed: int, split: str) -> Alchemy:
-    return Alchemy(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = Alchemy
 
 
 def _spec(name: str, s: AlchemySettings) -> EnvSpec:

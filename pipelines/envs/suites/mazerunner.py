@@ -19,8 +19,9 @@ from pydantic import Field, model_validator
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.goals import GoalSequenceRule
+from pipelines.envs.native import NativeEnv
 from pipelines.envs.suites.goal_frozen_lake import same_cell
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import held_out
@@ -301,8 +302,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return MazeRunnerSettings
 
 
-def make(name: str, settings: MazeRunnerSettings, *, num_envs: int, seed: int, split: str) -> MazeRunner:
-    return MazeRunner(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = MazeRunner
 
 
 def _spec(name: str, s: MazeRunnerSettings) -> EnvSpec:

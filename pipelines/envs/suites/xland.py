@@ -26,11 +26,11 @@ from xminigrid.types import RuleSet
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.env import Env, EnvSpec, StepResult, unknown_task
 from pipelines.envs.suites.jax_env import Tree, as_numpy, folded, keys, merged
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.envs.suites.xland_rulesets import Kind, Rulesets, generate, load, save
-from pipelines.errors import InputMissing, UsageError
+from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, MultiBinary, MultiDiscrete, Spaces
 
 VIEW = 5
@@ -185,9 +185,8 @@ class XLand(Env):
         for name in tasks:
             kind, _, number = name.rpartition("/")
             if kind != label or not number.isdecimal() or int(number) >= len(self.rulesets):
-                raise InputMissing(
-                    f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
-                    hint=f"its tasks: {label}/0 to {label}/{len(self.rulesets) - 1}",
+                raise unknown_task(
+                    name, self.spec.name, hint=f"its tasks: {label}/0 to {label}/{len(self.rulesets) - 1}"
                 )
             numbers.append(int(number))
         self._playing, self._named = np.array(numbers), True
@@ -227,5 +226,4 @@ def settings_model(name: str) -> type[SettingsModel]:
     return XLandSettings
 
 
-def make(name: str, settings: XLandSettings, *, num_envs: int, seed: int, split: str) -> XLand:
-    return XLand(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = XLand

@@ -78,7 +78,7 @@ def test_velocities_can_be_named():
     env.reset()
     assert env.tasks(np.arange(2)) == ["velocity=0.250000", "velocity=2.999999"]
     for wrong in ("velocity=3.100000", "velocity=0.25", "speed=1.000000", "velocity=fast"):
-        with pytest.raises(InputMissing, match="no task of environment"):
+        with pytest.raises(InputMissing, match="not a task of environment"):
             env.play_only([wrong])
 
 

@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_refused():
         make("xland", num_envs=1, seed=0, params={"rooms": 9})
     env = make("xland", num_envs=1, seed=0, params=FEW)
     for wrong in ("trivial/40", "small/1", "3"):
-        with pytest.raises(InputMissing, match="is no task of"):
+        with pytest.raises(InputMissing, match="is not a task of"):
             env.play_only([wrong])
 
 
