@@ -261,7 +261,7 @@ def test_wrong_names_are_refused_with_the_closest():
         make("metaworld-ml1-xyz", num_envs=1, seed=0)
     env = make(REACH, num_envs=1, seed=0)
     assert env.spec.name == "metaworld-ml1-reach-v3"
-    with pytest.raises(InputMissing, match="'push-v3/1' is no task"):
+    with pytest.raises(InputMissing, match="'push-v3/1' is not a task"):
         env.play_only(["push-v3/1"])
     with pytest.raises(InputMissing, match="0 to 49"):
         env.play_only(["reach-v3/50"])
