@@ -21,6 +21,7 @@ _MODULES = {
     "minari": ("minari",),
     "ray": ("ray",),
     "s3": ("boto3",),
+    "video": ("av",),
 }
 _SECONDS = 120
 
