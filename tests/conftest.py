@@ -52,9 +52,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(600):
-            if self._process.poll() is not None:
-                break
+        while self._process.poll() is None:
             with socket.socket() as client:
                 if client.connect_ex(("127.0.0.1", port)) == 0:
                     return
