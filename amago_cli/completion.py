@@ -96,9 +96,9 @@ def sizes(ctx: Any, incomplete: str) -> Iterable[str]:
 def environments(ctx: Any, incomplete: str) -> Iterable[str]:
     from importlib import metadata
 
-    from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES
+    from pipelines.envs.suites.catalogue import ENTRIES, USER_ENTRY
 
-    names = [suite.pattern.removesuffix("*") for suite in SUITES if suite is not OWN_CLASS]
+    names = [entry.prefix for entry in ENTRIES if entry is not USER_ENTRY]
     names += [point.name for point in metadata.entry_points(group="amago.environment")]
     if incomplete.startswith("gym:"):
         import gymnasium

@@ -21,6 +21,7 @@ _MODULES = {
     "minari": ("minari",),
     "ray": ("ray",),
     "s3": ("boto3",),
+    "video": ("av",),
 }
 _SECONDS = 120
 
@@ -46,9 +47,9 @@ def extras() -> list[Extra]:
 
 def modules(extra: str) -> tuple[str, ...]:
     """What `extra` is for: the modules that are imported once it is used."""
-    from pipelines.envs.suites.catalogue import SUITES
+    from pipelines.envs.suites.catalogue import ENTRIES
 
-    found = [module for suite in SUITES if suite.extra == extra for module in suite.requires]
+    found = [module for entry in ENTRIES if entry.extra == extra for module in entry.requires]
     return tuple(dict.fromkeys((*_MODULES.get(extra, ()), *found)))
 
 

@@ -1,5 +1,7 @@
-"""One thread of torch a test process, as many of which run at once as there are cores; an S3 server on this host, for
-whoever asks for a `bucket`.
+"""One thread of torch per test process, the tiers of the suite, Hypothesis profiles, and an S3 server on this host for
+tests that use the fixture `bucket`.
+
+CONTRIBUTING.md describes the tiers.
 """
 
 import os
@@ -12,7 +14,32 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers as tiers  # registers the profiles of Hypothesis
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses the S3 server as one of the tier `system`."""
+    for item in items:
+        if "s3_server" in getattr(item, "fixturenames", ()):
+            item.add_marker("system")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    _keep_environment()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    _keep_environment()
+
+
+def _keep_environment() -> None:
+    """Remove the variable that pytest changes for each test: a changed environment restarts the SQL helper process."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 class Server:
@@ -25,9 +52,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(600):
-            if self._process.poll() is not None:
-                break
+        while self._process.poll() is None:
             with socket.socket() as client:
                 if client.connect_ex(("127.0.0.1", port)) == 0:
                     return

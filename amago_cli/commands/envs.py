@@ -22,7 +22,7 @@ def envs(
         ),
     ] = None,
 ) -> Any:
-    """List the environments, or describe one: spaces, horizon, how an episode ends, held-out tasks, parameters.
+    """List the environments, or describe one: spaces, horizon, termination, train-test split, parameters.
 
     In a pipe the list has names, extras and what they are about; --output json has everything.
 
@@ -31,16 +31,19 @@ def envs(
     from dataclasses import asdict
 
     from pipelines.envs.make import catalogue
+    from pipelines.envs.suites.catalogue import brief
     from pipelines.stages.result import Result, Table
 
     if name is not None:
         return _describe(name)
     entries = catalogue()
-    columns = ("name", "suite", "extra", "spaces", "tasks", "horizon", "about")
-    rows = [(e.name, e.suite, _extra(e), e.spaces, e.tasks, e.horizon, e.about) for e in entries]
+    columns = ("name", "extra", "observation", "action", "horizon", "train-test split", "about")
+    rows = [
+        (e.name, _extra(e), brief(e.observation), brief(e.action), e.horizon, brief(e.split), e.about) for e in entries
+    ]
     return Result(
         command="envs",
-        metrics={"environments": [asdict(entry) for entry in entries]},
+        metrics={"environments": [{**asdict(entry), "installed": entry.installed} for entry in entries]},
         tables=(Table(title="environments", columns=columns, rows=rows, in_a_pipe=("name", "extra", "about")),),
     )
 
@@ -78,9 +81,13 @@ def _describe(name: str) -> Any:
         "suite": entry.suite,
         "extra": extra,
         "about": spec.about or entry.about,
-        "tasks": entry.tasks,
-        "split": spec.split,
-        "ends": entry.ends,
+        "observation": entry.observation,
+        "action": entry.action,
+        "reward": entry.reward or None,
+        "termination": entry.termination,
+        "hidden": entry.hidden or None,
+        "split": spec.split or entry.split,
+        "protocol": entry.protocol or None,
         "horizon": spec.horizon,
         "num_attempts": spec.num_attempts,
         "has_success": spec.has_success,

@@ -59,3 +59,23 @@ class Draws:
     def permutations(self, episode: np.ndarray, stream: int, n: int) -> np.ndarray:
         """(m, n) int64: one random order of 0..n-1 for each episode."""
         return np.argsort(self.uniform(episode[:, None], stream, np.arange(n)), axis=1)
+
+
+BANDS, EVERY, TEST_BAND = 30, 5, 2
+
+
+def bands_of(split: str) -> np.ndarray:
+    """Numbers of the bands of one side."""
+    band = np.arange(BANDS)
+    return band[(band % EVERY == TEST_BAND) == (split == "test")]
+
+
+def spread(share: np.ndarray, split: str) -> np.ndarray:
+    """`share` in [0, 1) -> [0, 1), uniform over the bands of one side.
+
+    >>> spread(np.array([0.0, 0.5]), "test").round(3).tolist()
+    [0.067, 0.567]
+    """
+    bands = bands_of(split)
+    place, inside = np.divmod(np.asarray(share) * len(bands), 1.0)
+    return (bands[place.astype(np.int64)] + inside) / BANDS

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.envs.draws import Draws
 from pipelines.errors import InputMissing, StageFailed
 from pipelines.lake.spaces import Spaces
 
@@ -247,53 +246,9 @@ class Env(ABC):
         self.episodes.start_at(int(state["next_episode"]))
 
 
-class NativeEnv(Env):
-    """Base of the built-ins: state in arrays, tasks from `Draws`. Subclasses write `_begin`, `_assign`, `_observe` and
-    `step`.
-    """
-
-    def __init__(self, spec: EnvSpec, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(num_envs=num_envs)
-        self.spec = spec
-        self.draws = Draws(seed, split, spec.name)
-        self._nobody = np.zeros(num_envs, dtype=bool)
-        self._nobody.setflags(write=False)
-        self._named: tuple[str, ...] = ()
-
-    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        episodes = self.episodes.advance(indices)
-        self._begin(indices, episodes)
-        for actor, episode in zip(indices.tolist(), episodes.tolist(), strict=True) if self._named else ():
-            self._assign(actor, self._named[episode % len(self._named)])
-        return self._observe()
-
-    def play_only(self, tasks: Sequence[str]) -> None:
-        self._begin(np.arange(1), np.zeros(1, dtype=np.int64))
-        for name in tasks:
-            try:
-                self._assign(0, name)
-                known = self.tasks(np.arange(1))[0]
-            except (ValueError, IndexError) as error:
-                raise self._no_such(name) from error
-            if known != name:
-                raise self._no_such(name)
-        self._named = tuple(tasks)
-
-    def _no_such(self, name: str) -> InputMissing:
-        return InputMissing(
-            f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
-            hint="choose tasks of this environment, e.g. --tasks \"env = '...'\"",
-        )
-
-    @abstractmethod
-    def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
-        """Draw the tasks of `episodes` (m,) and put the actors `indices` (m,) at their starts."""
-
-    @abstractmethod
-    def _assign(self, actor: int, task: str) -> None:
-        """Give an actor that has just begun the task of this name. ValueError or IndexError if there is none such."""
-
-    @abstractmethod
-    def _observe(self) -> dict[str, np.ndarray]:
-        """Observations of all actors, from the state alone, in arrays that are not written again."""
+def unknown_task(task: str, env: str, *, why: str = "", hint: str | None = None) -> InputMissing:
+    """Return the error for a `task` that environment `env` does not have."""
+    return InputMissing(
+        f"'{task}' is not a task of environment '{env}' with these parameters{why and ': '}{why}",
+        hint=hint or "choose tasks of this environment, e.g. --tasks \"env = '...'\"",
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,12 +18,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from pipelines.envs.attempts import succeeded
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult
+from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult, unknown_task
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
-from pipelines.envs.surroundings import WorkingDirectory
-from pipelines.envs.task_env import TaskEnv
+from pipelines.envs.task_env import TaskEnv, succeeded
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
 from pipelines.lake.spaces import Spaces
 
@@ -195,10 +194,7 @@ class GymnasiumEnv(Env):
         except NotImplementedError:
             super().play_only(tasks)
         except ValueError as error:
-            raise InputMissing(
-                f"'{name}' is no task of environment '{self._name}' with these parameters: {error}",
-                hint="choose tasks of this environment, e.g. --tasks \"env = '...'\"",
-            ) from error
+            raise unknown_task(name, self._name, why=str(error)) from error
         self._named = tuple(tasks)
 
     def close(self) -> None:
@@ -281,3 +277,38 @@ def first_sentence(env: Any) -> str:
     paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
     first = next((text for text in paragraphs if text[:1].isalnum()), "")
     return re.split(r"(?<=[\w)\]\"'][.!?])\s", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", first))[0]
+
+
+class WorkingDirectory:
+    """A context in which an environment's code runs, in the directory in which it last was; the process's own comes
+    back at the end.
+    """
+
+    def __init__(self) -> None:
+        self._process = self._own = ""
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._process = _current()
+        if self._own:
+            with contextlib.suppress(OSError):
+                os.chdir(self._own)
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        now = _current()
+        if now != self._process and self._process:
+            self._own = now
+            os.chdir(self._process)
+
+
+def _current() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return ""

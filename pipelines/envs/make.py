@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import metadata
 from typing import Any, Literal
 
@@ -21,14 +21,12 @@ from pipelines.config.base import SettingsModel
 from pipelines.config.problems import describe, refuse
 from pipelines.envs.constructor import Parameter
 from pipelines.envs.env import Env
-from pipelines.envs.suites.catalogue import OWN_CLASS, SUITES
-from pipelines.envs.suites.suite import Suite
+from pipelines.envs.suites.catalogue import ENTRIES, USER_ENTRY, Entry
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean, nearest
 
 Split = Literal["train", "test"]
 _GROUP = "amago.environment"
-_EXACT = {suite.pattern for suite in SUITES if suite.is_exact}
 
 
 def make(
@@ -39,7 +37,7 @@ def make(
     split: Split = "train",
     params: Mapping[str, Any] | SettingsModel | None = None,
 ) -> Env:
-    """`num_envs` actors of environment `name`, not yet reset.
+    """Make `num_envs` actors of environment `name`, not yet reset.
 
     Tasks follow from (seed, split) and the episode's number alone. UsageError: no such environment, or wrong
     parameters (all listed); InputMissing: it needs a package that is not installed.
@@ -48,8 +46,8 @@ def make(
     >>> env.reset()["obs"].shape
     (2, 2)
     """
-    target, suite = _resolve(name)
-    module = suite.load(name)
+    target, entry = _resolve(name)
+    module = entry.load(name)
     model = module.settings_model(target)
     if isinstance(params, SettingsModel):
         params = params.model_dump()
@@ -62,15 +60,15 @@ def make(
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    """The model of the parameters of environment `name`. Errors as for `make`."""
-    target, suite = _resolve(name)
-    return suite.load(name).settings_model(target)
+    """Return the model of the parameters of environment `name`. Errors as for `make`."""
+    target, entry = _resolve(name)
+    return entry.load(name).settings_model(target)
 
 
 def parameters(name: str) -> list[Parameter]:
-    """The parameters of environment `name`: those of its model, and those of a constructor of the user's own."""
-    target, suite = _resolve(name)
-    module = suite.load(name)
+    """Return the parameters of environment `name`: those of its model, and of a user's own constructor."""
+    target, entry = _resolve(name)
+    module = entry.load(name)
     listed = [
         Parameter(
             name=key,
@@ -80,111 +78,78 @@ def parameters(name: str) -> list[Parameter]:
         )
         for key, field in module.settings_model(target).model_fields.items()
     ]
-    return listed + (module.constructor(target) if suite is OWN_CLASS else [])
+    return listed + (module.constructor(target) if entry is USER_ENTRY else [])
 
 
 def require_trust(name: str, params: Mapping[str, Any]) -> None:
-    """InputMissing if making environment `name` would import a module whose name was only read from a file. `make`
-    asks this by itself; a caller that lets another process make it asks first."""
-    target, suite = _resolve(name)
-    module = suite.load(name)
+    """Raise InputMissing if making environment `name` would import a module whose name was only read from a file.
+    `make` checks this itself; a caller that has another process make it checks first."""
+    target, entry = _resolve(name)
+    module = entry.load(name)
     if hasattr(module, "require_trust"):
         module.require_trust(target, params)
 
 
 def requirement(name: str) -> tuple[str | None, bool]:
-    """The extra that environment `name` needs (None: none), and whether it is there. UsageError: no such environment.
+    """Return the extra that environment `name` needs (None: none), and whether it is installed. UsageError: no such
+    environment.
 
     >>> requirement("tmaze")
     (None, True)
     """
-    target, suite = _resolve(name)
-    if suite.extra is None and target.startswith("gym:"):
-        return suite.load(target).requirement(target)
-    return suite.extra, suite.installed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One line of the list of environments; `name` may be a pattern (`gym:ID`, `module:attr`)."""
-
-    name: str
-    suite: str
-    about: str
-    extra: str | None
-    installed: bool
-    spaces: str = ""
-    tasks: str = ""
-    horizon: str = ""
-    ends: str = ""
-
-    @property
-    def is_pattern(self) -> bool:
-        return self.name not in _EXACT
+    target, entry = _resolve(name)
+    if entry.extra is None and target.startswith("gym:"):
+        return entry.load(target).requirement(target)
+    return entry.extra, entry.installed
 
 
 def catalogue() -> list[Entry]:
-    """Every environment that can be named, without importing any. An entry point with the name of a built-in, which
-    `make` refuses, is not listed."""
-    entries = [_entry(suite) for suite in SUITES]
+    """Return every environment that can be named, without importing any. An entry point with the name of one of ours,
+    which `make` refuses, is not listed."""
     plugged = [
-        Entry(name=point.name, suite="installed", about=point.value, extra=None, installed=True)
+        replace(USER_ENTRY, name=point.name, suite="installed", about=point.value)
         for point in metadata.entry_points(group=_GROUP)
-        if _built_in(point.name) is None
+        if _ours(point.name) is None
     ]
-    return entries + sorted(plugged, key=lambda entry: entry.name)
+    return [*ENTRIES, *sorted(plugged, key=lambda entry: entry.name)]
 
 
 def entry_of(name: str) -> Entry:
-    """What the catalogue says of environment `name`. UsageError: no such environment."""
-    return _entry(_resolve(name)[1])
+    """Return the catalogue's entry for environment `name`. UsageError: no such environment."""
+    return _resolve(name)[1]
 
 
-def _entry(suite: Suite) -> Entry:
-    return Entry(
-        name=suite.pattern.replace("*", suite.placeholder),
-        suite=suite.name,
-        about=suite.about,
-        extra=suite.extra,
-        installed=suite.installed,
-        spaces=suite.spaces,
-        tasks=suite.tasks,
-        horizon=suite.horizon,
-        ends=suite.ends,
-    )
-
-
-def _resolve(name: str) -> tuple[str, Suite]:
-    """What to build (an entry point's target in place of its name) and the suite that builds it."""
-    suite = _built_in(name)
+def _resolve(name: str) -> tuple[str, Entry]:
+    """Return what to build (an entry point's target in place of its name) and the catalogue's entry for it."""
+    entry = _ours(name)
     for point in metadata.entry_points(group=_GROUP):
-        if point.name == name and suite is not None:
+        if point.name == name and entry is not None:
             package = point.dist.name if point.dist is not None else "an installed package"
             raise UsageError(
-                f"environment '{name}' is one of amago's suite '{suite.name}' and one of {package}, '{point.value}'",
+                f"environment '{name}' is one of amago's suite '{entry.suite}' and one of {package}, '{point.value}'",
                 hint=f"for the latter give '{point.value}'; for the former uninstall {package}",
             )
         if point.name == name:
-            return point.value, OWN_CLASS
-    if suite is not None:
-        return name, suite
+            return point.value, USER_ENTRY
+    if entry is not None:
+        return name, entry
     module, _, attribute = name.partition(":")
     if module.replace(".", "").isidentifier() and attribute.isidentifier():
-        return name, OWN_CLASS
+        return name, USER_ENTRY
     raise UsageError(f"unknown environment '{name}'", hint=_meant(name))
 
 
-def _built_in(name: str) -> Suite | None:
-    return next((suite for suite in SUITES if suite is not OWN_CLASS and suite.matches(name)), None)
+def _ours(name: str) -> Entry | None:
+    return next((entry for entry in ENTRIES if entry is not USER_ENTRY and entry.matches(name)), None)
 
 
 def _meant(name: str) -> str:
-    """A hint for a name that is none: an ID of gymnasium without its prefix, else the nearest name."""
+    """Return a hint for an unknown name: an ID of gymnasium without its prefix, else the nearest name."""
     if name in gymnasium.registry:
         return f"did you mean 'gym:{name}'?"
-    for suite in SUITES:
-        if suite.pattern[:-1].rstrip("-:") == name:
-            return f"did you mean '{_entry(suite).name}'?"
+    for entry in ENTRIES:
+        if entry.is_pattern and entry.prefix.rstrip("-:") == name:
+            return f"did you mean '{entry.name}'?"
     bare = {id.rpartition("-v")[0].lower(): id for id in gymnasium.registry}  # the newest version comes last
     close = nearest(re.sub(r"^gym:|-v\d+$", "", name.lower()), bare, cutoff=0.85)
     if close is not None:

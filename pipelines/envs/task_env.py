@@ -8,13 +8,15 @@ write one `TaskEnv`; `GymnasiumEnv` makes a batch of them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from pipelines.envs.env import Score
+from pipelines.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,149 @@ class TaskEnv(gymnasium.Env):
         ValueError where there is no such task; NotImplementedError where tasks cannot be named.
         """
         raise NotImplementedError
+
+
+def with_attempts(env: gymnasium.Env, attempts: int, *, pause: bool = False, terminates: bool = True) -> gymnasium.Env:
+    """`env` itself for one attempt, else `Attempts` of it."""
+    return env if attempts == 1 else Attempts(env, attempts, pause=pause, terminates=terminates)
+
+
+class Attempts(TaskEnv):
+    """An episode of `attempts` episodes of `env`, all at the task that the seed draws.
+
+    A `TaskEnv` begins each further attempt by `retry`; any other environment is reset with the episode's seed, which is
+    its task, named `LABEL/SEED`. The step that ends an attempt shows the start of the next one; with `pause`, it shows
+    its own end, and one more step, whose action is ignored, shows that start. The last attempt's end terminates the
+    episode, or has the flags of `env` itself (not `terminates`).
+
+    `show`: adds an observation `attempt` of two numbers, 1 at the start of an attempt (else 0) and the share of
+    attempts finished. `success_key`, `limit` (of steps) and `about`: of an environment that is not a TaskEnv.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        attempts: int,
+        *,
+        pause: bool = False,
+        terminates: bool = True,
+        show: bool = False,
+        label: str = "",
+        success_key: str | None = None,
+        limit: int | None = None,
+        about: str = "",
+    ) -> None:
+        self.env, self.num_attempts, self._attempts = env, attempts, attempts
+        self._pause, self._terminates, self._show = pause, terminates, show
+        self._label, self._success_key = label, success_key
+        self._seed, self._finished, self._between = 0, 0, False
+        self._named: int | None = None
+        self.action_space = env.action_space
+        self.observation_space = _with_attempt(env.observation_space, label) if show else env.observation_space
+        if limit is None:
+            limit = env.horizon if isinstance(env, TaskEnv) else env.spec.max_episode_steps if env.spec else None
+        self.horizon = None if limit is None else attempts * limit + (attempts - 1) * pause
+        if isinstance(env, TaskEnv):
+            self.has_success, self.splits, self.score = env.has_success, env.splits, env.score
+            self.about = env.about
+        else:
+            self.has_success = success_key is not None
+            self.about = f"{about} ({attempts} attempts at each seed)".strip()
+
+    @property
+    def split(self) -> str:
+        return self._split
+
+    @split.setter
+    def split(self, split: str) -> None:
+        self._split = split
+        if isinstance(self.env, TaskEnv):
+            self.env.split = split
+
+    @property
+    def task(self) -> str:  # type: ignore[override]
+        return self.env.task if isinstance(self.env, TaskEnv) else f"{self._label}/{self._seed}"
+
+    @property
+    def goal_text(self) -> str | None:  # type: ignore[override]
+        return self.env.goal_text if isinstance(self.env, TaskEnv) else None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        if self._named is not None:
+            self._seed = self._named
+        self._finished, self._between, self.outcome = 0, False, NOTHING
+        observation, info = self.env.reset(seed=self._seed, options=options)
+        return self._shown(observation, begins=True), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._between:
+            self._between, self.outcome = False, Outcome(reset=True)
+            return self._shown(self._retry(), begins=True), 0.0, False, False, {}
+        observation, paid, terminated, truncated, info = self.env.step(action)
+        if not (terminated or truncated):
+            self.outcome = NOTHING
+            return self._shown(observation), float(paid), False, False, info
+        success = self._succeeded(info)
+        self._finished += 1
+        last = self._finished == self._attempts
+        again = not (last or self._pause)
+        self._between = self._pause and not last
+        self.outcome = Outcome(reset=again, attempt_end=True, success=success)
+        shown = self._shown(self._retry() if again else observation, begins=again)
+        return shown, float(paid), bool(last and (terminated or self._terminates)), bool(last and truncated), info
+
+    def play(self, task: str) -> None:
+        if isinstance(self.env, TaskEnv):
+            self.env.play(task)
+            return
+        label, _, seed = task.rpartition("/")
+        if label != self._label or not seed.isdecimal():
+            raise ValueError(f"tasks are {self._label}/SEED")
+        self._named = int(seed)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _retry(self) -> Any:
+        """The first observation of the next attempt."""
+        if isinstance(self.env, TaskEnv):
+            return self.env.retry(self._seed)
+        return self.env.reset(seed=self._seed)[0]
+
+    def _succeeded(self, info: Mapping[str, Any]) -> bool:
+        if isinstance(self.env, TaskEnv):
+            return self.env.outcome.success
+        return self._success_key is not None and succeeded(info, self._success_key, name=self._label)
+
+    def _shown(self, observation: Any, *, begins: bool = False) -> Any:
+        if not self._show:
+            return observation
+        attempt = np.array([begins, self._finished / self._attempts], dtype=np.float32)
+        parts = (
+            observation
+            if isinstance(self.env.observation_space, gymnasium.spaces.Dict)
+            else {"observation": observation}
+        )
+        return {**parts, "attempt": attempt}
+
+
+def succeeded(info: Mapping[str, Any], key: str, *, name: str) -> bool:
+    """What `info` of an attempt's last step says under `key`. UsageError where it says nothing."""
+    if key not in info:
+        raise UsageError(
+            f"environment '{name}': info has no key '{key}' at an episode's end",
+            hint=f"keys there: {', '.join(map(str, info)) or 'none'}; see env.success_key",
+        )
+    return bool(info[key])
+
+
+def _with_attempt(space: gymnasium.Space, name: str) -> gymnasium.spaces.Dict:
+    parts = dict(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else {"observation": space}
+    if "attempt" in parts:
+        raise UsageError(
+            f"environment '{name}': its observation already has a part 'attempt'",
+            hint="rename it, or leave env.attempts",
+        )
+    return gymnasium.spaces.Dict({**parts, "attempt": gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)})

@@ -14,12 +14,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from pipelines.envs.attempts import succeeded
 from pipelines.envs.constructor import parameters
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, EnvSpec, StepResult
 from pipelines.envs.gymnasium_env import RESET, first_sentence, told
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
+from pipelines.envs.task_env import succeeded
 from pipelines.errors import AmagoError, StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 

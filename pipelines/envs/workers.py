@@ -20,11 +20,10 @@ import numpy as np
 
 from pipelines.config.base import SettingsModel
 from pipelines.config.cores import available_cores
-from pipelines.envs.board import Board, boards, nameless_file
 from pipelines.envs.env import ActorsFailed, Env, EnvSpec, EpisodeCounter, Failure, RemoteTraceback, StepResult
 from pipelines.envs.make import Split
 from pipelines.envs.process import Died, Worker
-from pipelines.envs.worker import CALL, RESET, STEP, Order
+from pipelines.envs.worker import CALL, RESET, STEP, Board, Order, boards, nameless_file
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.files.malformed import open_regular
+from pipelines.files.malformed import open_regular, reason
 from pipelines.sources import hdf5
 from pipelines.sources.base import require_file
 
@@ -52,8 +52,7 @@ class NpzArrays:
         return self._read[name]
 
     def _damaged(self, error: BaseException) -> IntegrityError:
-        reason = str(error).split("\n")[0][:160]
-        return IntegrityError(f"'{self._path}' is damaged: {reason}", hint="fetch or make it again")
+        return IntegrityError(f"'{self._path}' is damaged: {reason(error)}", hint="fetch or make it again")
 
 
 class _Loaded:

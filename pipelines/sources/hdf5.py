@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.malformed import reason
 from pipelines.sources.base import require, require_file
 
 CHUNK_CACHE = 16 << 20  # of an array: a chunk that ends in the next block is not unpacked twice
@@ -114,5 +115,4 @@ def scalar(value: Any) -> Any:
 
 
 def _damaged(path: Path, error: BaseException) -> IntegrityError:
-    reason = str(error).strip("'\"").split("\n")[0]
-    return IntegrityError(f"'{path}' is damaged: {reason[:160]}", hint="fetch or make it again")
+    return IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again")

@@ -1,7 +1,9 @@
 """LeRobot's datasets, versions 2.0 to 3.0: a folder with `meta/info.json` and a row a frame in Parquet.
 
     data/chunk-*/*.parquet         an episode a file (v2), or several (v3)
-    observation.*                  numbers become obs.*; videos and images are left out, which is reported
+    observation.*                  numbers become obs.*; videos and images are left out, which is reported, unless
+                                   source.columns asks for them: {"obs.top" = "observation.images.top"}
+    videos/**/*.mp4                their frames, (height, width, 3) uint8, by the timestamps of the rows
     action, episode_index          as they are called
     next.reward, next.done         optional: rewards are 0 without, and an episode ends truncated
     meta/episodes.jsonl, meta/episodes/*/*.parquet    the tasks of an episode, which become goal_text
@@ -12,13 +14,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
@@ -29,14 +31,18 @@ from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import OBSERVATION
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.sources.base import EPISODE, Request, require_file
+from pipelines.sources.base import BATCH_BYTES, EPISODE, Request, require_file
+from pipelines.sources.pictures import decoded
 from pipelines.sources.table_files import unreadable
-from pipelines.sources.tables import Tables
+from pipelines.sources.tables import Block, Tables
+from pipelines.sources.video import Video, checked_fps
 
 INFO = "meta/info.json"
 _NUMBERS = ("float", "int", "uint", "bool")
 _LARGEST = 64 << 20  # bytes of a file of metadata
 _LONGEST_TEXT = 4_096
+_NUMBER, _TIME = "episode_index", "timestamp"
+_PLACE = ("chunk_index", "file_index", "from_timestamp")  # of a video, by episode, in version 3
 
 
 class LeRobot(Tables):
@@ -56,6 +62,7 @@ class LeRobot(Tables):
         files = [require_file(path) for path in sorted(self._folder.glob("data/*/*.parquet"))]
         if not files:
             raise InputMissing(f"{self._what} has no data/*/*.parquet", hint="fetch all of the dataset")
+        self._about = about
         self._robot = str(about.get("robot_type") or "")[:_LONGEST_TEXT]
         self._goals = self._read_goals()
         columns = self._defaults(about, self.reader.schema(files[0]).names)
@@ -72,8 +79,11 @@ class LeRobot(Tables):
             raise IntegrityError(f"'{self._folder / INFO}' does not say its features", hint="fetch it again")
         observed = {name: str(one.get("dtype")) for name, one in features.items() if name.startswith("observation.")}
         taken = [name for name, kind in observed.items() if kind.startswith(_NUMBERS) and name in names]
-        if left := [name for name in observed if name not in taken]:
-            self._listener(Notice(text=f"{self._what}: left out: {', '.join(left)} (only numbers are taken)"))
+        self._pictures = {name: kind for name, kind in observed.items() if kind in ("video", "image")}
+        asked_for = set(self._settings.columns.values())
+        if left := [name for name in observed if name not in taken and name not in asked_for]:
+            hint = f'source.columns takes videos and images: {{"obs.NAME" = "{left[0]}"}}'
+            self._listener(Notice(text=f"{self._what}: left out: {', '.join(left)} ({hint})"))
         asked = any(name.partition(".")[0] == OBSERVATION for name in self._settings.columns)
         if not taken and not asked:
             raise InputMissing(
@@ -93,13 +103,39 @@ class LeRobot(Tables):
                 self._listener(Notice(text=f"{self._what} has no '{theirs}': {assumed}", level="warning"))
         return found
 
+    def _find_columns(self, names: list[str]) -> dict[str, list[str]]:
+        videos = [name for name, kind in self._pictures.items() if kind == "video"]
+        found = super()._find_columns([*names, *videos])
+        asked = {ours: theirs[0] for ours, theirs in found.items() if set(theirs) & set(videos)}
+        self._videos = Videos(self._folder, self._about, asked) if asked else None
+        found = {ours: theirs for ours, theirs in found.items() if ours not in asked}
+        return found | ({ours: [ours] for ours in (_NUMBER, _TIME)} if asked else {})
+
+    def _blocks(self, only: list[str] | None = None, files: list[Path] | None = None) -> Iterator[Block]:
+        """Yield the rows as of a table; with the frames of videos where all columns are read."""
+        for block in super()._blocks(only, files):
+            if self._videos is None or only is not None:
+                yield block
+                continue
+            numbers, times = block.pop(_NUMBER), block.pop(_TIME)
+            for rows in self._videos.pieces(numbers, times):
+                part = {name: values[rows] for name, values in block.items()}
+                yield part | self._videos.frames(numbers[rows], times[rows])
+
+    def _part(self, batch: pa.RecordBatch, text: str) -> np.ndarray:
+        if self._pictures.get(text) != "image":
+            return super()._part(batch, text)
+        cells = batch.column(text).to_pylist()
+        return decoded([cell["bytes"] for cell in cells], f"{self._what}: {text}", extra="video")
+
+    def close(self) -> None:
+        if self._videos is not None:
+            self._videos.close()
+
     def _read_goals(self) -> dict[str, str]:
         """Episode -> its tasks in words."""
-        meta = self._folder / "meta"
         found: dict[str, str] = {}
-        for row in itertools.chain(
-            _lines(meta / "episodes.jsonl"), _rows(map(require_file, sorted(meta.glob("episodes/*/*.parquet"))))
-        ):
+        for row in episodes(self._folder, ["tasks"]):
             number, tasks = row.get("episode_index"), row.get("tasks")
             if isinstance(number, int) and isinstance(tasks, list):
                 found[str(number)] = "; ".join(map(str, tasks))[:_LONGEST_TEXT]
@@ -140,6 +176,85 @@ class LeRobot(Tables):
         return replace(super()._info(number, id, dropped), goal_text=goal)
 
 
+class Videos:
+    """The videos of a dataset, column -> feature, of which the one that was read last stays open."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], features: Mapping[str, str]) -> None:
+        self._folder, self._features = folder, dict(features)
+        for name in features.values():
+            if "/" in name or name.startswith("."):
+                raise InputMissing(f"'{folder}': a feature is called '{name}', which is not the name of a folder")
+        self._fps = checked_fps(about.get("fps"), f"'{folder / INFO}'")
+        chunk = about.get("chunks_size")
+        self._chunk = chunk if isinstance(chunk, int) and chunk > 0 else 1_000
+        places = [f"videos/{name}/{part}" for name in features.values() for part in _PLACE]
+        self._rows = {
+            row["episode_index"]: row
+            for row in episodes(folder, places)
+            if isinstance(row.get("episode_index"), int) and places[0] in row
+        }
+        self._open: dict[str, tuple[Path, Video]] = {}
+        self._sizes: dict[str, tuple[int, ...]] = {}
+        self._frame_bytes = 0
+
+    def close(self) -> None:
+        for _, video in self._open.values():
+            video.close()
+        self._open = {}
+
+    def pieces(self, numbers: np.ndarray, times: np.ndarray) -> Iterator[slice]:
+        """Divide rows, so that the frames of each piece take about `BATCH_BYTES`."""
+        if not self._frame_bytes and len(numbers):
+            self._frame_bytes = sum(values.nbytes for values in self.frames(numbers[:1], times[:1]).values())
+        count = max(BATCH_BYTES // max(self._frame_bytes, 1), 1)
+        yield from (slice(at, at + count) for at in range(0, len(numbers), count))
+
+    def frames(self, numbers: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the frames of rows by column; `numbers` are those of their episodes, `times` their seconds."""
+        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        parts = [*zip([0, *cuts.tolist()], [*cuts.tolist(), len(numbers)], strict=True)]
+        found = {}
+        for column, name in self._features.items():
+            shots = [self._shots(name, int(numbers[a]), np.asarray(times[a:b], np.float64)) for a, b in parts]
+            sizes = {shot.shape[1:] for shot in shots} | {self._sizes.setdefault(name, shots[0].shape[1:])}
+            if len(sizes) > 1:
+                told = " and ".join(f"{height} x {width}" for height, width, _ in sorted(sizes))
+                raise InputMissing(f"'{self._folder}': the videos of {name} are of different sizes, {told}")
+            found[column] = np.concatenate(shots)
+        return found
+
+    def _shots(self, name: str, number: int, times: np.ndarray) -> np.ndarray:
+        row = self._rows.get(number)
+        if row is None:
+            path = self._folder / f"videos/chunk-{number // self._chunk:03d}/{name}/episode_{number:06d}.mp4"
+            return self._video(name, path).frames(times)
+        chunk, file, start = (row.get(f"videos/{name}/{part}") for part in _PLACE)
+        if not isinstance(chunk, int) or not isinstance(file, int) or not isinstance(start, int | float):
+            raise IntegrityError(f"'{self._folder}': where the video of episode {number} is, is not a number")
+        path = self._folder / f"videos/{name}/chunk-{chunk:03d}/file-{file:03d}.mp4"
+        return self._video(name, path).frames(times + start)
+
+    def _video(self, name: str, path: Path) -> Video:
+        known = self._open.get(name)
+        if known is not None and known[0] == path:
+            return known[1]
+        if known is not None:
+            known[1].close()
+        self._open[name] = path, Video(path, self._fps)
+        return self._open[name][1]
+
+
+def episodes(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what `meta` says of the episodes of a dataset; of Parquet files these columns."""
+    yield from _lines(folder / "meta" / "episodes.jsonl")
+    for path in map(require_file, sorted((folder / "meta").glob("episodes/*/*.parquet"))):
+        try:
+            wanted = ["episode_index", *columns]
+            yield from pq.read_table(path, columns=[n for n in pq.read_schema(path).names if n in wanted]).to_pylist()
+        except UNREADABLE as error:
+            raise unreadable(path, error) from error
+
+
 def _object(text: bytes, path: Path) -> dict[str, Any]:
     found = parse_object(text)
     if found is None:
@@ -165,11 +280,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file, a line each; none where there is no file."""
     if path.is_file():
         yield from (_object(line, path) for line in _content(path).splitlines() if line.strip())
-
-
-def _rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    for path in files:
-        try:
-            yield from pq.read_table(path, columns=["episode_index", "tasks"]).to_pylist()
-        except UNREADABLE as error:
-            raise unreadable(path, error) from error

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.files.malformed import read_limited
+from pipelines.files.malformed import read_limited, reason
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.spaces import Ragged
 from pipelines.sources.base import require_file
@@ -53,7 +53,7 @@ class ArrowEpisodes:
                 attributes=self._attributes(folder / METADATA),
             )
         except (*UNREADABLE, IndexError) as error:
-            raise IntegrityError(f"'{folder}' is damaged: {error}", hint="fetch or make it again") from error
+            raise IntegrityError(f"'{folder}' is damaged: {reason(error)}", hint="fetch or make it again") from error
 
     def infos(self, number: int) -> dict[str, np.ndarray]:
         folder = self._data / str(number)
@@ -63,7 +63,7 @@ class ArrowEpisodes:
         try:
             return dict(_infos(table[INFOS].combine_chunks(), ""))
         except UNREADABLE as error:
-            raise IntegrityError(f"'{folder}' is damaged: {error}", hint="fetch or make it again") from error
+            raise IntegrityError(f"'{folder}' is damaged: {reason(error)}", hint="fetch or make it again") from error
 
     def _table(self, folder: Path) -> pa.Table:
         files = [require_file(path) for path in sorted(folder.glob(f"*.{self._form}"))]
@@ -74,7 +74,7 @@ class ArrowEpisodes:
                 return pq.read_table(files)
             return pa.concat_tables([pa.ipc.open_file(pa.OSFile(str(path))).read_all() for path in files])
         except UNREADABLE as error:
-            raise IntegrityError(f"'{folder}' is damaged: {error}", hint="fetch or make it again") from error
+            raise IntegrityError(f"'{folder}' is damaged: {reason(error)}", hint="fetch or make it again") from error
 
     def _leaf(self, values: pa.Array, leaf: Leaf, folder: Path) -> Any:
         for key in leaf.path:

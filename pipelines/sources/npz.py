@@ -22,7 +22,7 @@ import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.files.malformed import open_regular
+from pipelines.files.malformed import open_regular, reason
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -194,8 +194,7 @@ def opened(path: Path) -> Iterator[Any]:
         with open_regular(require_file(path)) as file, np.load(file, allow_pickle=False) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
-        reason = str(error).split("\n")[0][:160]
-        raise IntegrityError(f"'{path}' is damaged: {reason}", hint="fetch or make it again") from error
+        raise IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again") from error
 
 
 def _is_one_hot(actions: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.malformed import reason
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.sources.base import BATCH_BYTES, require_file
 
@@ -74,8 +75,7 @@ class ArrowFiles:
 
 def unreadable(path: Path, error: BaseException) -> IntegrityError:
     """Say that a file is damaged."""
-    reason = str(error).split("\n")[0][:160]
-    return IntegrityError(f"'{path}' is damaged, or of another format: {reason}", hint="make or fetch it again")
+    return IntegrityError(f"'{path}' is damaged, or of another format: {reason(error)}", hint="make or fetch it again")
 
 
 def find_files(place: str, form: str) -> list[Path]:

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.malformed import reason
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import Discrete, MultiDiscrete, Space, Spaces
@@ -69,7 +70,7 @@ class Tables:
         own = (schema.metadata or {}).get(SPACES)
         self._own = own is not None
         self._arrival = self._own or self._settings.layout == "arrival"
-        self._columns = columns_of(schema.names, self._settings.columns, self.needed, what=self._what)
+        self._columns = self._find_columns(schema.names)
         for path in self._files[1:]:
             self._require_alike(schema, path)
         self._shapes = {
@@ -96,6 +97,10 @@ class Tables:
     def _find(self, request: Request) -> list[Path]:
         """List the files to read, in order."""
         return find_files(request.place, self.form)
+
+    def _find_columns(self, names: list[str]) -> dict[str, list[str]]:
+        """Map our names to columns of the files, which have `names`."""
+        return columns_of(names, self._settings.columns, self.needed, what=self._what)
 
     def _survey(self) -> None:
         """Find out from the ids, flags and next observations whether the rows of an episode are together."""
@@ -317,8 +322,7 @@ class Tables:
                             block[REWARD] = np.zeros(batch.num_rows, dtype=np.float32)
                         yield block
             except UNREADABLE as error:
-                reason = str(error).strip("'\"").split("\n")[0][:160]
-                raise IntegrityError(f"'{path}' is damaged: {reason}", hint="make or fetch it again") from error
+                raise IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="make or fetch it again") from error
 
     def _values(self, batch: pa.RecordBatch, name: str, parts: list[str]) -> np.ndarray:
         if name == EPISODE:

@@ -115,6 +115,7 @@ def test_a_parse_error_is_json_too(amago: Amago) -> None:
     assert failed.json["error"]["exit_code"] == 2
 
 
+@pytest.mark.system
 def test_a_reader_that_leaves_early_is_no_error(small: Path, amago: Amago) -> None:
     sql = "select * from range(200000)"
     pipe = f"{sys.executable} -m amago_cli lake sql small '{sql}' | head -n 1; echo ${{PIPESTATUS[0]}}"

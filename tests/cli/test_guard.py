@@ -41,7 +41,7 @@ def test_a_file_of_the_current_directory_that_is_named_like_a_library_is_not_exe
     environment = os.environ | {"PYTHONPATH": root if way == "-m" else f".{os.pathsep}{root}"}
     call = "from amago_cli.app import main; raise SystemExit(main())"
     command = [sys.executable, *(["-m", "amago_cli"] if way == "-m" else ["-P", "-c", call]), "lake", "info", "x"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert name.partition("/")[0] in done.stderr
     assert not (tmp_path / "executed").exists()

@@ -95,7 +95,7 @@ def test_maintenance(amago: Amago, place: str) -> None:
 
 def test_collectors_at_once(amago: Amago, place: str) -> None:
     processes = [collecting(place, "--env", "tmaze", "--steps", 400, "--seed", seed) for seed in range(2)]
-    ends = [process.communicate(timeout=200) for process in processes]
+    ends = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ends
     assert stored(amago, place)["steps"] >= 800
 

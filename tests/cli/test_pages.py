@@ -47,6 +47,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("own_modules")
 @pytest.mark.parametrize("page", PAGES)

@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.conftest import Amago
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NOISY = """

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.data.batch import Batch
 from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing
+from tests.tiers import examples
 
 
 class Counting:
@@ -60,7 +61,7 @@ def told(batch: Batch) -> tuple:
     ahead=st.integers(0, 4),
     events=st.lists(st.sampled_from(["next", "next", "next", "state", "change", "look", "stop"]), max_size=20),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_batches_and_states_are_those_without_it(ahead: int, events: list[str]) -> None:
     """Against a source drawn from directly, through refreshes, checkpoints and restarts of the thread."""
     source, direct, updates = Counting(), Counting(), 8

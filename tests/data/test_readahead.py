@@ -6,11 +6,12 @@ import mmap
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.data import readahead
 from pipelines.data.readahead import GAP, PAGE, PATIENCE, Readahead, prepare, ranges
+from tests.tiers import examples
 
 
 @given(
@@ -19,7 +20,7 @@ from pipelines.data.readahead import GAP, PAGE, PATIENCE, Readahead, prepare, ra
     width=st.integers(1, 30),
     offset=st.integers(0, 5000),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_pages_hold_the_rows_and_little_else(rows: list[int], count: int, width: int, offset: int) -> None:
     memory = np.zeros(3200 * 30 + 5000, dtype=np.uint8)
     column = memory[offset : offset + 3200 * width].reshape(3200, width)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.data.sampler import LEAST, MEMORY, WindowSampler
@@ -16,6 +16,7 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.store import Lake
 from tests.lake.factories import SCHEMA, fill
+from tests.tiers import examples
 
 LENGTHS, WINDOW, DRAWS = [3, 8, 20, 33, 12, 5, 40], 8, 40_000
 TASKS = [0, 1, 2, 0, 1, 2, 0]  # as `fill` gives them
@@ -158,7 +159,7 @@ def test_what_is_half_a_life_older_is_drawn_half_as_often(tmp_path: Path) -> Non
     placement=st.sampled_from(["uniform", "full"]),
     half_life=st.sampled_from([0.0, 0.5, 17.0, 1e6]),
 )
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_the_mass_is_the_product_of_its_parts(lengths, data, weighting, placement, half_life) -> None:
     strategy = Strategy(weighting=weighting, placement=placement, half_life=half_life)
     tasks = data.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))

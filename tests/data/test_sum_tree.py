@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.data.sum_tree import FAN, SumTree
+from tests.tiers import examples
 
 weights = st.lists(st.integers(0, 5), min_size=1, max_size=300)
 
 
 @given(weights=weights, changes=st.lists(st.tuples(st.integers(0, 299), st.integers(0, 5)), max_size=40))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_point_falls_where_a_cumulative_sum_says(weights: list[int], changes: list[tuple[int, int]]) -> None:
     values = np.array(weights, dtype=np.float64)
     tree = SumTree(values.copy())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.envs.make import make
-from pipelines.envs.suites import alchemy, chemistry
+from pipelines.envs.suites import alchemy
 from tests.envs.literal import assert_equal
 from tests.envs.literal_alchemy import LiteralAlchemy, connected_rule_sets
 
@@ -50,19 +50,19 @@ def test_a_whole_episode_of_the_rules_equals_the_literal_one():
 
 def test_there_are_109_graphs():
     literal = {frozenset(rules.items()) for rules in connected_rule_sets()}
-    ours = {frozenset(((int(i), int(j)), int(rules[i, j])) for i, j in np.argwhere(rules)) for rules in chemistry.RULES}
+    ours = {frozenset(((int(i), int(j)), int(rules[i, j])) for i, j in np.argwhere(rules)) for rules in alchemy.RULES}
     assert ours == literal
     assert len(ours) == 109
     assert np.bincount([len(rules) for rules in ours]).tolist() == [1, 12, 48, 48]
-    assert chemistry.NUM_CHEMISTRIES == 167_424
+    assert alchemy.NUM_CHEMISTRIES == 167_424
 
 
 def test_the_number_of_constraints_is_uniform():
-    drawn = chemistry.draw(made().draws, 0, np.arange(20_000), holdout=0.0, test=False)
-    graphs = chemistry.parts(drawn)[0]
-    counts = np.bincount(np.count_nonzero(chemistry.RULES[graphs], axis=(1, 2))) / len(drawn)
+    drawn = alchemy.draw_chemistries(made().draws, 0, np.arange(20_000), holdout=0.0, test=False)
+    graphs = alchemy.parts_of(drawn)[0]
+    counts = np.bincount(np.count_nonzero(alchemy.RULES[graphs], axis=(1, 2))) / len(drawn)
     np.testing.assert_allclose(counts, 0.25, atol=0.012)
-    for part, size in zip(chemistry.parts(drawn)[1:], (8, 4, 48), strict=True):
+    for part, size in zip(alchemy.parts_of(drawn)[1:], (8, 4, 48), strict=True):
         np.testing.assert_allclose(np.bincount(part, minlength=size) * size / len(drawn), 1, atol=0.2)
 
 
@@ -71,26 +71,26 @@ def test_train_and_test_share_no_chemistry():
     for split in ("train", "test"):
         env = made(num_envs=5000, split=split)
         env.reset()
-        assert (chemistry.held_out(env.chemistry, 0.2) == (split == "test")).all()
+        assert (alchemy.held_out(env.chemistry, 0.2) == (split == "test")).all()
         sides[split] = set(env.chemistry.tolist())
     assert not sides["train"] & sides["test"]
-    held_out = chemistry.held_out(np.arange(chemistry.NUM_CHEMISTRIES), 0.2)
+    held_out = alchemy.held_out(np.arange(alchemy.NUM_CHEMISTRIES), 0.2)
     assert held_out.mean() == pytest.approx(0.2, abs=0.005)
 
 
 def test_no_two_ways_of_showing_stones_are_one_with_its_axes_exchanged():
     """Else a held-out chemistry could be one of training under another name."""
-    looks = chemistry.STONE_LOOKS[:, :, :8].reshape(32, 8, 5)
+    looks = alchemy.STONE_LOOKS[:, :, :8].reshape(32, 8, 5)
     seen = set()
-    for order in chemistry.ORDERS:
-        again = [int(np.flatnonzero((v[order] == chemistry.VERTICES).all(axis=1))[0]) for v in chemistry.VERTICES]
+    for order in alchemy.ORDERS:
+        again = [int(np.flatnonzero((v[order] == alchemy.VERTICES).all(axis=1))[0]) for v in alchemy.VERTICES]
         seen |= {looks[i][again].tobytes() for i in range(32)}
     assert len(seen) == 32 * 6
 
 
 def test_every_name_is_read_back():
-    numbers = np.random.default_rng(0).integers(chemistry.NUM_CHEMISTRIES, size=200).tolist()
-    assert [chemistry.by_name(chemistry.name_of(number)) for number in numbers] == numbers
+    numbers = np.random.default_rng(0).integers(alchemy.NUM_CHEMISTRIES, size=200).tolist()
+    assert [alchemy.by_name(alchemy.name_of(number)) for number in numbers] == numbers
 
 
 def random_actions(env, rng):

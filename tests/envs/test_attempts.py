@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from pipelines.envs.attempts import Attempts, with_attempts
 from pipelines.envs.make import make
-from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
+from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, Attempts, TaskEnv, with_attempts
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 

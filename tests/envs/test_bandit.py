@@ -59,5 +59,5 @@ def test_names_are_exact_and_wrong_ones_refused():
     np.testing.assert_array_equal(again.means, env.means)
     assert again.expert()[0] == env.means[0].argmax()
     for wrong in ("means=0.1,0.2", "means=0.100000,0.200000,1.500000", "arms"):
-        with pytest.raises(InputMissing, match="is no task"):
+        with pytest.raises(InputMissing, match="is not a task"):
             again.play_only([wrong])

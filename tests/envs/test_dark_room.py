@@ -117,7 +117,7 @@ def test_the_expert_finds_every_goal_in_time():
 def test_wrong_tasks_and_empty_sides_are_refused():
     env = make(NAME, num_envs=1, seed=0)
     for wrong in ("goal=4,4", "goal=9,0", "goal=-1,0", "chess"):
-        with pytest.raises(InputMissing, match="is no task"):
+        with pytest.raises(InputMissing, match="is not a task"):
             env.play_only([wrong])
     with pytest.raises(UsageError, match="no goal is left for split 'test'"):
         make(NAME, num_envs=1, seed=0, split="test", params={"size": 2, "holdout": 0.01})

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.envs import make as registry
 from pipelines.envs.make import catalogue, make, settings_model
-from pipelines.envs.suites.suite import Suite
+from pipelines.envs.suites.catalogue import Entry
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 
@@ -49,16 +49,16 @@ def test_an_id_of_gymnasium_is_offered_with_its_prefix(name, meant):
 
 
 def test_a_missing_extra_says_how_to_install_it_and_beside_what_not(monkeypatch):
-    suite = Suite(
-        name="far",
-        pattern="far-*",
+    entry = Entry(
+        name="far-PLACE",
+        suite="far",
         module="nowhere",
         about="",
         extra="far",
         requires=("a_package_that_is_not_there",),
         conflict="not beside near",
     )
-    monkeypatch.setattr(registry, "SUITES", (suite, *registry.SUITES))
+    monkeypatch.setattr(registry, "ENTRIES", (entry, *registry.ENTRIES))
     with pytest.raises(InputMissing, match=r'pip install "amago\[far\]" \(not beside near\)'):
         make("far-away", num_envs=1, seed=0)
     assert not catalogue()[0].installed

@@ -85,7 +85,7 @@ def test_a_task_that_was_named_is_the_one_that_was_drawn(name: str, params: dict
     ],
 )
 def test_what_is_no_task_is_refused(name: str, params: dict[str, Any], task: str) -> None:
-    with pytest.raises(InputMissing, match="no task of environment"):
+    with pytest.raises(InputMissing, match="not a task of environment"):
         built(name, params).play_only([task])
 
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from pipelines.envs.draws import BANDS, bands_of, spread
 from pipelines.envs.make import make
-from pipelines.envs.suites.bands import BANDS, bands_of, spread
 from pipelines.errors import InputMissing
 from tests.envs import contract
 
@@ -81,5 +81,5 @@ def test_shares_are_spread_evenly_over_the_bands_of_a_side():
 def test_wrong_goals_are_refused():
     env = make(NAME, num_envs=1, seed=0)
     for wrong in ("goal=2.000000,0.000000", "goal=0.1", "goal=0.10,0.20", "here"):
-        with pytest.raises(InputMissing, match="is no task"):
+        with pytest.raises(InputMissing, match="is not a task"):
             env.play_only([wrong])

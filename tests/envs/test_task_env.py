@@ -81,7 +81,7 @@ def test_named_tasks_are_played_in_turn():
         env.reset()
         seen += env.tasks(np.arange(2))
     assert seen == ["train-3", "train-1", "train-0"] * 2
-    with pytest.raises(InputMissing, match=r"'train-7' is no task .* numbers are 0 to 4"):
+    with pytest.raises(InputMissing, match=r"'train-7' is not a task .* numbers are 0 to 4"):
         env.play_only(["train-7"])
 
 

@@ -55,6 +55,7 @@ def test_what_is_played_is_what_is_played_here(shared):
     assert shared.state_dict() == here.state_dict()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
 @pytest.mark.parametrize(
     ("name", "num_envs", "workers"), [("meta-frozen-lake", 5, 1), (WALK, 3, 3), (WALK, 1, 2), (WALK, 7, 3)]
@@ -94,6 +95,7 @@ def test_an_episode_s_end_is_told_before_the_next_has_begun(shared):
             assert shared.tasks(everybody) == here.tasks(everybody)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("num_envs", "workers", "cores", "sizes", "of_each"),
     [
@@ -114,6 +116,7 @@ def test_parts_have_workers_of_their_own_where_cores_are_few(num_envs, workers, 
     env.close()
 
 
+@pytest.mark.system
 def test_a_part_with_workers_of_its_own_tells_when_they_have_answered():
     params = {"seconds": 0.1}
     env = WorkerEnv(WALK, num_envs=3, workers=3, seed=0, cores=1, params=params)
@@ -125,11 +128,13 @@ def test_a_part_with_workers_of_its_own_tells_when_they_have_answered():
     assert len(first.waits_on) == 2
     assert len(second.waits_on) == 1
     for place in [*first.waits_on, *second.waits_on]:
-        assert select.select([place], [], [], 20)[0]
-    began = time.perf_counter()
-    first.end_step()
+        assert select.select([place], [], [], 600)[0]
+    for pid in env.pids:
+        os.kill(pid, signal.SIGSTOP)
+    first.end_step()  # needs nothing more of the workers
     second.end_step()
-    assert time.perf_counter() - began < 0.09
+    for pid in env.pids:
+        os.kill(pid, signal.SIGCONT)
     assert first.waits_on == second.waits_on == []
     env.close()
 
@@ -141,7 +146,7 @@ def test_tasks_that_are_named_are_played(cores):
     env.play_only(names)
     env.reset()
     assert env.tasks(np.arange(4)) == [*names, *names]
-    with pytest.raises(InputMissing, match="no task of environment"):
+    with pytest.raises(InputMissing, match="not a task of environment"):
         env.play_only(["nowhere"])
     env.close()
 
@@ -176,6 +181,7 @@ def failing(env, steps):
     raise AssertionError("nothing failed")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("fault", "words"),
     [("raise", "ZeroDivisionError: it broke"), ("exit", "SystemExit"), ("nan", "reward nan"), ("shape", "has shape")],
@@ -201,6 +207,7 @@ def test_an_environment_that_breaks_does_not_break_others(fault, words):
     env.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("cores", "told", "gone"), [(1, [False], [3, 4, 5]), (64, [False, True], [1, 2, 4, 5])]
 )  # of one part, or of both
@@ -243,6 +250,7 @@ def test_what_cannot_be_made_is_refused_as_here(name, error, words):
     assert theirs.value.message == ours.value.message
 
 
+@pytest.mark.system
 def test_workers_end_with_the_process_that_started_them():
     code = (
         "import os, sys, time; from pipelines.envs.workers import WorkerEnv\n"
@@ -256,7 +264,7 @@ def test_workers_end_with_the_process_that_started_them():
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 600
     while any(_alive(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(_alive(pid) for pid in pids)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.envs.suites.xland_published import convert, read
-from pipelines.envs.suites.xland_rulesets import generate, load
+from pipelines.envs.suites.xland_rulesets import convert, generate, load, read
 from pipelines.errors import InputMissing, IntegrityError
 
 
@@ -88,4 +87,4 @@ def test_an_absent_file_is_missing(tmp_path):
 def test_a_published_file_given_to_the_environment_names_the_converter(tmp_path):
     with pytest.raises(IntegrityError) as caught:
         load(published(tmp_path / "medium_1m_v3"))
-    assert "xland_published.convert" in (caught.value.hint or "")
+    assert "xland_rulesets.convert" in (caught.value.hint or "")

@@ -35,6 +35,7 @@ from pipelines.lake.tombstones import Tombstone, bury
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake.factories import derive, segment_files
 from tests.lake.stress import LONGEST, PICTURES, PLAIN, content, differs
+from tests.tiers import some, trials
 
 SEEN, LOGGED, EXPIRED, DERIVED = range(6), range(10, 15), 5, 2
 
@@ -166,7 +167,7 @@ def damaged(whole: Whole, scratch: Path, file: Callable[[Path], Path], how: Call
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
     names, set_aside = sorted(whole.files), 0
-    for trial in range(200):
+    for trial in range(trials(200, quick=20)):
         name = names[trial % len(names)]
         path = damaged(whole, scratch, lambda lake, name=name: next(lake.glob(f"segments/*/{name}")), how, trial)
         before = use(path, sql=trial % 20 == 0)
@@ -179,13 +180,13 @@ def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path,
         after = use(path)
         assert not after.wrong
         assert others <= after.read.keys()
-    assert set_aside > 150
+    assert set_aside > trials(200, quick=20) * 0.75
 
 
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_log_costs_one_trajectory_and_says_so(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
     sealed = {uid for key, uid in whole.uids.items() if key not in LOGGED}
-    for trial in range(200):
+    for trial in range(trials(200, quick=20)):
         path = damaged(whole, scratch, lambda lake: next(lake.glob("wal/*.wal")), how, trial)
         size = next(path.glob("wal/*.wal")).stat().st_size
         found = use(path)
@@ -216,7 +217,7 @@ def test_a_damaged_table_is_named_and_nothing_is_read_wrong(
     whole: Whole, scratch: Path, pattern: str, how: Callable[..., None]
 ) -> None:
     known = {key for key in whole.uids if key >= 0} | {EXPIRED}
-    for trial in range(50):
+    for trial in range(trials(50, quick=8)):
         path = damaged(whole, scratch, lambda lake: sorted(lake.glob(pattern))[-1], how, trial)
         found = use(path, sql=pattern == "index.duckdb")
         assert not found.wrong
@@ -261,7 +262,7 @@ def test_foreign_things_in_a_folder_harm_nobody(whole: Whole, tmp_path: Path, fo
     assert (copy.glob(folder).__next__() if folder != "." else copy).joinpath("README").read_text() == "not ours"
 
 
-@pytest.mark.parametrize("hours", [-1, 1, -30, 30])
+@pytest.mark.parametrize("hours", some([-1, 1, -30, 30], 0, 3))
 @pytest.mark.parametrize("who", ["writer", "reader"])
 def test_a_clock_that_is_off_hides_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, who: str, hours: float) -> None:
     view = View(lake, lake.register(PLAIN))

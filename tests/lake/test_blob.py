@@ -2,12 +2,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import IntegrityError
 from pipelines.lake.blob import MOST_BYTES, BlobCache, BlobFile, write_blob
 from pipelines.lake.schema import Column
+from tests.tiers import examples
 
 WIDE = Column(name="obs.image", dtype="uint8", shape=(64, 64, 3), role="observation")
 FLOATS = Column(name="obs.scan", dtype="float32", shape=(700,), role="observation")
@@ -30,7 +31,7 @@ def rows_of(file: BlobFile, column: Column, start: int, stop: int) -> np.ndarray
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.integers(1, 90),
     columns=st.sampled_from([[WIDE], [FLOATS], [WIDE, FLOATS]]),

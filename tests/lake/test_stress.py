@@ -46,6 +46,7 @@ def survives(folder: Path, *, seconds: float, writers: int, seed: int) -> Outcom
     return outcome
 
 
+@pytest.mark.system
 def test_a_short_storm_loses_and_doubles_nothing(tmp_path: Path) -> None:
     survives(tmp_path, seconds=2, writers=2, seed=0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.lake import reading
@@ -16,6 +16,7 @@ from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.store import Lake
 from pipelines.lake.wal import MAGIC, Log, parse
 from tests.lake.factories import INFO, SCHEMA, assert_same, columns
+from tests.tiers import examples
 
 
 def ends_of(data: bytes) -> list[int]:
@@ -71,7 +72,7 @@ def test_a_damaged_trajectory_leaves_the_others_of_its_frame(log) -> None:
         assert content.damaged == 1
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(data=st.data())
 def test_what_is_read_is_what_was_written_and_whole_frames_survive(log, data: st.DataObject) -> None:
     whole, frames = log
@@ -98,7 +99,7 @@ def test_what_is_read_is_what_was_written_and_whole_frames_survive(log, data: st
         assert content.damaged == 0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_salvage_of_a_damaged_log_gives_true_trajectories_or_none(tmp_path_factory, data: st.DataObject) -> None:
     lake = Lake.create(tmp_path_factory.mktemp("damage") / "lake")

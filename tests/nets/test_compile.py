@@ -11,6 +11,7 @@ from tests.nets.test_sequence import INPUT, build
 LENGTHS = (9, 2, 5, 1, 4, 3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("case", ["transformer", "transformer-rope", "transformer-sink", "mingru", "mamba"])
 def test_an_encoder_is_one_graph(case, packed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config.relabelling import GoalSettings
@@ -13,11 +13,12 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.relabelers.base import Chain, Context
 from tests.envs.literal import LiteralGoalFrozenLake
 from tests.relabelers.trajectories import applied, collected, derive, laid
+from tests.tiers import examples
 
 STRATEGIES = ("final", "future", "random")
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 10**6), strategy=st.sampled_from(STRATEGIES))
 def test_replay_through_the_goal_rule_and_the_literal_environment(seed, strategy):
     rule = goal_rule("goal-frozen-lake")

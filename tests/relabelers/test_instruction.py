@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.envs.goals import GoalSequenceRule, goal_sequence, same
@@ -16,6 +16,7 @@ from pipelines.relabelers.instruction import Instruction, different
 from pipelines.relabelers.paths import Paths, keys_of
 from tests.envs.literal_maze import LiteralMazeRunner
 from tests.relabelers.trajectories import applied, collected, derive, laid, uid
+from tests.tiers import examples
 
 STRATEGIES = ["instruction:some", "instruction:all", "hindsight:final", "hindsight:future", "hindsight:random"]
 RULE = GoalSequenceRule(reached=same)
@@ -49,7 +50,7 @@ def assert_replays(rule, base, whole, success):
     assert len(np.flatnonzero(reward)) > len(kept)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 10**6), strategy=st.sampled_from(STRATEGIES), goals=st.integers(1, 5))
 def test_mazes_replay_through_the_rule_and_through_a_literal_maze(seed, strategy, goals):
     rule = goal_sequence("mazerunner")
@@ -100,7 +101,7 @@ def made(rng, *, several, goals, length, cells=4):
     return columns | {"terminated": flags[0], "truncated": flags[1], "reset": np.zeros(rows, np.uint8)}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 10**6),
     strategy=st.sampled_from(["some", "all", "final", "future", "random", "none"]),

@@ -20,6 +20,7 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from pipelines.rollout.actor import Rollout
 from pipelines.rollout.policy_client import FunctionPolicy, RandomPolicy
 from tests.envs.own import Counting
+from tests.tiers import some
 
 WALK = "tests.envs.breaking:Walk"
 EXPLORATION = ExplorationSettings(start=0.9, end=0.1, steps=40)
@@ -90,7 +91,7 @@ def test_what_is_collected_does_not_depend_on_the_parts(sizes):
 
 
 @pytest.mark.parametrize("cores", [1, 64])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", some([1, 2, 3], 1))
 def test_what_is_collected_does_not_depend_on_the_workers(workers, cores):
     here, expected = rollout_in(make(WALK, num_envs=6, seed=0))
     there, stored = rollout_in(WorkerEnv(WALK, num_envs=6, workers=workers, seed=0, cores=cores))
@@ -198,6 +199,7 @@ def test_what_breaks_every_time_is_given_up():
     assert len(told) == 8
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
 @pytest.mark.parametrize(("fault", "how"), [("kill", "was killed by SIGKILL"), ("leave", "ended with exit code 7")])
 def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how, cores):
@@ -220,6 +222,7 @@ def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how, cores
             np.testing.assert_array_equal(columns["obs.x"], here[info.task])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
 def test_a_worker_that_dies_soon_after_each_start_is_given_up_although_episodes_end(cores):
     params = {"fault": "wear", "at": 80, "length": 6}
@@ -233,6 +236,7 @@ def test_a_worker_that_dies_soon_after_each_start_is_given_up_although_episodes_
     assert stored
 
 
+@pytest.mark.system
 def test_dead_workers_are_replaced_side_by_side(monkeypatch):
     env = WorkerEnv(WALK, num_envs=4, workers=4, seed=0, cores=64)
     rollout, _ = rollout_in(env, on_env_error="restart")
@@ -249,6 +253,7 @@ def test_dead_workers_are_replaced_side_by_side(monkeypatch):
     assert calls == 4 * ["replace"] + 4 * ["introduced"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
 @pytest.mark.parametrize("on_env_error", ["stop", "restart"])
 def test_a_step_that_takes_longer_than_it_may_is_a_failure(on_env_error, cores):
@@ -262,6 +267,7 @@ def test_a_step_that_takes_longer_than_it_may_is_a_failure(on_env_error, cores):
     assert 4 * (on_env_error == "restart") <= len(told) <= 8
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
 def test_who_is_waited_for_is_said(cores):
     heard = []
@@ -286,6 +292,7 @@ def rollout_of(steps):
     return stored
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
 def test_a_worker_killed_between_steps_is_noticed_in_all_its_parts(cores):
     env = WorkerEnv(WALK, num_envs=8, workers=2, seed=0, params={"length": 60}, cores=cores)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.rollout.recorder import Recorder
+from tests.tiers import examples
 
 SCHEMA = Schema(Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=100)))
 
@@ -31,7 +32,7 @@ def check(columns, entries):
         np.testing.assert_array_equal(column, [entry.get(name, 0) for entry in entries])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 4), steps=st.integers(1, 60), rows=st.sampled_from([2, 3, 8]))
 def test_equals_lists_kept_by_hand(seed, n, steps, rows):
     rng = np.random.default_rng(seed)

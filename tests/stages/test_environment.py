@@ -170,7 +170,7 @@ def test_workers_have_a_millisecond_of_work_each(seconds, actors, cores, expecte
 def test_a_trial_finds_out_what_a_step_takes():
     slow = try_out(make(WALK, num_envs=1, seed=0, params={"seconds": 2e-3}))
     assert slow is not None
-    assert 2e-3 <= slow.seconds < 0.2
+    assert 2e-3 <= slow.seconds < 60
     assert try_out(make("tmaze", num_envs=1, seed=0)) is None
     assert try_out(make(WALK, num_envs=1, seed=0, params={"fault": "raise"})) is None
     assert workers(settings(), actors=16) == 0

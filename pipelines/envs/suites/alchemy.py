@@ -1,29 +1,185 @@
-"""Symbolic Alchemy: find out what potions do to stones, and use it in the trials that follow (Wang et al., NeurIPS
-2021 Datasets and Benchmarks; level with perceptual mapping, rotation and bottlenecks).
+"""Symbolic Alchemy (Wang et al., NeurIPS 2021 Datasets and Benchmarks; the level with perceptual mapping, rotation
+and bottlenecks).
 
-One hidden chemistry for all trials of an episode; three new stones and twelve new potions in each. Actions: 0
-nothing; else k = a - 1: stone k // 13 goes into the cauldron (k % 13 = 0) or into potion k % 13 - 1. A potion is used
-up whether or not it moves the stone; what is gone cannot be used, and trying uses nothing. The cauldron pays the sum of
-the stone's three coordinates, and 12 more for the best one: -3, -1, 1 or 15. With `end_trial` all actions are one
-higher, and 0 ends the trial. Nothing tells that a trial ended but the new items, which its last step already shows; the
-episode's last shows what was left. Ends are terminated and truncated alike. Observation, float32 (39,): for each stone
-three coordinates as they are seen, their true sum / 3, and 0, or 2, 2, 2, 2, 1 once gone; for each potion its colour
-/ 3 - 1 and 0, or 1, 1 once used.
+A stone is a corner of the cube {-1, 1}^3: vertex 4 a + 2 b + c for the bits of its three coordinates, or `GONE`. A
+potion pushes along one axis in one direction: 2 axis + (direction + 1) / 2, or `EMPTY`. A graph says which edges
+of the cube can be walked: for each axis i and each other axis j, nothing or the value that coordinate j must have; of
+all such rules those are kept that leave the corners connected. A chemistry is a graph, the signs and the rotation with
+which stones are shown, and the order and signs of the axes with which potions are shown. A potion is used up whether or
+not it moves the stone; what is gone cannot be used, and trying to uses nothing.
 """
 
 from __future__ import annotations
 
+from itertools import permutations, product
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.protocol import ProtocolSettings
-from pipelines.envs.suites import chemistry
-from pipelines.envs.suites.chemistry import EMPTY, GONE, MOVES, POTION_LOOKS, STEPS_TO_BEST, STONE_LOOKS, VERTICES
+from pipelines.envs.draws import Draws, mix, unit
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import NativeEnv
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
+
+GONE, EMPTY = 8, 6
+VERTICES = np.array(list(product((-1, 1), repeat=3)))
+BEST = 7
+SIGNS = VERTICES
+ORDERS = np.array(list(permutations(range(3))))
+ROTATIONS = np.array(
+    [
+        [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+        [[1, 1, 0], [-1, 1, 0], [0, 0, 1]],
+        [[1, 0, -1], [0, 1, 0], [1, 0, 1]],
+        [[1, 0, 0], [0, 1, 1], [0, -1, 1]],
+    ],
+    dtype=np.float64,
+)
+_OFF_DIAGONAL = [(i, j) for i in range(3) for j in range(3) if i != j]
+_CANDIDATES = 8  # chemistries drawn at a time and episode when some are held out
+
+
+def _edges(rules: np.ndarray) -> np.ndarray:
+    """(8, 3) bool: can this corner be left along this axis? `rules` (3, 3), 0 for none."""
+    return ((rules == 0) | (rules == VERTICES[:, None, :])).all(axis=2)
+
+
+def _moves(rules: np.ndarray) -> np.ndarray:
+    """(9, 7): the vertex that each potion makes of each; `GONE` and `EMPTY` change nothing."""
+    table = np.tile(np.arange(9)[:, None], (1, 7))
+    edges = _edges(rules)
+    for vertex, axis in np.argwhere(edges):
+        up = VERTICES[vertex, axis] < 0
+        table[vertex, 2 * axis + up] = vertex ^ (4 >> axis)
+    return table
+
+
+def _steps_to_best(moves: np.ndarray) -> np.ndarray:
+    """(9,) fewest potions from each vertex to the best; a large number where there is no way."""
+    steps = np.full(9, 99)
+    steps[BEST] = 0
+    for _ in range(8):
+        steps = np.minimum(steps, steps[moves].min(axis=1) + 1)
+    steps[GONE] = 99
+    return steps
+
+
+def _all_graphs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rules, moves, steps = [], [], []
+    for values in product((0, -1, 1), repeat=6):
+        rule = np.zeros((3, 3), dtype=np.int64)
+        for (i, j), value in zip(_OFF_DIAGONAL, values, strict=True):
+            rule[i, j] = value
+        table = _moves(rule)
+        distance = _steps_to_best(table)
+        if (distance[:GONE] < 99).all():  # edges are walked both ways, so this is connectedness
+            rules.append(rule)
+            moves.append(table)
+            steps.append(distance)
+    order = np.argsort([np.count_nonzero(rule) for rule in rules], kind="stable")
+    return np.array(rules)[order], np.array(moves)[order], np.array(steps)[order]
+
+
+RULES, MOVES, STEPS_TO_BEST = _all_graphs()
+"""(109, 3, 3), (109, 9, 7) and (109, 9), by the number of constraints."""
+_CONSTRAINTS = np.count_nonzero(RULES, axis=(1, 2))
+_FIRST = np.searchsorted(_CONSTRAINTS, np.arange(5))
+NUM_POTION_MAPS = len(ORDERS) * len(SIGNS)
+NUM_CHEMISTRIES = len(RULES) * len(SIGNS) * len(ROTATIONS) * NUM_POTION_MAPS
+
+
+def _stone_looks() -> np.ndarray:
+    """(8 signs, 4 rotations, 9, 5) float32: what an observation says of a stone."""
+    looks = np.empty((len(SIGNS), len(ROTATIONS), 9, 5), dtype=np.float32)
+    back = np.linalg.inv(ROTATIONS)
+    looks[..., :GONE, :3] = np.rint(np.einsum("rij,svj->srvi", back, SIGNS[:, None] * VERTICES))
+    looks[..., :GONE, 3] = VERTICES.sum(axis=1) / np.float32(3)
+    looks[..., :GONE, 4] = 0
+    looks[..., GONE, :] = (2, 2, 2, 2, 1)
+    return looks
+
+
+def _potion_looks() -> np.ndarray:
+    """(48, 7, 2) float32: what an observation says of a potion, by order of axes * 8 + signs."""
+    looks = np.empty((len(ORDERS), len(SIGNS), 7, 2), dtype=np.float32)
+    for order, axes in enumerate(ORDERS):
+        for sign, signs in enumerate(SIGNS):
+            for shown, axis in enumerate(axes):
+                for up in range(2):
+                    colour = 2 * shown + (up if signs[axis] > 0 else 1 - up)
+                    looks[order, sign, 2 * axis + up] = colour / 3 - 1, 0
+    looks[..., EMPTY, :] = 1
+    return looks.reshape(NUM_POTION_MAPS, 7, 2)
+
+
+STONE_LOOKS, POTION_LOOKS = _stone_looks(), _potion_looks()
+
+
+def parts_of(chemistry: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Graph, signs, rotation and potion map of chemistries numbered 0 .. 167,423."""
+    return np.unravel_index(chemistry, _SIZES)
+
+
+def held_out(chemistry: np.ndarray, fraction: float) -> np.ndarray:
+    """bool: which chemistries belong to the held-out part of size `fraction`. Does not depend on any seed."""
+    return unit(mix(mix(chemistry.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)))) < fraction
+
+
+def draw_chemistries(draws: Draws, stream: int, episodes: np.ndarray, *, holdout: float, test: bool) -> np.ndarray:
+    """Chemistries of `episodes` (m,), of one side of the split: the number of constraints is uniform over 0 .. 3, then
+    the graph among those with as many, and all else is uniform.
+    """
+    chosen = np.full(len(episodes), -1)
+    pending = np.arange(len(episodes))
+    first = 0
+    while len(pending):
+        number = first + np.arange(_CANDIDATES)[:, None]
+        u = draws.uniform(episodes[pending, None, None], stream, number * 5 + np.arange(5))
+        constraints = (u[..., 0] * 4).astype(np.int64)
+        low, high = _FIRST[constraints], _FIRST[constraints + 1]
+        graph = low + (u[..., 1] * (high - low)).astype(np.int64)
+        rest = [(u[..., 2 + i] * size).astype(np.int64) for i, size in enumerate(_SIZES[1:])]
+        candidates = np.ravel_multi_index((graph, *rest), _SIZES)
+        good = held_out(candidates, holdout) == test if holdout else np.ones(candidates.shape, dtype=bool)
+        found = good.any(axis=1)
+        chosen[pending[found]] = candidates[found, good.argmax(axis=1)[found]]
+        pending = pending[~found]
+        first += _CANDIDATES
+    return chosen
+
+
+def name_of(chemistry: int) -> str:
+    """E.g. `graph=../+./.- stones=+-+ turn=2 potions=201+-+`: rules of each axis about the two others in their order,
+    signs, number of the rotation, latent axes in the order of their colours and their signs.
+    """
+    graph, signs, turn, potion_map = np.unravel_index(chemistry, _SIZES)
+    return f"graph={_GRAPHS[graph]} stones={_SIGNS[signs]} turn={turn} potions={_POTION_MAPS[potion_map]}"
+
+
+def by_name(name: str) -> int:
+    """The chemistry that `name_of` calls so. ValueError where there is none."""
+    given = dict(part.split("=", 1) for part in name.split(" "))
+    spelled = (
+        ("graph", _GRAPHS),
+        ("stones", _SIGNS),
+        ("turn", [str(turn) for turn in range(len(ROTATIONS))]),
+        ("potions", _POTION_MAPS),
+    )
+    return int(np.ravel_multi_index([names.index(given.get(key, "")) for key, names in spelled], _SIZES))
+
+
+def _spelled(rules: np.ndarray) -> str:
+    return "/".join("".join(".+-"[rules[i, j]] for j in range(3) if j != i) for i in range(3))
+
+
+_SIZES = (len(RULES), len(SIGNS), len(ROTATIONS), NUM_POTION_MAPS)
+_GRAPHS = [_spelled(rules) for rules in RULES]
+_SIGNS = ["".join("-+"[value > 0] for value in signs) for signs in SIGNS.tolist()]
+_POTION_MAPS = ["".join(map(str, order)) + signs for order in ORDERS.tolist() for signs in _SIGNS]
+
 
 NUM_STONES, NUM_POTIONS = 3, 12
 NUM_ACTIONS = 1 + NUM_STONES * (1 + NUM_POTIONS)
@@ -47,7 +203,7 @@ class AlchemySettings(ProtocolSettings):
 
 
 class Alchemy(NativeEnv):
-    """N laboratories. State: `stones` (N, 3) and `potions` (N, 12) as in `chemistry`, `chemistry`, `clock` (steps in
+    """N laboratories. State: `stones` (N, 3) and `potions` (N, 12) numbered as above, `chemistry`, `clock` (steps in
     the trial), `trial`.
     """
 
@@ -66,14 +222,14 @@ class Alchemy(NativeEnv):
         self._slot_of = np.append(ending, np.where(used < 0, -1, used % (1 + NUM_POTIONS))).astype(np.int64)
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
-        drawn = chemistry.draw(self.draws, CHEMISTRY, episodes, holdout=self.settings.holdout, test=self._test)
+        drawn = draw_chemistries(self.draws, CHEMISTRY, episodes, holdout=self.settings.holdout, test=self._test)
         self.clock[indices] = self.trial[indices] = 0
         self._know(indices, drawn)
         self._restock(indices, episodes)
 
     def _know(self, indices: np.ndarray, drawn: np.ndarray) -> None:
         self.chemistry[indices] = drawn
-        self.graph[indices], signs, turn, potion_map = chemistry.parts(drawn)
+        self.graph[indices], signs, turn, potion_map = parts_of(drawn)
         self._stone_looks[indices] = STONE_LOOKS[signs, turn]
         self._potion_looks[indices] = POTION_LOOKS[potion_map]
 
@@ -85,7 +241,7 @@ class Alchemy(NativeEnv):
             items[indices] = self.draws.integers(episodes[:, None], stream, kinds, counter)
 
     def _assign(self, actor: int, task: str) -> None:
-        self._know(np.array([actor]), np.array([chemistry.by_name(task)]))
+        self._know(np.array([actor]), np.array([by_name(task)]))
 
     def _observe(self) -> dict[str, np.ndarray]:
         row = self._row[:, None]
@@ -125,7 +281,7 @@ class Alchemy(NativeEnv):
         )
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        return [chemistry.name_of(number) for number in self.chemistry[indices].tolist()]
+        return [name_of(number) for number in self.chemistry[indices].tolist()]
 
     def expert(self) -> np.ndarray:
         """By one who knows the chemistry: a potion that brings a stone nearer to the best, while there is one; then
@@ -146,8 +302,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return AlchemySettings
 
 
-def make(name: str, settings: AlchemySettings, *, num_envs: int, seed: int, split: str) -> Alchemy:
-    return Alchemy(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = Alchemy
 
 
 def _spec(name: str, s: AlchemySettings) -> EnvSpec:

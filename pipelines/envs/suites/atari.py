@@ -19,10 +19,10 @@ from ale_py.vector_env import AtariVectorEnv
 from pydantic import Field
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, Score, StepResult
-from pipelines.envs.protocol import ProtocolSettings
+from pipelines.envs.env import Env, EnvSpec, Score, StepResult, unknown_task
 from pipelines.envs.suites.reference_scores import ATARI
-from pipelines.errors import InputMissing, UsageError
+from pipelines.envs.suites.suite import ProtocolSettings
+from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Space, Spaces
 from pipelines.nearest import did_you_mean
 
@@ -191,8 +191,9 @@ class Atari(Env):
     def play_only(self, tasks: Sequence[str]) -> None:
         for name in tasks:
             if name not in self.games:
-                raise InputMissing(
-                    f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
+                raise unknown_task(
+                    name,
+                    self.spec.name,
                     hint=f"its tasks are games: {', '.join(self.games[:8])}{', ...' if len(self.games) > 8 else ''}",
                 )
         self._playing, self._named = tuple(tasks), True
@@ -252,8 +253,7 @@ def settings_model(name: str) -> type[AtariSettings]:
     return AtariMultiSettings if name == MULTI else AtariSettings
 
 
-def make(name: str, settings: AtariSettings, *, num_envs: int, seed: int, split: str) -> Atari:
-    return Atari(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = Atari
 
 
 def _games(name: str, settings: AtariSettings, split: str) -> tuple[tuple[str, ...], str]:

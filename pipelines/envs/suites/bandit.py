@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import NativeEnv
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MEAN, REWARD, ANGLE = range(3)  # purposes of random draws; those of rewards are counted by the step
@@ -92,8 +93,7 @@ def settings_model(name: str) -> type[BanditSettings]:
     return BanditSettings
 
 
-def make(name: str, settings: BanditSettings, *, num_envs: int, seed: int, split: str) -> Bandit:
-    return Bandit(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = Bandit
 
 
 def _spec(name: str, s: BanditSettings) -> EnvSpec:

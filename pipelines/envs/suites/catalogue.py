@@ -1,307 +1,109 @@
-"""Which suites of environments there are, known without importing any of them.
-
-A suite is one module of `envs.suites`; the first whose pattern fits a name makes it, so exact names stand before
-the prefixes that they share.
-"""
+"""The catalogue of environments, read from `catalogue.toml` without importing any suite."""
 
 from __future__ import annotations
 
-from pipelines.envs.suites.catalogue_built_in import BUILT_IN
-from pipelines.envs.suites.suite import MODULES, OWN_PATTERN, Suite
+import importlib
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-OWN_CLASS = Suite(
-    name="own",
-    pattern=OWN_PATTERN,
-    module=f"{MODULES}gymnasium_env",
-    about="Your own gymnasium.Env: a class or factory, importable from Python's path",
-    spaces="the environment's own",
-    tasks="one, or a TaskEnv's; test: other seeds, or its own split",
-    horizon="the environment's own, or env.max_episode_steps",
-    ends="as the environment says; truncated at env.max_episode_steps",
-)
-_PROCGEN_ALONE = (
-    "in a virtual environment of its own, since it needs numpy below 2, and an older imageio-ffmpeg than jax; or "
-    "beside numpy 2 without its dependencies, see docs/environments.md"
-)
-_JAX_AND_OTHERS = (
-    "gymnax holds gymnasium below 1.4; not beside procgen, whose imageio-ffmpeg is older, nor popgym-arcade, whose "
-    "stable-gymnax overwrites gymnax"
-)
-SUITES: tuple[Suite, ...] = (
-    *BUILT_IN,
-    Suite(
-        name="mujoco",
-        pattern="half-cheetah-vel",
-        module=f"{MODULES}half_cheetah_vel",
-        about="Run at a velocity that only the reward tells",
-        extra="mujoco",
-        requires=("mujoco",),
-        spaces="17 numbers, Box of 6",
-        tasks="hidden velocities from 0 to 3 m/s; test: six of 30 bands, held out",
-        horizon="1 attempt of 1000 steps",
-        ends="truncated after the last attempt",
-    ),
-    Suite(
-        name="mujoco",
-        pattern="cheetah-dir",
-        module=f"{MODULES}directions",
-        about="Run forward or backward, which only the reward reveals",
-        extra="mujoco",
-        requires=("mujoco",),
-        spaces="17 numbers, Box of 6",
-        tasks="two hidden directions; test: the same two",
-        horizon="2 attempts of 200 steps",
-        ends="truncated after the last attempt",
-    ),
-    Suite(
-        name="mujoco",
-        pattern="ant-dir",
-        module=f"{MODULES}directions",
-        about="Walk in a direction that only the reward reveals",
-        extra="mujoco",
-        requires=("mujoco",),
-        spaces="27 numbers, Box of 8",
-        tasks="hidden angles; test: six of 30 bands, held out",
-        horizon="2 attempts of 200 steps",
-        ends="the last attempt's end: terminated by a fall, truncated at its time limit",
-    ),
-    Suite(
-        name="dm_control",
-        pattern="dmc:*",
-        placeholder="DOMAIN-TASK",
-        module=f"{MODULES}dm_control",
-        about="DeepMind's control suite",
-        extra="dmc",
-        requires=("shimmy", "dm_control"),
-        spaces="numbers by name, Box",
-        tasks="one, from random starts; test: other seeds",
-        horizon="1000 steps",
-        ends="truncated at the time limit",
-    ),
-    Suite(
-        name="robotics",
-        pattern="robotics:*",
-        module=f"{MODULES}robotics",
-        about="Fetch, PointMaze, AntMaze and AdroitHand; goals ready for hindsight relabelling",
-        extra="robotics",
-        requires=("gymnasium_robotics",),
-        spaces="numbers, achieved and desired goal; Box",
-        tasks="random starts and goals; test: other seeds",
-        horizon="Fetch 50, AdroitHand 200, mazes 300 to 1000 steps",
-        ends="truncated at the time limit; mazes terminated at the goal if env.continuing_task is false",
-    ),
-    Suite(
-        name="gymnasium",
-        pattern="gym:*",
-        module=f"{MODULES}gymnasium_env",
-        about="Any environment registered with gymnasium",
-        spaces="the environment's own",
-        tasks="one; test: other seeds",
-        horizon="as registered, or env.max_episode_steps",
-        ends="terminated as the environment says; truncated at the time limit",
-    ),
-    *(
-        Suite(
-            name="metaworld",
-            pattern=f"metaworld-ml{classes}",
-            placeholder="TASK",
-            module=f"{MODULES}metaworld",
-            about=f"A robot arm learns a task of {number} within the episode",
-            extra="metaworld",
-            requires=("metaworld",),
-            spaces="40 numbers, 4 continuous actions",
-            tasks=f"50 hidden goals of each class; test: {test}",
-            horizon="3 attempts of 500 steps",
-            ends="terminated and truncated with the last attempt; an attempt lasts its 500 steps, also after success",
-        )
-        for classes, number, test in (
-            ("1-*", "one class", "50 others"),
-            ("10", "10 classes", "5 other classes"),
-            ("25", "25 classes", "50 others of 5 classes, 4 of them new"),
-            ("45", "45 classes", "5 other classes"),
-        )
-    ),
-    *(
-        Suite(
-            name="metaworld",
-            pattern=f"metaworld-mt{classes}",
-            module=f"{MODULES}metaworld",
-            about=f"A robot arm does tasks of {classes} classes, which it is told",
-            extra="metaworld",
-            requires=("metaworld",),
-            spaces="40 numbers and the class, 4 continuous actions",
-            tasks="50 shown goals of each class; test: 50 others",
-            horizon="500 steps",
-            ends="terminated and truncated after 500 steps, also after success",
-        )
-        for classes in (10, 25, 50)
-    ),
-    Suite(
-        name="crafter",
-        pattern="crafter",
-        module=f"{MODULES}crafter",
-        about="Survive in an unseen world, or follow instructions there",
-        extra="crafter",
-        requires=("crafter", "numba"),
-        spaces="64x64 picture, with env.goals also goals of three words; 17 choices",
-        tasks="worlds and instructions; test: other seeds",
-        horizon="10,000 steps",
-        ends="terminated by death or after the last instruction; truncated at env.max_steps",
-    ),
-    Suite(
-        name="procgen",
-        pattern="procgen-multi",
-        module=f"{MODULES}procgen",
-        about="Two attempts at a level of one of 16 games",
-        extra="procgen",
-        requires=("procgen", "gym3"),
-        conflict=_PROCGEN_ALONE,
-        spaces="64x64 picture; 15 choices",
-        tasks="games and levels; test: levels from env.levels on",
-        horizon="2 attempts of 500 to 6,000 steps, by game and mode",
-        ends="terminated with the last attempt; with one attempt, truncated when time is up",
-    ),
-    Suite(
-        name="procgen",
-        pattern="procgen-*",
-        module=f"{MODULES}procgen",
-        about="A game whose levels are drawn from numbers",
-        placeholder="GAME",
-        extra="procgen",
-        requires=("procgen", "gym3"),
-        conflict=_PROCGEN_ALONE,
-        spaces="64x64 picture; 15 choices",
-        tasks="levels; test: levels from env.levels on",
-        horizon="500 to 6,000 steps, by game and mode",
-        ends="terminated with the game; truncated when time is up; with more attempts, terminated with the last",
-    ),
-    Suite(
-        name="atari",
-        pattern="atari-multi",
-        module=f"{MODULES}atari",
-        about="Many games of the Atari 2600, one in each episode (ALE is under GPL-2.0)",
-        extra="atari",
-        requires=("ale_py",),
-        spaces="84x84 picture; joystick as 18 choices, 5 buttons, or continuous",
-        tasks="games; test: the same with other seeds, or games of env.test_games",
-        horizon="27,000 steps of 4 frames",
-        ends="terminated when the game is over; truncated after env.max_frames frames",
-    ),
-    Suite(
-        name="atari",
-        pattern="atari-*",
-        module=f"{MODULES}atari",
-        about="A game of the Atari 2600 (ALE is under GPL-2.0)",
-        placeholder="GAME",
-        extra="atari",
-        requires=("ale_py",),
-        spaces="84x84 picture; joystick as 18 choices, 5 buttons, or continuous",
-        tasks="one game; test: other seeds",
-        horizon="27,000 steps of 4 frames",
-        ends="terminated when the game is over; truncated after env.max_frames frames",
-    ),
-    Suite(
-        name="retro",
-        pattern="retro:*",
-        module=f"{MODULES}retro",
-        about="Games of old consoles; bring your own ROM files (env.rom_dir)",
-        placeholder="GAME",
-        extra="retro",
-        requires=("stable_retro",),
-        spaces="84x84 picture in a frame that tells the console; 12 buttons",
-        tasks="saved states; test: other idle frames, or env.test_states",
-        horizon="9,000 steps of 8 frames",
-        ends="terminated when the game is over; truncated at the time limit",
-    ),
-    Suite(
-        name="gymnax",
-        pattern="gymnax:*",
-        module=f"{MODULES}gymnax_env",
-        about="An environment of gymnax, compiled for all actors at once",
-        placeholder="NAME",
-        extra="jax",
-        requires=("gymnax", "six"),
-        conflict=_JAX_AND_OTHERS,
-        spaces="the environment's own",
-        tasks="one; test: other seeds",
-        horizon="the environment's own, or env.max_episode_steps",
-        ends="terminated as the environment says; truncated at its time limit",
-    ),
-    Suite(
-        name="jax",
-        pattern="jax:*",
-        module=f"{MODULES}gymnax_env",
-        about="A factory of your own for gymnax' interface: Craftax, Brax, NAVIX, Jumanji, ...",
-        placeholder="MODULE:FACTORY",
-        extra="jax",
-        requires=("gymnax", "six"),
-        conflict=_JAX_AND_OTHERS,
-        spaces="the environment's own",
-        tasks="one; test: other keys of random numbers",
-        horizon="the environment's own, or env.max_episode_steps",
-        ends="terminated as the environment says; truncated at its time limit",
-    ),
-    Suite(
-        name="xland",
-        pattern="xland",
-        module=f"{MODULES}xland",
-        about="Find out an unseen game's rules, attempt after attempt (XLand-MiniGrid)",
-        extra="jax",
-        requires=("xminigrid",),
-        conflict=_JAX_AND_OTHERS,
-        spaces="5x5 cells of 13 tiles and 12 colours, the goal; 6 choices",
-        tasks="rulesets; test: a fifth of them, held out",
-        horizon="10 attempts of 243 steps",
-        ends="terminated after the last attempt, which ends at the goal or at its time limit",
-    ),
-    Suite(
-        name="minigrid",
-        pattern="babyai-multi",
-        module=f"{MODULES}minigrid",
-        about="Follow an instruction in one of many grid worlds, twice",
-        extra="minigrid",
-        requires=("minigrid",),
-        spaces="7x7 grid in view, direction, mission in words, attempt; 7 actions",
-        tasks="65 levels of any seed; train: even seeds, test: odd seeds, or levels of env.test_levels",
-        horizon="2 attempts of 16 to 1080 steps, by level",
-        ends="terminated with the last attempt, which ends with success or at the level's time limit",
-    ),
-    Suite(
-        name="minigrid",
-        pattern="minigrid:*",
-        module=f"{MODULES}minigrid",
-        about="A grid world of MiniGrid or BabyAI",
-        extra="minigrid",
-        requires=("minigrid",),
-        spaces="7x7 grid in view, direction, mission as text; 7 actions",
-        tasks="layout and mission by seed; train: even seeds, test: odd seeds",
-        horizon="by level",
-        ends="terminated by success or a loss; truncated at the level's time limit",
-    ),
-    Suite(
-        name="popgym",
-        pattern="popgym-multi",
-        module=f"{MODULES}popgym_multi",
-        about="One of 27 memory games, which a first attempt without rewards tells",
-        extra="popgym",
-        requires=("popgym", "mazelib"),
-        spaces="30 numbers, 26 actions",
-        tasks="27 games; train: even seeds, test: odd seeds",
-        horizon="2 attempts of up to 831 steps, by game",
-        ends="terminated with the second attempt's end",
-    ),
-    Suite(
-        name="popgym",
-        pattern="popgym-*",
-        module=f"{MODULES}popgym",
-        about="A game that takes memory, such as RepeatPreviousEasy (16 games at 3 levels)",
-        placeholder="GAME",
-        extra="popgym",
-        requires=("popgym", "mazelib"),
-        spaces="numbers (choices one-hot) and time; choices or one number",
-        tasks="one game; train: even seeds, test: odd seeds",
-        horizon="up to 14 to 1024 steps, by game",
-        ends="terminated where the game ends, its time limit included unless env says otherwise",
-    ),
-    OWN_CLASS,
-)
+from pipelines.errors import InputMissing
+
+USER = "module:attr"
+_FILE = Path(__file__).with_name("catalogue.toml")
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z:-]*$")
+_HEADING = ("title", "intro")  # keys of a suite that are for the documentation alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One environment, or a pattern of many, whose `name` ends in capitals (`dmc:DOMAIN-TASK`).
+
+    `module` is one of `envs.suites`. `extra`: the optional dependency that brings the modules `requires`; `conflict`:
+    which extras it does not go with, and why. The other fields are prose; of `observation`, `action` and `split` the
+    part before the first colon is the short form (see `brief`).
+    """
+
+    name: str
+    suite: str
+    module: str
+    about: str
+    observation: str = ""
+    action: str = ""
+    horizon: str = ""
+    termination: str = ""
+    split: str = ""
+    extra: str | None = None
+    requires: tuple[str, ...] = ()
+    conflict: str = ""
+    reference: str = ""
+    reward: str = ""
+    hidden: str = ""
+    protocol: str = ""
+    notes: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """The part of `name` that all names of a pattern begin with."""
+        return _PLACEHOLDER.sub("", self.name)
+
+    @property
+    def is_pattern(self) -> bool:
+        return self.prefix != self.name or self.name == USER
+
+    @property
+    def installed(self) -> bool:
+        return all(find_spec(package) is not None for package in self.requires)
+
+    def matches(self, name: str) -> bool:
+        if self.is_pattern:
+            return name.startswith(self.prefix) and len(name) > len(self.prefix)
+        return name == self.name
+
+    def load(self, name: str) -> ModuleType:
+        """Import the suite's module to make environment `name`. InputMissing where its extra is not installed."""
+        if not self.installed:
+            raise InputMissing(
+                f"environment '{name}' needs the extra '{self.extra}'",
+                hint=f'pip install "amago[{self.extra}]"' + (f" ({self.conflict})" if self.conflict else ""),
+            )
+        return importlib.import_module(f"pipelines.envs.suites.{self.module}")
+
+
+def brief(text: str) -> str:
+    """Return the short form of a field: what comes before its first colon.
+
+    >>> brief("5 choices: stay, down, up, right, left")
+    '5 choices'
+    """
+    return text.partition(":")[0]
+
+
+@cache
+def suites() -> list[dict[str, Any]]:
+    """Return the catalogue as it is written: a table for each suite, with its environments."""
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))["suite"]
+
+
+def _entries() -> Iterator[Entry]:
+    for suite in suites():
+        shared = {key: value for key, value in suite.items() if key not in ("environment", *_HEADING)}
+        for own in suite["environment"]:
+            fields = {**shared, **own, "suite": suite["name"]}
+            yield Entry(**{key: value if key == "notes" else _joined(value) for key, value in fields.items()})
+
+
+def _joined(value: str | list[str]) -> Any:
+    """Lines of prose as one; a list as a tuple."""
+    return " ".join(value.split()) if isinstance(value, str) else tuple(value)
+
+
+# The first that matches a name makes it, so exact names come before the prefixes that they share.
+ENTRIES: tuple[Entry, ...] = tuple(_entries())
+USER_ENTRY = next(entry for entry in ENTRIES if entry.name == USER)

@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import NativeEnv
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -131,8 +132,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return DarkKeyDoorSettings
 
 
-def make(name: str, settings: DarkKeyDoorSettings, *, num_envs: int, seed: int, split: str) -> DarkKeyDoor:
-    return DarkKeyDoor(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = DarkKeyDoor
 
 
 def _spec(name: str, s: DarkKeyDoorSettings) -> EnvSpec:

@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.envs.draws import mix, unit
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.protocol import ProtocolSettings
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import AttemptsEnv
 from pipelines.envs.suites.grid import coordinates, transitions
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -49,23 +50,26 @@ class DarkRoomSettings(ProtocolSettings):
         return self.size // 2 * (self.size + 1) if self.start == "center" else 0
 
 
-class DarkRoom(NativeEnv):
-    """N rooms. State: `goal`, `cell` (x * size + y), `clock` (steps in the attempt), `attempt` (finished), `found`."""
+class DarkRoom(AttemptsEnv):
+    """N rooms. State: `goal` and `cell` (x * size + y), `found` (the goal was reached in this attempt)."""
 
     def __init__(self, name: str, settings: DarkRoomSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings, split), num_envs=num_envs, seed=seed, split=split)
+        spec, s = _spec(name, settings, split), settings
+        super().__init__(
+            spec, attempts=s.attempts, attempt_steps=s.attempt_steps, num_envs=num_envs, seed=seed, split=split
+        )
         self.settings = settings
         self._moves = transitions(settings.size, MOVES)
         self._coordinates = coordinates(settings.size)
         self._goals = goal_cells(settings, split)
-        self.goal, self.cell, self.clock, self.attempt = np.zeros((4, num_envs), dtype=np.int64)
-        self.found, self._fresh = np.zeros((2, num_envs), dtype=bool)
+        self.goal, self.cell = np.zeros((2, num_envs), dtype=np.int64)
+        self.found = np.zeros(num_envs, dtype=bool)
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        super()._begin(indices, episodes)
         self.goal[indices] = self._goals[self.draws.integers(episodes, GOAL, len(self._goals))]
         self.cell[indices] = self.settings.start_cell
-        self.clock[indices] = self.attempt[indices] = 0
-        self.found[indices], self._fresh[indices] = False, True
+        self.found[indices] = False
 
     def _assign(self, actor: int, task: str) -> None:
         x, y = map(int, task.removeprefix("goal=").split(","))
@@ -74,38 +78,19 @@ class DarkRoom(NativeEnv):
             raise ValueError("the goal is outside the room, or at the start")
         self.goal[actor] = cell
 
-    def _observe(self) -> dict[str, np.ndarray]:
-        observation = np.empty((self.num_envs, 4), dtype=np.float32)
-        observation[:, :2] = self._coordinates.take(self.cell, axis=0)
-        observation[:, 2] = self._fresh
-        observation[:, 3] = self.attempt / self.settings.attempts
-        return {"obs": observation}
+    def _place(self) -> np.ndarray:
+        return self._coordinates.take(self.cell, axis=0)
+
+    def _restart(self, mask: np.ndarray) -> None:
+        self.cell[mask] = self.settings.start_cell
+        self.found[mask] = False
 
     def step(self, actions: np.ndarray) -> StepResult:
-        s = self.settings
-        self.clock += 1
         self.cell = self._moves[actions, self.cell]
         at_goal = self.cell == self.goal
-        paid = at_goal & ~self.found if s.sparse else at_goal
+        paid = at_goal & ~self.found if self.settings.sparse else at_goal
         self.found |= at_goal
-        over = self.clock >= s.attempt_steps
-        success = over & self.found
-        self.attempt += over
-        terminated = self.attempt >= s.attempts
-        again = over & ~terminated
-        self.cell = np.where(again, s.start_cell, self.cell)
-        self.clock[over] = 0
-        self.found &= ~over
-        self._fresh = again.copy()
-        return StepResult(
-            observation=self._observe(),
-            reward=paid.astype(np.float32),
-            terminated=terminated,
-            truncated=self._nobody,
-            reset=again,
-            attempt_end=over,
-            success=success,
-        )
+        return self._finish(paid, self.found)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """The goal's cell."""
@@ -153,8 +138,7 @@ def settings_model(name: str) -> type[DarkRoomSettings]:
     return DarkRoomSettings
 
 
-def make(name: str, settings: DarkRoomSettings, *, num_envs: int, seed: int, split: str) -> DarkRoom:
-    return DarkRoom(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = DarkRoom
 
 
 _MOST_CELLS = 20 * 20  # of rooms whose random play is computed, in well under a second

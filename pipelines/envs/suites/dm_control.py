@@ -19,7 +19,7 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.suites.packages import refuse_from, release
+from pipelines.envs.suites.suite import refuse_from, release
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 

@@ -16,10 +16,11 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.protocol import ProtocolSettings
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import NativeEnv
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import MapSource, holes_of, maps_of_split
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
@@ -216,8 +217,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return FrozenLakeSettings
 
 
-def make(name: str, settings: FrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> FrozenLake:
-    return FrozenLake(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = FrozenLake
 
 
 def _spec(name: str, s: FrozenLakeSettings, split: str) -> EnvSpec:

@@ -14,8 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.goals import GoalRule, same
+from pipelines.envs.native import NativeEnv
 from pipelines.envs.suites.frozen_lake import MOVES
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import MapSource, holes_of, names_of
@@ -127,8 +128,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return GoalFrozenLakeSettings
 
 
-def make(name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> GoalFrozenLake:
-    return GoalFrozenLake(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = GoalFrozenLake
 
 
 def _spec(name: str, s: GoalFrozenLakeSettings) -> EnvSpec:

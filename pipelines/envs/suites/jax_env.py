@@ -1,12 +1,14 @@
 """Environments in JAX, all actors in one compiled step, each with random numbers of its own.
 
-Libraries that begin the next episode within the step that ends one return that one's first observation. Here nothing
-is reset but by `reset`, so an end shows its true final observation. A time limit truncates, anything else terminates.
+Libraries that begin the next episode within the step that ends one return its first observation. Here only `reset`
+resets, so the end of an episode shows its true final observation. A time limit truncates, anything else terminates. A
+reset of some actors computes a reset of all and keeps those of a mask, so that nothing is compiled twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,13 +17,62 @@ import numpy as np
 
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, EnvSpec, StepResult
-from pipelines.envs.suites.jax_batch import Tree, as_numpy, folded, keys, merged
-from pipelines.envs.suites.jax_interfaces import Interface, leaves
 from pipelines.errors import StageFailed
 from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces
 
+Tree = Any  # nested containers of arrays, as JAX passes them through
+LAST_SEED = 2**31 - 1
+
+
+@jax.jit
+def keys(seeds: jax.Array) -> jax.Array:
+    """(N,) seeds below 2^32 -> (N, 2) keys of JAX's random numbers."""
+    return jax.vmap(jax.random.PRNGKey)(seeds)
+
+
+@jax.jit
+def folded(keys_N: jax.Array, counter: jax.Array) -> jax.Array:
+    """(N, 2) keys and (N,) counters -> (N, 2) other keys, one for each counter."""
+    return jax.vmap(jax.random.fold_in)(keys_N, counter)
+
+
+@jax.jit
+def merged(mask: jax.Array, new: Tree, old: Tree) -> Tree:
+    """`new` for the actors in `mask` (N,), `old` for the others; leaves keep the type that they have in `old`."""
+
+    def chosen(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(mask.reshape(-1, *(1,) * (b.ndim - 1)), a.astype(b.dtype), b)
+
+    return jax.tree.map(chosen, new, old)
+
+
+def as_numpy(array: jax.Array, dtype: str) -> np.ndarray:
+    """A copy of our own, of `dtype`."""
+    return np.array(array, dtype=dtype)
+
+
 SEED = 0  # purpose of a random draw
 RESET_KEY = 0  # steps are counted from 1
+
+
+class Interface(ABC):
+    """The environment of one actor. `limit`: maximum steps of an episode. `tells_truncation`: `step` distinguishes
+    truncation; otherwise any end at the limit is one. `choices`: values of an observation that is a single integer.
+    """
+
+    title: str
+    action: Space
+    limit: int | None = None
+    tells_truncation: bool = False
+    choices: int | None = None
+
+    @abstractmethod
+    def reset(self, key: jax.Array) -> tuple[Tree, Tree]:
+        """Begin an episode: (observation, state)."""
+
+    @abstractmethod
+    def step(self, key: jax.Array, state: Tree, action: jax.Array) -> tuple[Tree, Tree, Any, Any, Any]:
+        """Take one step: (observation, state, reward, terminated, truncated)."""
 
 
 class JaxEnv(Env):
@@ -171,3 +222,18 @@ def _scale(space: Space) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     low, high = (np.asarray(bound, np.float32).reshape(space.shape) for bound in (space.low, space.high))
     return low, (high - low) / 2
+
+
+def leaves(observation: Tree, name: str) -> list[tuple[str, Any]]:
+    """Columns and their arrays, named as the system names the parts of a Dict or Tuple."""
+    if isinstance(observation, Mapping):
+        parts = list(observation.items())
+    elif hasattr(observation, "_asdict"):  # a named tuple
+        parts = list(observation._asdict().items())
+    elif isinstance(observation, tuple | list):
+        parts = list(enumerate(observation))
+    elif hasattr(observation, "__dataclass_fields__"):
+        parts = [(field, getattr(observation, field)) for field in observation.__dataclass_fields__]
+    else:
+        return [(name, observation)]
+    return [leaf for key, value in parts for leaf in leaves(value, f"{name}.{key}")]

@@ -8,40 +8,24 @@ TimeStep. None of them resets within a step here: the library functions that do 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import Field
 
-from pipelines.envs.suites.jax_batch import Tree
-from pipelines.errors import UsageError
+from pipelines.config.base import SettingsModel
+from pipelines.envs.suites.jax_env import Interface, JaxEnv, Tree
+from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space
+from pipelines.nearest import did_you_mean
+from pipelines.registry import Registry
 
 LIMITS = ("max_steps_in_episode", "max_timesteps")  # fields of parameters that hold the time limit
 _BRAX_STEPS = 1000  # Brax and Playground leave the limit to training; this is the usual one
-
-
-class Interface(ABC):
-    """One actor's environment. `limit`: steps of an episode; `tells_truncation`: `step` says whether an end is the time
-    limit's; else an end at the limit is. `choices`: values of an observation that is a single whole number.
-    """
-
-    title: str
-    action: Space
-    limit: int | None = None
-    tells_truncation: bool = False
-    choices: int | None = None
-
-    @abstractmethod
-    def reset(self, key: jax.Array) -> tuple[Tree, Tree]:
-        """Begin an episode: (observation, state)."""
-
-    @abstractmethod
-    def step(self, key: jax.Array, state: Tree, action: jax.Array) -> tuple[Tree, Tree, Any, Any, Any]:
-        """Do one step: (observation, state, reward, terminated, truncated)."""
 
 
 class Gymnax(Interface):
@@ -51,7 +35,7 @@ class Gymnax(Interface):
         self.env, self.params, self.title = env, params, str(getattr(env, "name", type(env).__name__))
         self.action = _acted(env.action_space(params), name)
         self.limit = next((int(getattr(params, field)) for field in LIMITS if hasattr(params, field)), None)
-        self.tells_truncation = hasattr(env, "is_truncated")
+        self.tells_truncation = _tells_truncation(env, params)
         seen = env.observation_space(params)
         self.choices = int(seen.n) if _kind(seen) == "Discrete" else None
 
@@ -141,19 +125,18 @@ def interface_of(made: Any, *, name: str) -> Interface:
     )
 
 
-def leaves(observation: Tree, name: str) -> list[tuple[str, Any]]:
-    """Columns and their arrays, named as the system names the parts of a Dict or Tuple."""
-    if isinstance(observation, Mapping):
-        parts = list(observation.items())
-    elif hasattr(observation, "_asdict"):  # a named tuple
-        parts = list(observation._asdict().items())
-    elif isinstance(observation, tuple | list):
-        parts = list(enumerate(observation))
-    elif hasattr(observation, "__dataclass_fields__"):
-        parts = [(field, getattr(observation, field)) for field in observation.__dataclass_fields__]
-    else:
-        return [(name, observation)]
-    return [leaf for key, value in parts for leaf in leaves(value, f"{name}.{key}")]
+def _tells_truncation(env: Any, params: Any) -> bool:
+    """Whether `is_truncated` can be asked: environments written for older releases of gymnax inherit one that reads
+    fields which their own state does not have.
+    """
+    if not hasattr(env, "is_truncated"):
+        return False
+    try:
+        state = jax.eval_shape(env.reset, jax.random.PRNGKey(0), params)[1]
+        jax.eval_shape(env.is_truncated, state, params)
+    except (AttributeError, TypeError, NotImplementedError):
+        return False
+    return True
 
 
 def _kind(space: Any) -> str:
@@ -164,6 +147,9 @@ def _kind(space: Any) -> str:
 def _acted(space: Any, name: str) -> Space:
     if _kind(space) == "Discrete":
         return Discrete(n=int(space.n))
+    if _kind(space) == "MultiDiscrete":  # Kinetix has one of its own
+        counts: Any = space.nvec if hasattr(space, "nvec") else space.number_of_dims_per_distribution
+        return MultiDiscrete(nvec=tuple(int(n) for n in np.ravel(counts)))
     if _kind(space) == "Box":
         return _box(tuple(space.shape), space.low, space.high)
     raise UsageError(f"environment '{name}': actions of a {_kind(space)} space are not supported")
@@ -185,3 +171,88 @@ def _specified(spec: Any, name: str) -> Space:
 def _box(shape: tuple[int, ...], low: Any, high: Any) -> Box:
     bounds = [np.broadcast_to(np.asarray(bound, np.float64), shape).ravel().tolist() for bound in (low, high)]
     return Box(shape=shape, low=tuple(bounds[0]), high=tuple(bounds[1]))
+
+
+PREFIX, OWN_PREFIX = "gymnax:", "jax:"
+FACTORIES = Registry("environment", {})
+
+
+class GymnaxSettings(SettingsModel):
+    """Parameters of `gymnax:NAME` and `jax:MODULE:FACTORY`."""
+
+    max_episode_steps: int | None = Field(None, ge=1)
+    """Steps after which an episode is truncated; unset: the environment's own limit."""
+    params: dict[str, float | int | bool] = Field(default_factory=dict)
+    """Other values for fields of the environment's parameters, such as `gravity`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's constructor or factory, such as `maze_size`."""
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return GymnaxSettings
+
+
+def require_trust(name: str, params: Mapping[str, Any]) -> None:
+    """InputMissing if making `jax:MODULE:FACTORY` would import a module whose name the user did not type."""
+    if name.startswith(OWN_PREFIX):
+        FACTORIES.require_trust(name.removeprefix(OWN_PREFIX))
+
+
+def make(name: str, settings: GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
+    if name.startswith(OWN_PREFIX):
+        return _own(name, settings, num_envs=num_envs, seed=seed, split=split)
+    env, params = _registered(name, settings)
+    changes = dict(settings.params)
+    if settings.max_episode_steps is not None:
+        changes["max_steps_in_episode"] = settings.max_episode_steps
+    interface = Gymnax(env, _changed(params, changes, name), name=name)
+    about = f"{env.name} of gymnax, compiled for all actors at once"
+    return JaxEnv(name, interface, about=about, num_envs=num_envs, seed=seed, split=split)
+
+
+def _own(name: str, settings: GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
+    target = name.removeprefix(OWN_PREFIX)
+    if ":" not in target:
+        raise UsageError(f"environment '{name}' names no factory", hint="it is written jax:MODULE:FACTORY")
+    factory = FACTORIES.get(target)
+    try:
+        made = factory(**settings.options)
+    except TypeError as error:
+        raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
+    interface, limit, changes = interface_of(made, name=name), settings.max_episode_steps, dict(settings.params)
+    if isinstance(interface, Gymnax):
+        fields = [field for field in LIMITS if hasattr(interface.params, field)]
+        if limit is not None and fields:
+            changes[fields[0]], limit = limit, None
+        if changes:
+            interface = Gymnax(interface.env, _changed(interface.params, changes, name), name=name)
+    elif changes:
+        raise UsageError(f"environment '{name}' has no parameters to change", hint="leave env.params out")
+    about = f"{interface.title}, compiled for all actors at once"
+    return JaxEnv(name, interface, about=about, num_envs=num_envs, seed=seed, split=split, limit=limit)
+
+
+def _registered(name: str, settings: GymnaxSettings) -> tuple[Any, Any]:
+    import gymnax
+
+    wanted, known = name.removeprefix(PREFIX), gymnax.registered_envs
+    if wanted not in known:
+        hint = did_you_mean(wanted, known, prefix=PREFIX, otherwise=f"known: {', '.join(known)}")
+        raise UsageError(f"gymnax has no environment '{wanted}'", hint=hint)
+    try:
+        return gymnax.make(wanted, **settings.options)
+    except OSError as error:  # of the one that downloads data
+        raise InputMissing(
+            f"environment '{name}' cannot be made: {error}", hint="gymnax downloads its data then"
+        ) from error
+    except TypeError as error:
+        raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
+
+
+def _changed(params: Any, changes: Mapping[str, Any], name: str) -> Any:
+    """Parameters with other values of some fields. UsageError for one that they lack."""
+    fields = [field.name for field in dataclasses.fields(params)]
+    for key in changes:
+        if key not in fields:
+            raise UsageError(f"environment '{name}' has no parameter '{key}'", hint=f"its own: {', '.join(fields)}")
+    return params.replace(**changes)

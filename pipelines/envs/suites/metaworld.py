@@ -22,12 +22,10 @@ from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.attempts import with_attempts
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.protocol import ProtocolSettings
-from pipelines.envs.suites.metaworld_goals import NUM_GOALS
-from pipelines.envs.suites.metaworld_pool import ClassPool
-from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
+from pipelines.envs.suites.metaworld_tasks import NUM_GOALS, ClassPool
+from pipelines.envs.suites.suite import ProtocolSettings
+from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv, with_attempts
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 

@@ -24,9 +24,8 @@ from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from pydantic import Field, field_validator, model_validator
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.attempts import with_attempts
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv
+from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv, with_attempts
 from pipelines.errors import InputMissing, UsageError
 from pipelines.nearest import did_you_mean
 

@@ -15,9 +15,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
-from pipelines.envs.protocol import ProtocolSettings
-from pipelines.envs.suites.bands import spread
+from pipelines.envs.draws import spread
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import AttemptsEnv
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Spaces
 
 PLACE, HEIGHT = range(2)  # purposes of random draws
@@ -45,18 +46,20 @@ class PointRobotSettings(ProtocolSettings):
     """Keep a fifth of the angles (of a square: of x), in six bands, for `split = "test"`; false: all on both sides."""
 
 
-class PointRobot(NativeEnv):
-    """N robots. State: `place` (N, 2), `goal` (N, 2) in millionths, `clock` (steps in the attempt), `attempt`."""
+class PointRobot(AttemptsEnv):
+    """N robots. State: `place` (N, 2), `goal` (N, 2) in millionths."""
 
     def __init__(self, name: str, settings: PointRobotSettings, *, num_envs: int, seed: int, split: str) -> None:
-        super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
+        spec, s = _spec(name, settings), settings
+        super().__init__(
+            spec, attempts=s.attempts, attempt_steps=s.attempt_steps, num_envs=num_envs, seed=seed, split=split
+        )
         self.settings, self._split = settings, split
         self.place = np.zeros((num_envs, 2))
         self.goal = np.zeros((num_envs, 2), dtype=np.int64)
-        self.clock, self.attempt = np.zeros((2, num_envs), dtype=np.int64)
-        self._fresh = np.zeros(num_envs, dtype=bool)
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
+        super()._begin(indices, episodes)
         s, share = self.settings, self.draws.uniform(episodes, PLACE)
         if s.holdout:
             share = spread(share, self._split)
@@ -67,8 +70,6 @@ class PointRobot(NativeEnv):
             goal = np.stack([np.cos(angle), np.sin(angle)], axis=1)
         self.goal[indices] = np.rint(goal * _PARTS)
         self.place[indices] = 0.0
-        self.clock[indices] = self.attempt[indices] = 0
-        self._fresh[indices] = True
 
     def _assign(self, actor: int, task: str) -> None:
         x, y = (round(float(text) * _PARTS) for text in task.removeprefix("goal=").split(","))
@@ -76,36 +77,18 @@ class PointRobot(NativeEnv):
             raise ValueError("goals are within [-1, 1]^2")
         self.goal[actor] = x, y
 
-    def _observe(self) -> dict[str, np.ndarray]:
-        observation = np.empty((self.num_envs, 4), dtype=np.float32)
-        observation[:, :2] = self.place
-        observation[:, 2] = self._fresh
-        observation[:, 3] = self.attempt / self.settings.attempts
-        return {"obs": observation}
+    def _place(self) -> np.ndarray:
+        return self.place
+
+    def _restart(self, mask: np.ndarray) -> None:
+        self.place[mask] = 0.0
 
     def step(self, actions: np.ndarray) -> StepResult:
         s = self.settings
-        self.clock += 1
         self.place = self.place + s.step_size * np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0)
         distance = np.linalg.norm(self.place - self.goal / _PARTS, axis=1)
         near = distance <= s.goal_radius
-        reward = np.where(near, 1.0 - distance, 0.0) if s.sparse else -distance
-        over = self.clock >= s.attempt_steps
-        self.attempt += over
-        terminated = self.attempt >= s.attempts
-        again = over & ~terminated
-        self.place[again] = 0.0
-        self.clock[over] = 0
-        self._fresh = again.copy()
-        return StepResult(
-            observation=self._observe(),
-            reward=reward.astype(np.float32),
-            terminated=terminated,
-            truncated=self._nobody,
-            reset=again,
-            attempt_end=over,
-            success=over & near,
-        )
+        return self._finish(np.where(near, 1.0 - distance, 0.0) if s.sparse else -distance, near)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """The goal's coordinates."""
@@ -122,8 +105,7 @@ def settings_model(name: str) -> type[PointRobotSettings]:
     return PointRobotSettings
 
 
-def make(name: str, settings: PointRobotSettings, *, num_envs: int, seed: int, split: str) -> PointRobot:
-    return PointRobot(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = PointRobot
 
 
 def _spec(name: str, s: PointRobotSettings) -> EnvSpec:

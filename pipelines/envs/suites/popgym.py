@@ -1,7 +1,7 @@
-"""`popgym-GAME`: games that take memory, sixteen of them at three levels (Morad et al., ICLR 2023).
+"""POPGym (Morad et al., ICLR 2023): `popgym-GAME`, one of its games, and `popgym-multi`, 27 of them.
 
-Observation: what the game shows as float32 numbers, choices one-hot, and at the end t / 1000, t being the steps taken.
-An end by the step limit counts as an end of the game: terminated too, unless `time_limit_ends` is off.
+`popgym-multi` pads observations to 26 numbers and has 26 actions; one that the game does not have is replaced by a
+random one that it has. Two of its games have a 27th action (a card seen 26 times), which cannot be chosen.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 from popgym.envs import ALL
+from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv
+from pipelines.envs.task_env import FAILED, NOTHING, TaskEnv, with_attempts
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
-PREFIX = "popgym-"
+PREFIX, MULTI = "popgym-", "popgym-multi"
 TIME_SCALE = 1000.0
 # RepeatPreviousEasy and so on; VelocityOnlyCartpole is spelled so.
 GAMES = {registered["id"].removeprefix(PREFIX).removesuffix("-v0"): game for game, registered in ALL.items()}
@@ -34,20 +35,6 @@ class PopgymSettings(SettingsModel):
 
     time_limit_ends: bool = True
     """The game's step limit is an end of the game (terminated and truncated), not a pause in it (truncated alone)."""
-
-
-def settings_model(name: str) -> type[SettingsModel]:
-    return PopgymSettings
-
-
-def make(name: str, settings: PopgymSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
-    game = name.removeprefix(PREFIX)
-    if game not in GAMES:
-        kinds = [known.removesuffix("Easy") for known in GAMES if known.endswith("Easy")]
-        games = f"games, each followed by Easy, Medium or Hard: {', '.join(kinds)}"
-        hint = did_you_mean(game, GAMES, prefix=PREFIX, otherwise=games)
-        raise UsageError(f"POPGym has no game '{game}'", hint=hint)
-    return GymnasiumEnv(name, lambda: Popgym(game, settings), num_envs=num_envs, seed=seed, split=split)
 
 
 class Popgym(TaskEnv):
@@ -172,3 +159,121 @@ def _writer(space: gymnasium.Space, first: int) -> Callable[[Any, np.ndarray], N
             raise ValueError(f"the game shows {seen}, which is not in {space}")
 
     return write_choices
+
+
+WIDTH = 26  # both of observations and of actions
+_THREE_LEVELS = (
+    "Autoencode",
+    "RepeatPrevious",
+    "RepeatFirst",
+    "CountRecall",
+    "PositionOnlyCartPole",
+    "VelocityOnlyCartpole",
+    "NoisyPositionOnlyCartPole",
+    "HigherLower",
+)
+MULTI_GAMES = (
+    *(game + level for game in _THREE_LEVELS for level in ("Easy", "Medium", "Hard")),
+    "MultiarmedBanditEasy",
+    "MultiarmedBanditMedium",
+    "MineSweeperEasy",
+)
+
+
+class PopgymMultiSettings(SettingsModel):
+    """Parameters of `popgym-multi`."""
+
+    warmup: int = Field(1, ge=0)
+    """Attempts without rewards, in which to find out which game it is."""
+    attempts: int = Field(1, ge=1)
+    """Attempts after them, which pay."""
+
+
+class PopgymMulti(TaskEnv):
+    """An attempt at one game, which is the task. `longest`: steps of the longest game."""
+
+    about = "One of 27 games that take memory: find out which, then play it"
+    splits = "even seeds for train, odd seeds for test, of the same games"
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (WIDTH + 4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(WIDTH)
+
+    def __init__(self, settings: PopgymMultiSettings, longest: int) -> None:
+        self._warmup = settings.warmup
+        self.horizon = longest
+        self._named: str | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        game = MULTI_GAMES[self.np_random.integers(len(MULTI_GAMES))]
+        self.task, self.outcome = self._named or game, NOTHING
+        self._game = new_game(self.task)
+        self._flat = Flat(self._game.observation_space)
+        self._places = _places(self._game.action_space)
+        self._choices = min(int(np.prod(self._places)), WIDTH)
+        self._finished = 0
+        return self._begin(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        valid = action < self._choices
+        chosen = action if valid else int(self.np_random.integers(self._choices))
+        seen, reward, terminated, truncated, _ = self._game.step(self._move(chosen))
+        paid = float(reward) if self._finished >= self._warmup else 0.0
+        self._time += 1
+        over = bool(terminated or truncated)
+        self._finished += over
+        self.outcome = FAILED if over else NOTHING
+        return self._shown(seen, valid=valid, reward=float(reward)), paid, over, bool(truncated), {}
+
+    def retry(self, seed: int) -> np.ndarray:
+        return self._begin()
+
+    def play(self, task: str) -> None:
+        if task not in MULTI_GAMES:
+            raise ValueError(f"games are {', '.join(MULTI_GAMES)}")
+        self._named = task
+
+    def _begin(self) -> np.ndarray:
+        """The first observation of an attempt, which is a new instance of the game."""
+        self._time = 0
+        return self._shown(begin(self._game, int(self.np_random.integers(2**31))), valid=True, reward=0.0)
+
+    def _shown(self, seen: Any, *, valid: bool, reward: float) -> np.ndarray:
+        shown = np.zeros(WIDTH + 4, dtype=np.float32)
+        self._flat.write(seen, shown)
+        finished = min(self._finished / self._warmup, 1.0) if self._warmup else 1.0
+        shown[WIDTH:] = self._time / TIME_SCALE, finished, valid, reward
+        return shown
+
+    def _move(self, chosen: int) -> Any:
+        """The game's own form of its action number `chosen`."""
+        return chosen if len(self._places) == 1 else np.unravel_index(chosen, self._places)
+
+
+def _places(space: gymnasium.Space) -> tuple[int, ...]:
+    """Choices at each place of an action."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return (int(space.n),)
+    assert isinstance(space, gymnasium.spaces.MultiDiscrete)
+    return tuple(int(n) for n in space.nvec)
+
+
+def settings_model(name: str) -> type[SettingsModel]:
+    return PopgymMultiSettings if name == MULTI else PopgymSettings
+
+
+def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
+    return GymnasiumEnv(name, _factory(name, settings), num_envs=num_envs, seed=seed, split=split)
+
+
+def _factory(name: str, settings: SettingsModel) -> Callable[[], gymnasium.Env]:
+    if isinstance(settings, PopgymMultiSettings):
+        longest, attempts = max(step_limit(new_game(game)) for game in MULTI_GAMES), settings.warmup + settings.attempts
+        return lambda: with_attempts(PopgymMulti(settings, longest), attempts, pause=True)
+    assert isinstance(settings, PopgymSettings)
+    game = name.removeprefix(PREFIX)
+    if game not in GAMES:
+        kinds = [known.removesuffix("Easy") for known in GAMES if known.endswith("Easy")]
+        games = f"games, each followed by Easy, Medium or Hard: {', '.join(kinds)}"
+        hint = did_you_mean(game, GAMES, prefix=PREFIX, otherwise=games)
+        raise UsageError(f"POPGym has no game '{game}'", hint=hint)
+    return lambda: Popgym(game, settings)

@@ -24,12 +24,11 @@ import gymnasium
 import numpy as np
 from pydantic import Field, field_validator
 
-from pipelines.envs.attempts import with_attempts
 from pipelines.envs.env import Env, Score
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.protocol import ProtocolSettings
 from pipelines.envs.suites.reference_scores import PROCGEN
-from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
+from pipelines.envs.suites.suite import ProtocolSettings
+from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv, with_attempts
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 

@@ -27,7 +27,7 @@ from pydantic import Field
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult
+from pipelines.envs.env import Env, EnvSpec, StepResult, unknown_task
 from pipelines.envs.suites.retro_emulator import BUTTONS, Cartridge
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Box, MultiBinary, Spaces
@@ -138,10 +138,7 @@ class Retro(Env):
         names = {state or self._cartridge.game: state for state in self.states}
         for name in tasks:
             if name not in names:
-                raise InputMissing(
-                    f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
-                    hint=f"its tasks: {', '.join(names)}; see env.states",
-                )
+                raise unknown_task(name, self.spec.name, hint=f"its tasks: {', '.join(names)}; see env.states")
         self._playing, self._is_named = tuple(names[name] for name in tasks), True
 
     def close(self) -> None:
@@ -208,8 +205,7 @@ def settings_model(name: str) -> type[RetroSettings]:
     return RetroSettings
 
 
-def make(name: str, settings: RetroSettings, *, num_envs: int, seed: int, split: str) -> Retro:
-    return Retro(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = Retro
 
 
 def _game(name: str) -> str:

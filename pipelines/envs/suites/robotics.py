@@ -20,8 +20,7 @@ from pydantic import Field
 
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.protocol import ProtocolSettings
-from pipelines.envs.suites.packages import refuse_from
+from pipelines.envs.suites.suite import ProtocolSettings, refuse_from
 from pipelines.envs.task_env import FAILED, NOTHING, SOLVED, TaskEnv
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean

@@ -1,58 +1,51 @@
-"""One row of the catalogue of environments: what is known of a suite without importing it."""
+"""`env.protocol = "paper"`: a suite's published evaluation protocol, as other defaults of some of its parameters.
+
+A parameter that is given keeps its value under any protocol.
+"""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-from importlib.util import find_spec
-from types import ModuleType
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any, ClassVar, Literal
 
+from pydantic import model_validator
+
+from pipelines.config.base import SettingsModel
 from pipelines.errors import InputMissing
 
-MODULES = "pipelines.envs.suites."
-OWN_PATTERN = "module:attr"
+
+class ProtocolSettings(SettingsModel):
+    """Base of the parameters of a suite whose defaults differ from what papers evaluate on; `PAPER` says how."""
+
+    PAPER: ClassVar[Mapping[str, Any]] = {}
+
+    protocol: Literal["default", "paper"] = "default"
+    """paper: parameters that are not given are those of the published benchmark (docs/environments.md says which)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_protocol(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("protocol") == "paper":
+            return {**cls.paper(given), **given}
+        return given
+
+    @classmethod
+    def paper(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The published values of parameters, where `given` are set."""
+        return cls.PAPER
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """`pattern` is a name, or a prefix followed by `*`, which stands for what `placeholder` says. `extra`: the optional
-    dependency that brings the modules `requires`; `conflict`: which extras it does not go with, and why. `spaces`,
-    `tasks`, `horizon` and `ends` describe briefly, without importing anything, observations and actions, what differs
-    between episodes (and the train-test split), their length, and termination.
-    """
+def release(package: str) -> tuple[int, ...]:
+    """(major, minor) of an installed package."""
+    return tuple(int(part) for part in metadata.version(package).split(".")[:2])
 
-    name: str
-    pattern: str
-    module: str
-    about: str
-    placeholder: str = "ID"
-    extra: str | None = None
-    requires: tuple[str, ...] = ()
-    conflict: str = ""
-    spaces: str = ""
-    tasks: str = ""
-    horizon: str = ""
-    ends: str = ""
 
-    def matches(self, name: str) -> bool:
-        if self.pattern.endswith("*"):
-            prefix = self.pattern[:-1]
-            return name.startswith(prefix) and len(name) > len(prefix)
-        return name == self.pattern
-
-    @property
-    def is_exact(self) -> bool:
-        return not self.pattern.endswith("*") and self.pattern != OWN_PATTERN
-
-    @property
-    def installed(self) -> bool:
-        return all(find_spec(package) is not None for package in self.requires)
-
-    def load(self, name: str) -> ModuleType:
-        """The suite's module. InputMissing where its extra is not installed."""
-        if not self.installed:
-            raise InputMissing(
-                f"environment '{name}' needs the extra '{self.extra}'",
-                hint=f'pip install "amago[{self.extra}]"' + (f" ({self.conflict})" if self.conflict else ""),
-            )
-        return importlib.import_module(self.module)
+def refuse_from(package: str, limit: tuple[int, int], *, name: str, why: str) -> None:
+    """InputMissing where `package` has release `limit` or a later one."""
+    if release(package) >= limit:
+        wanted = ".".join(map(str, limit))
+        raise InputMissing(
+            f"environment '{name}': {package} {metadata.version(package)} does not go with it: {why}",
+            hint=f'pip install "{package}<{wanted}", best in a fresh virtual environment',
+        )

@@ -18,7 +18,8 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
-from pipelines.envs.env import EnvSpec, NativeEnv, StepResult
+from pipelines.envs.env import EnvSpec, StepResult
+from pipelines.envs.native import NativeEnv
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 SIDE = 0  # purpose of the only random draw
@@ -131,8 +132,7 @@ def settings_model(name: str) -> type[SettingsModel]:
     return TMazeSettings
 
 
-def make(name: str, settings: TMazeSettings, *, num_envs: int, seed: int, split: str) -> TMaze:
-    return TMaze(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = TMaze
 
 
 def _spec(name: str, s: TMazeSettings) -> EnvSpec:

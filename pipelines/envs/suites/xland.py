@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,11 @@ from xminigrid.types import RuleSet
 
 from pipelines.config.base import SettingsModel
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import Env, EnvSpec, StepResult
-from pipelines.envs.suites.jax_batch import Tree, as_numpy, folded, keys, merged
+from pipelines.envs.env import Env, EnvSpec, StepResult, unknown_task
+from pipelines.envs.suites.jax_env import Tree, as_numpy, folded, keys, merged
+from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.envs.suites.xland_rulesets import Kind, Rulesets, generate, load, save
-from pipelines.errors import InputMissing, UsageError
+from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, MultiBinary, MultiDiscrete, Spaces
 
 VIEW = 5
@@ -45,8 +46,10 @@ _SPACES = Spaces(
 )
 
 
-class XLandSettings(SettingsModel):
+class XLandSettings(ProtocolSettings):
     """Parameters of `xland`."""
+
+    PAPER: ClassVar = {"holdout": 0.0}  # the baselines are evaluated on other draws from the whole benchmark
 
     difficulty: Kind = "trivial"
     """Rulesets: trivial has no rules, small, medium and high have trees of 1, 2 and 3 levels of them."""
@@ -58,8 +61,8 @@ class XLandSettings(SettingsModel):
     """An npz file of rulesets to play instead, such as converted published ones; where there is none yet, the ones made
     are written to it.
     """
-    holdout: float = Field(0.2, gt=0, lt=1)
-    """Share of rulesets kept for `split = "test"`."""
+    holdout: float = Field(0.2, ge=0, lt=1)
+    """Share of rulesets kept for `split = "test"`; 0: all rulesets on both sides."""
     attempts: int = Field(10, ge=1)
     """Attempts at a ruleset in each episode."""
     size: int = Field(9, ge=5, le=31)
@@ -86,7 +89,7 @@ class XLand(Env):
         self._draws = Draws(seed, split, name)
         self.rulesets = _rulesets(s)
         train, test = self.rulesets.split(s.holdout, s.ruleset_seed)
-        self._mine = test if split == "test" else train
+        self._mine = test if split == "test" and len(test) else train
         self._playing, self._named = self._mine, False
         _check_room(name, s, self.rulesets)
         self.spec = EnvSpec(
@@ -96,7 +99,9 @@ class XLand(Env):
             num_attempts=s.attempts,
             has_success=True,
             about=f"{s.label} rulesets of XLand-MiniGrid, {s.attempts} attempts of {s.attempt_steps} steps at one",
-            split=f"{len(test)} of {len(self.rulesets)} rulesets are held out",
+            split=f"{len(test)} of {len(self.rulesets)} rulesets are held out"
+            if s.holdout
+            else "all rulesets on both sides",
         )
         self._env = XLandMiniGrid()
         self._params = self._env.default_params(
@@ -180,9 +185,8 @@ class XLand(Env):
         for name in tasks:
             kind, _, number = name.rpartition("/")
             if kind != label or not number.isdecimal() or int(number) >= len(self.rulesets):
-                raise InputMissing(
-                    f"'{name}' is no task of environment '{self.spec.name}' with these parameters",
-                    hint=f"its tasks: {label}/0 to {label}/{len(self.rulesets) - 1}",
+                raise unknown_task(
+                    name, self.spec.name, hint=f"its tasks: {label}/0 to {label}/{len(self.rulesets) - 1}"
                 )
             numbers.append(int(number))
         self._playing, self._named = np.array(numbers), True
@@ -222,5 +226,4 @@ def settings_model(name: str) -> type[SettingsModel]:
     return XLandSettings
 
 
-def make(name: str, settings: XLandSettings, *, num_envs: int, seed: int, split: str) -> XLand:
-    return XLand(name, settings, num_envs=num_envs, seed=seed, split=split)
+make = XLand

@@ -1,4 +1,4 @@
-"""Rulesets of XLand-MiniGrid, made here: the published ones are pickles on a server (see `xland_published`).
+"""Rulesets of XLand-MiniGrid, generated here, or converted from the published ones.
 
 A ruleset is a goal, rules by which tiles turn into others, and the tiles that lie about at the beginning. A goal asks
 for one or two tiles. A tree of rules of some depth makes these from others, no tile is needed twice, and the tree's
@@ -6,15 +6,21 @@ leaves lie about. Some branches are cut: that tile then lies about itself. Distr
 rules that spoil: they turn only distractors, or a distractor put beside a tile that is needed, into junk, so a careful
 agent can always reach the goal. Encodings are xminigrid's; goals (N, 5), rules (N, R, 7) and tiles (N, T, 2) are uint8,
 padded with zeros.
+
+The published rulesets are pickles compressed with bz2. A pickle can run code, so no environment opens one: users
+convert a benchmark that they have downloaded, once, with a reader that rebuilds arrays of numpy and JAX and refuses
+every other object, without importing or calling it.
 """
 
 from __future__ import annotations
 
+import bz2
+import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -26,7 +32,7 @@ Tile = tuple[int, int]
 _T = TypeVar("_T")
 
 GOAL_WIDTH, RULE_WIDTH = 5, 7
-_CONVERT = "convert a published benchmark once: pipelines.envs.suites.xland_published.convert('{}', 'NAME.npz')"
+_CONVERT = "convert a published benchmark once: pipelines.envs.suites.xland_rulesets.convert('{}', 'NAME.npz')"
 
 # Tiles that can be picked up (ball, square, pyramid, key, hex, star), in every colour but that of the floor.
 _SHAPES, _COLORS = (3, 4, 5, 7, 11, 12), (1, 2, 3, 4, 5, 6, 8, 9, 10, 11)
@@ -197,3 +203,65 @@ def _is_bz2(path: Path) -> bool:
             return file.read(3) == b"BZh"
     except OSError:
         return False
+
+
+_UNREADABLE = (OSError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError, MemoryError)
+
+
+def convert(published: Path | str, target: Path | str) -> int:
+    """Write the rulesets of the file `published` to the npz file `target`; returns their number.
+
+    InputMissing where there is no such file, IntegrityError where it holds anything but rulesets.
+    """
+    rulesets = read(Path(published))
+    save(Path(target), rulesets)
+    return len(rulesets)
+
+
+def read(path: Path) -> Rulesets:
+    """Read a published benchmark, such as `medium_1m_v3`. Errors as for `convert`."""
+    try:
+        with bz2.open(path) as file:
+            content = _ArraysOnly(file).load()
+        arrays = [np.asarray(content[name]) for name in ("goals", "rules", "init_tiles")]
+    except FileNotFoundError as error:
+        raise InputMissing(f"rulesets file '{path}' does not exist") from error
+    except (pickle.UnpicklingError, *_UNREADABLE) as error:
+        raise IntegrityError(f"'{path}' is not a published benchmark of XLand-MiniGrid: {error}") from error
+    return checked(Rulesets(*arrays), path)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """An unpickler that knows arrays alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        package = module.replace("numpy.core.", "numpy._core.")
+        found = _KNOWN.get((package, name))
+        if found is None:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not an array")
+        return found
+
+
+def _as_bytes(text: str, encoding: str) -> bytes:
+    """Bytes, as pickles of protocol 2 spell them."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it has text in the encoding '{encoding}'")
+    return text.encode(encoding)
+
+
+def _jax_array(rebuild: Callable[..., np.ndarray], arguments: tuple[Any, ...], state: Any, _: Any) -> np.ndarray:
+    """The numpy array inside a pickled array of JAX."""
+    array = rebuild(*arguments)
+    array.__setstate__(state)
+    return array
+
+
+_PLAIN = np.zeros(1)
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy._core.multiarray", "_reconstruct"): _PLAIN.__reduce__()[0],
+    ("numpy._core.numeric", "_frombuffer"): _PLAIN.__reduce_ex__(5)[0],
+    ("_codecs", "encode"): _as_bytes,
+    ("jax._src.array", "_reconstruct_array"): _jax_array,
+}

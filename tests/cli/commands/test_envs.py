@@ -29,10 +29,13 @@ def test_an_unknown_one_is_a_usage_error(amago: Amago) -> None:
     assert "did you mean 'tmaze'" in failed.err
 
 
-def test_the_list_says_what_is_seen_and_done_and_what_is_missing(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.envs.suites.suite.find_spec", lambda module: None)
+FIELDS = ("observation", "action", "horizon", "termination", "split", "about")
+
+
+def test_the_list_says_which_extras_are_missing(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.envs.suites.catalogue.find_spec", lambda module: None)
     entries = {entry["name"]: entry for entry in amago("envs", "--output", "json").json["metrics"]["environments"]}
-    assert all(entry[field] for entry in entries.values() for field in ("spaces", "tasks", "horizon", "ends", "about"))
+    assert all(entry[field] for entry in entries.values() for field in FIELDS)
     assert (entries["tmaze"]["extra"], entries["tmaze"]["installed"]) == (None, True)
     assert (entries["metaworld-ml45"]["extra"], entries["metaworld-ml45"]["installed"]) == ("metaworld", False)
     lines = {line.split()[0]: line for line in amago("envs").out.splitlines() if line}
@@ -48,28 +51,31 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_list_on_a_terminal_has_what_is_seen_and_done(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_on_a_terminal_has_observation_and_action(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     with contextlib.redirect_stdout(Terminal()) as shown:
         assert main(["envs"]) == 0
-    assert "4 numbers, 5 choices" in shown.getvalue()
+    line = next(line for line in shown.getvalue().splitlines() if line.startswith("dark-room"))
+    assert "4 numbers" in line
+    assert "5 choices" in line
+    assert "a fifth of the goal cells is held out" in line
 
 
 def test_one_is_described_with_its_end_and_its_split(amago: Amago) -> None:
     metrics = amago("envs", "meta-frozen-lake", "--output", "json").json["metrics"]
-    assert "terminated after the last attempt" in metrics["ends"]
+    assert "terminated after the last attempt" in metrics["termination"]
     assert metrics["split"] == "20% of the maps are held out"
     shown = amago("envs", "meta-frozen-lake").out
-    assert metrics["ends"] in shown
+    assert metrics["termination"] in shown
     assert metrics["split"] in shown
 
 
 @pytest.mark.parametrize(
     ("name", "extra", "where"),
     [
-        ("metaworld-ml45", "metaworld", "suite"),
-        ("gym:LunarLander-v3", "box2d", "gymnasium_env"),
-        ("gym:HalfCheetah-v5", "mujoco", "gymnasium_env"),
+        ("metaworld-ml45", "metaworld", "catalogue"),
+        ("gym:LunarLander-v3", "box2d", "gym"),
+        ("gym:HalfCheetah-v5", "mujoco", "gym"),
     ],
 )
 def test_a_missing_extra_is_one_line_that_says_what_to_install(

@@ -21,7 +21,7 @@ def test_the_list_says_what_each_recipe_is_about(amago: Amago) -> None:
 
 def test_the_list_says_which_extra_is_needed_and_is_missing(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, words in ((None, "[box2d], not installed"), (object(), "[box2d]")):
-        monkeypatch.setattr("pipelines.envs.suites.gymnasium_env.find_spec", lambda module, found=installed: found)
+        monkeypatch.setattr("pipelines.envs.suites.gym.find_spec", lambda module, found=installed: found)
         line = next(line for line in amago("examples").out.splitlines() if line.startswith("lunarlander "))
         assert line.endswith(words)
 

@@ -36,6 +36,7 @@ def test_the_files_are_named_after_the_project(project: Path) -> None:
     assert tomllib.loads((project / "recipe.toml").read_text())["env"]["name"] == "my_maze:MyMaze"
 
 
+@pytest.mark.system
 def test_the_recipe_runs_and_the_test_passes(project: Path) -> None:
     """As a user types it, in processes of their own: a module of the current directory is found."""
     run = (

@@ -162,6 +162,7 @@ def test_a_log_says_at_once_what_starts_what_it_costs_and_every_evaluation(amago
     assert amago("run", recipe, "--fresh", "-q").err == ""
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("recipe", ["quickstart", "mine.toml"])
 def test_the_first_line_is_there_before_libraries_are_imported(tmp_path: Path, recipe: str) -> None:
     (tmp_path / "mine.toml").write_text('env.name = "tmaze"\n[[stages]]\nstage = "collect"\n')
@@ -190,6 +191,7 @@ print(app.main(sys.argv[1:]), "torch" in sys.modules)
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("command", [["run", "short.toml"], ["train", "--from-lake", "runs/short"]])
 def test_a_change_is_refused_before_torch_is_imported(amago: Amago, recipe: Path, command: list[str]) -> None:
     assert amago("run", recipe).code == 0

@@ -156,7 +156,7 @@ def test_multi_plays_many_games_and_can_be_told_which():
     env.play_only(["freeway", "pong"])
     env.reset()
     assert sorted(env.tasks(np.arange(2))) == ["freeway", "pong"]
-    with pytest.raises(InputMissing, match="'alien' is no task"):
+    with pytest.raises(InputMissing, match="'alien' is not a task"):
         env.play_only(["alien"])
     env.close()
 

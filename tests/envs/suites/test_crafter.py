@@ -207,7 +207,7 @@ def test_named_tasks_are_played_and_wrong_ones_refused():
     assert env.tasks(np.arange(2)) == ["12: eat cow", "13: wake up, travel 30 30"]
     assert env.goal_texts(np.arange(2)) == ["eat cow", "wake up, then travel 30 30"]
     for wrong in ("12", "12: eat moon", "x: eat cow", "1: eat cow, eat cow, eat cow"):
-        with pytest.raises(InputMissing, match="is no task"):
+        with pytest.raises(InputMissing, match="is not a task"):
             env.play_only([wrong])
     env.close()
 

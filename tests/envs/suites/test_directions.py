@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("mujoco")
 
+from pipelines.envs.draws import BANDS, bands_of
 from pipelines.envs.make import make
-from pipelines.envs.suites.bands import BANDS, bands_of
 from pipelines.errors import InputMissing
 from tests.envs import contract
 
@@ -102,5 +102,5 @@ def test_wrong_directions_are_refused():
         (ANT, "direction=360.000"),
         (ANT, "direction=1"),
     ):
-        with pytest.raises(InputMissing, match="is no task"):
+        with pytest.raises(InputMissing, match="is not a task"):
             make(name, num_envs=1, seed=0).play_only([wrong])

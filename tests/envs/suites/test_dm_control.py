@@ -11,7 +11,8 @@ pytest.importorskip("shimmy")
 from dm_control import suite
 
 from pipelines.envs.make import make
-from pipelines.envs.suites import dm_control, packages
+from pipelines.envs.suites import dm_control
+from pipelines.envs.suites import suite as packages
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 

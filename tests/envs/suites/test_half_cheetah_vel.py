@@ -10,7 +10,7 @@ pytest.importorskip("mujoco")
 import gymnasium
 
 from pipelines.envs.make import make
-from pipelines.envs.suites.half_cheetah_vel import HalfCheetahVelSettings, draw_velocity
+from pipelines.envs.suites.mujoco import HalfCheetahVelSettings, draw_velocity
 from pipelines.errors import InputMissing
 from tests.envs import contract
 
@@ -26,7 +26,7 @@ def test_the_contract(check):
 def test_it_moves_as_gymnasiums_cheetah_and_pays_for_the_velocity():
     env = make(NAME, num_envs=1, seed=1, params={"attempt_steps": 60, "velocity_weight": 2.0, "control_cost": 0.1})
     ours = env.reset()["obs"][0]
-    inner = env.envs[0]._cheetah
+    inner = env.envs[0]._body
     wanted = float(env.tasks(np.array([0]))[0].removeprefix("velocity="))
     theirs = gymnasium.make("HalfCheetah-v5").unwrapped
     theirs.reset(seed=0)
@@ -78,7 +78,7 @@ def test_velocities_can_be_named():
     env.reset()
     assert env.tasks(np.arange(2)) == ["velocity=0.250000", "velocity=2.999999"]
     for wrong in ("velocity=3.100000", "velocity=0.25", "speed=1.000000", "velocity=fast"):
-        with pytest.raises(InputMissing, match="no task of environment"):
+        with pytest.raises(InputMissing, match="not a task of environment"):
             env.play_only([wrong])
 
 

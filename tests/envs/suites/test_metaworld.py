@@ -13,8 +13,11 @@ from metaworld.policies import SawyerReachV3Policy  # noqa: E402
 
 from pipelines.envs.make import make  # noqa: E402
 from pipelines.envs.suites.metaworld import ALL_CLASSES, tasks_of  # noqa: E402
-from pipelines.envs.suites.metaworld_goals import goal_vectors  # noqa: E402
-from pipelines.envs.suites.metaworld_pool import ClassPool, Shelf  # noqa: E402
+from pipelines.envs.suites.metaworld_tasks import (  # noqa: E402
+    ClassPool,
+    Shelf,
+    goal_vectors,
+)
 from pipelines.errors import InputMissing, UsageError  # noqa: E402
 from pipelines.files.user_cache import cache_home  # noqa: E402
 from tests.envs import contract  # noqa: E402
@@ -258,7 +261,7 @@ def test_wrong_names_are_refused_with_the_closest():
         make("metaworld-ml1-xyz", num_envs=1, seed=0)
     env = make(REACH, num_envs=1, seed=0)
     assert env.spec.name == "metaworld-ml1-reach-v3"
-    with pytest.raises(InputMissing, match="'push-v3/1' is no task"):
+    with pytest.raises(InputMissing, match="'push-v3/1' is not a task"):
         env.play_only(["push-v3/1"])
     with pytest.raises(InputMissing, match="0 to 49"):
         env.play_only(["reach-v3/50"])

@@ -12,7 +12,7 @@ pytest.importorskip("popgym")
 pytest.importorskip("mazelib")
 
 from pipelines.envs.make import make
-from pipelines.envs.suites import popgym_multi
+from pipelines.envs.suites import popgym
 from pipelines.envs.suites.popgym import GAMES, PREFIX, new_game, step_limit
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete
@@ -179,9 +179,9 @@ def test_the_27_games_are_those_that_fit():
         small = len(literal(game.observation_space, game.reset(seed=0)[0])) <= 26 and choices <= 27
         if discrete and small:
             fitting.add(name)
-    assert fitting == set(popgym_multi.GAMES)
-    assert len(popgym_multi.GAMES) == 27
-    assert max(step_limit(new_game(name)) for name in popgym_multi.GAMES) == 831
+    assert fitting == set(popgym.MULTI_GAMES)
+    assert len(popgym.MULTI_GAMES) == 27
+    assert max(step_limit(new_game(name)) for name in popgym.MULTI_GAMES) == 831
 
 
 def test_the_first_attempt_shows_rewards_and_pays_none():
@@ -242,7 +242,7 @@ def test_choices_at_two_places_are_counted_through():
 
 def test_all_games_are_played_on_both_sides():
     for split in ("train", "test"):
-        assert set(contract.first_tasks(MULTI, 50, count=300, seed=0, split=split)) == set(popgym_multi.GAMES)
+        assert set(contract.first_tasks(MULTI, 50, count=300, seed=0, split=split)) == set(popgym.MULTI_GAMES)
 
 
 def test_without_warm_up_every_attempt_pays():

@@ -102,7 +102,7 @@ def test_a_named_level_is_played():
     env.reset()
     assert env.tasks(np.arange(2)) == ["maze/7", "ninja/3"]
     for wrong in ("maze/x", "chess/1", "maze"):
-        with pytest.raises(InputMissing, match=f"'{wrong}' is no task"):
+        with pytest.raises(InputMissing, match=f"'{wrong}' is not a task"):
             env.play_only([wrong])
     env.close()
 

@@ -127,5 +127,5 @@ def test_what_is_wrong_is_refused():
         make(GAME, num_envs=1, seed=0, params={"states": ["Level1"], "test_states": ["Level1"]})
     env = make(GAME, num_envs=1, seed=0)
     env.play_only(["Level1"])
-    with pytest.raises(InputMissing, match="'Level2' is no task"):
+    with pytest.raises(InputMissing, match="'Level2' is not a task"):
         env.play_only(["Level2"])

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("gymnasium_robotics")
 
 from pipelines.envs.make import make
-from pipelines.envs.suites import packages, robotics
+from pipelines.envs.suites import robotics, suite
 from pipelines.errors import InputMissing, UsageError
 from tests.envs import contract
 
@@ -131,6 +131,6 @@ def test_unknown_names_are_refused(name):
 
 
 def test_a_version_that_fails_later_is_refused_before(monkeypatch):
-    monkeypatch.setattr(packages.metadata, "version", lambda package: "3.12.0")
+    monkeypatch.setattr(suite.metadata, "version", lambda package: "3.12.0")
     with pytest.raises(InputMissing, match=r'pip install "mujoco<3.12"'):
         make("robotics:FetchReach-v4", num_envs=1, seed=0)

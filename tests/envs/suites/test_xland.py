@@ -16,8 +16,17 @@ from xminigrid.core.goals import AgentNearGoal, TileNearLeftGoal, TileNearUpGoal
 from xminigrid.core.rules import AgentHoldRule, TileNearRule
 
 from pipelines.envs.make import make
-from pipelines.envs.suites.xland_published import convert
-from pipelines.envs.suites.xland_rulesets import DIFFICULTIES, GOALS, RULES, TILES, Rulesets, generate, load, save
+from pipelines.envs.suites.xland_rulesets import (
+    DIFFICULTIES,
+    GOALS,
+    RULES,
+    TILES,
+    Rulesets,
+    convert,
+    generate,
+    load,
+    save,
+)
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from tests.envs import contract
 
@@ -140,6 +149,16 @@ def test_rulesets_of_training_and_test_are_disjoint():
     assert (len(names["train"]), len(names["test"])) == (32, 8)
 
 
+def test_the_published_protocol_plays_all_rulesets_on_both_sides():
+    params = {**FEW, "protocol": "paper"}
+    names = {
+        split: contract.first_tasks("xland", 50, count=400, seed=0, split=split, params=params)
+        for split in ("train", "test")
+    }
+    assert set(names["train"]) == set(names["test"])
+    assert names["train"] != names["test"]
+
+
 def test_attempts_follow_in_the_same_step_and_the_last_one_terminates():
     env = make("xland", num_envs=3, seed=0, params=FEW)
     assert (env.spec.horizon, env.spec.num_attempts) == (2 * 75, 2)
@@ -208,7 +227,7 @@ def test_what_does_not_fit_is_refused():
         make("xland", num_envs=1, seed=0, params={"rooms": 9})
     env = make("xland", num_envs=1, seed=0, params=FEW)
     for wrong in ("trivial/40", "small/1", "3"):
-        with pytest.raises(InputMissing, match="is no task of"):
+        with pytest.raises(InputMissing, match="is not a task of"):
             env.play_only([wrong])
 
 

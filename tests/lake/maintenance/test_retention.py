@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import UsageError
@@ -25,6 +25,7 @@ from pipelines.lake.tombstones import expired_steps, read_tombstones
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake import factories
 from tests.lake.factories import SCHEMA, columns, fill
+from tests.tiers import examples
 
 
 def derive(lake: Lake, base: str, rows: int) -> str:
@@ -35,7 +36,7 @@ def uids(lake: Lake) -> list[str]:
     return Reader(lake).uids()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
     seal_every=st.integers(1, 5),
@@ -75,7 +76,7 @@ def test_the_oldest_go_until_the_rest_fits(
         assert expired_steps(lake.storage) == (Counter({"": gone}) if gone else Counter())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
     seal_every=st.integers(1, 5),

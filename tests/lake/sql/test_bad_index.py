@@ -14,6 +14,7 @@ from pipelines.lake.sql import catalog
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from tests.lake.factories import fill
+from tests.tiers import trials
 
 EVERYTHING = "select * from trajectories order by uid"
 
@@ -24,7 +25,7 @@ def test_a_damaged_index_never_answers_wrong(lake: Lake, how: str) -> None:
     expected, chosen = catalog.query(lake, EVERYTHING), select(lake, "length > 4").uids.tolist()
     index = lake.path / "index.duckdb"
     content, rng = index.read_bytes(), np.random.default_rng(0)
-    for trial in range(60):
+    for trial in range(trials(60)):
         data = bytearray(content)
         if how == "cut":
             del data[int(rng.integers(len(data))) :]

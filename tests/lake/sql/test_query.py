@@ -14,6 +14,7 @@ from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive, fill
 
 SHORT = QueryLimits(seconds=1.5, megabytes=128)
+SMALL = QueryLimits(seconds=600, megabytes=128)
 COUNT = "select count(*) from trajectories"
 
 
@@ -73,28 +74,34 @@ def test_sql_can_only_read_the_lake(
     assert os.listdir(tmp_path) == ["lake"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
-    ("sql", "limit"),
+    ("limits", "sql", "limit"),
     [
         (
+            SHORT,
             "with recursive x as (select 1 as i union all select i + 1 from x) select max(i) from x",
             "time limit of 1.5 s",
         ),
-        ("select sum(range) from range(1000000000000)", "time limit"),
-        ("select levenshtein(repeat('a', 90000 + length), repeat('b', 90000)) from trajectories", "time"),  # deaf to it
-        ("select list(range) from range(1000000000)", "memory limit of 128 MB"),
-        ("select range from range(1000000000) order by hash(range)", "memory"),
-        ("select list_sum(range(3000000000))", "memory"),
-        ("select length(repeat('x', 2000000000))", "memory"),
-        ("select range from range(1000000000000)", "limit"),
-        ("select histogram(range) from range(1000000000)", "limit"),
+        (SHORT, "select sum(range) from range(1000000000000)", "time limit"),
+        (
+            SHORT,
+            "select levenshtein(repeat('a', 90000 + length), repeat('b', 90000)) from trajectories",
+            "time",
+        ),  # deaf to it
+        (SMALL, "select list(range) from range(1000000000)", "memory limit of 128 MB"),
+        (SMALL, "select range from range(1000000000) order by hash(range)", "memory"),
+        (SMALL, "select list_sum(range(3000000000))", "memory"),
+        (SMALL, "select length(repeat('x', 2000000000))", "memory"),
+        (SHORT, "select range from range(1000000000000)", "limit"),
+        (SHORT, "select histogram(range) from range(1000000000)", "limit"),
     ],
 )
-def test_a_user_s_query_meets_its_limits(lake: Lake, sql: str, limit: str) -> None:
+def test_a_user_s_query_meets_its_limits(lake: Lake, limits: QueryLimits, sql: str, limit: str) -> None:
     fill(lake, [3])
     with pytest.raises(UsageError, match=limit):
-        catalog.query(lake, sql, limits=SHORT)
-    assert catalog.query(lake, COUNT, limits=SHORT)[1] == [(1,)]
+        catalog.query(lake, sql, limits=limits)
+    assert catalog.query(lake, COUNT, limits=QueryLimits())[1] == [(1,)]
     assert [path.name for path in lake.path.iterdir() if "duckdb" in path.name] == ["index.duckdb"]
 
 

@@ -19,6 +19,8 @@ from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from tests.lake.factories import SCHEMA, fill
 
+pytestmark = pytest.mark.system
+
 ENDLESS = "with recursive x as (select 1 as i union all select i + 1 from x) select max(i) from x"
 ENDLESS_EXPRESSION = "levenshtein(repeat('a', 300000 + t), repeat('b', 300000))"  # DuckDB cannot interrupt it
 ENDLESS_QUERY = f"select {ENDLESS_EXPRESSION.replace('t)', 'length)', 1)} from trajectories"
@@ -187,7 +189,7 @@ def test_a_helper_ends_with_the_process_that_asked(lake: Lake, text: str, number
         helper = int(asking.stdout.readline())
         assert alive(helper)
         asking.send_signal(number)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while alive(helper):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -202,19 +202,21 @@ def test_what_is_not_a_weight_is_refused(filled: Lake, weight: str, text: str) -
     assert text in str(caught.value)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
-    ("where", "limit"),
+    ("limits", "where", "limit"),
     [
         (
+            QueryLimits(seconds=1),
             "(with recursive x as (select 1 i union all select i + 1 from x) select max(i) from x) > 0",
             "time limit of 1 s",
         ),
-        ("list_sum(range(1000000000 + length)) > 0", "memory limit of 64 MB"),
+        (QueryLimits(seconds=600, megabytes=64), "list_sum(range(1000000000 + length)) > 0", "memory limit of 64 MB"),
     ],
 )
-def test_a_selection_meets_its_limits(filled: Lake, where: str, limit: str) -> None:
+def test_a_selection_meets_its_limits(filled: Lake, limits: QueryLimits, where: str, limit: str) -> None:
     with pytest.raises(UsageError, match=limit):
-        select(filled, where, limits=QueryLimits(seconds=1, megabytes=64))
+        select(filled, where, limits=limits)
 
 
 def test_a_selection_without_an_index_file(filled: Lake) -> None:

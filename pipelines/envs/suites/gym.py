@@ -17,12 +17,11 @@ from pydantic import ConfigDict, Field
 
 from pipelines import trust
 from pipelines.config.base import SettingsModel
-from pipelines.envs.attempts import Attempts
 from pipelines.envs.constructor import Parameter, parameters, refuse_wrong
 from pipelines.envs.env import Env
 from pipelines.envs.gymnasium_env import GymnasiumEnv, first_sentence
 from pipelines.envs.spec import MAX_LENGTH
-from pipelines.envs.task_env import TaskEnv
+from pipelines.envs.task_env import Attempts, TaskEnv
 from pipelines.envs.vector_env import BatchedEnv, is_vector
 from pipelines.errors import InputMissing, UsageError
 from pipelines.registry import Registry

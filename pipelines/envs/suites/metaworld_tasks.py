@@ -1,17 +1,31 @@
-"""Environment objects of Meta-World's classes: made when needed, without what only a picture needs, and few at a time.
+"""Meta-World's goals, and objects of its classes that are set to them.
 
-As the library makes them they take 20 MB each, mostly textures and meshes that nothing collides with. MuJoCo's compiler
-can leave those out, having taken their masses into account, and 4 MB remain; the simulation is the same to the bit (a
-test plays both). Making one takes 0.1 s, so some are kept when their class is not being played.
+The library makes a benchmark by resetting every one of its classes fifty times, which takes up to a minute and is the
+same each time. Here a class's goals are drawn when its first task is played, and found again in
+
+    $AMAGO_CACHE (else $XDG_CACHE_HOME/amago, else ~/.cache/amago) / metaworld-VERSION / NAME-SEED.npz
+
+The vectors of (class, seed) are those of `metaworld.ML1(name, seed).train_tasks`, to the bit. A file that cannot be
+read, or has other content, is rewritten; where none can be written the goals are drawn each time.
+
+As the library makes them, objects take 20 MB each, mostly textures and meshes that nothing collides with. MuJoCo's
+compiler can leave those out, having taken their masses into account, and 4 MB remain; the simulation is the same to the
+bit (a test plays both). Making one takes 0.1 s, so some are kept when their class is not being played.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import pickle
 import sys
+import zipfile
+import zlib
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -19,7 +33,56 @@ from metaworld import Task
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
-from pipelines.envs.suites.metaworld_goals import goal_vectors
+from pipelines.errors import StageFailed
+from pipelines.files.atomic import write_atomically
+from pipelines.files.user_cache import cache_home
+
+NUM_GOALS = 50
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def goal_vectors(name: str, seed: int, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    """Goal vectors (50, d) float64 of class `name`: from the cache, else by `draw` (d,), called fifty times."""
+    path = cache_home() / f"metaworld-{metadata.version('metaworld')}" / f"{name}-{seed}.npz"
+    found = _read(path)
+    if found is None:
+        with global_numpy_seed(seed):
+            found = np.stack([draw() for _ in range(NUM_GOALS)])
+        if not _sound(found):
+            raise StageFailed(f"Meta-World's class '{name}' does not draw {NUM_GOALS} different goals with seed {seed}")
+        _keep(path, found)
+    return found
+
+
+@contextlib.contextmanager
+def global_numpy_seed(seed: int) -> Iterator[None]:
+    """numpy's global generator, which Meta-World draws from, at `seed`; afterwards as it was."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
+
+
+def _read(path: Path) -> np.ndarray | None:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            goals = stored["goals"]
+    except _UNREADABLE:
+        return None
+    return goals if _sound(goals) else None
+
+
+def _keep(path: Path, goals: np.ndarray) -> None:
+    with contextlib.suppress(StageFailed):  # a read-only home costs time, nothing else
+        write_atomically(path, lambda file: np.savez(file, goals=goals))
+
+
+def _sound(goals: np.ndarray) -> bool:
+    shaped = goals.ndim == 2 and goals.shape[0] == NUM_GOALS and goals.dtype == np.float64
+    return bool(shaped and np.isfinite(goals).all() and len(np.unique(goals, axis=0)) == NUM_GOALS)
+
 
 # A collision class that no geom belongs to: a geom that could collide with it is not left out, and never collides.
 _NOBODY = 1 << 20

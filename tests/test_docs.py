@@ -1,0 +1,67 @@
+"""The documentation's site, as far as it can be checked without building it: `mkdocs build --strict` does the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+from amago_cli.app import app
+from tests.test_architecture import LAYERS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs" / "site_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_navigation_lists_every_page(site: ModuleType) -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = re.findall(r"[\w-]+\.md", navigation)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(listed) == sorted({*pages, *site.PAGES, "commands.md"})
+
+
+def test_the_reference_of_commands_describes_every_command(site: ModuleType) -> None:
+    reference = site.commands()
+    command = typer.main.get_command(app)
+    names = {"amago", *(f"amago {name}" for name in command.commands)}
+    names |= {f"amago lake {name}" for name in command.commands["lake"].commands}
+    assert set(re.findall(r"^## `(.*)`$", reference, re.MULTILINE)) == names
+    assert reference.count("-h, --help") == len(names)
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "target"),
+    [
+        ("index.md", "docs/lake.md", "lake.md"),
+        ("index.md", "docs/curves.png", "curves.png"),
+        ("index.md", "CONTRIBUTING.md", "contributing.md"),
+        ("lake.md", "../README.md#two-commands", "index.md#two-commands"),
+        ("lake.md", "tutorial.md", "tutorial.md"),
+        ("contributing.md", "docs/settings.md", "settings.md"),
+        ("contributing.md", "https://example.com/docs/x.md", "https://example.com/docs/x.md"),
+    ],
+)
+def test_links_of_the_repository_lead_to_pages_of_the_site(site: ModuleType, page: str, link: str, target: str) -> None:
+    assert site.for_site(f"[text]({link})", page) == f"[text]({target})"
+
+
+def test_the_architecture_page_lists_the_layers_in_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)]
+    listed = [package for row in rows for package in row]
+    assert sorted(listed) == sorted(package for packages in LAYERS for package in packages if package != "nearest")
+    level = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+    assert [level[package] for package in listed] == sorted(level[package] for package in listed)

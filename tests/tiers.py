@@ -1,0 +1,32 @@
+"""How much a test tries: fewer examples, trials and cases in the quick tier than in CI; see CONTRIBUTING.md.
+
+The profile `dev` of Hypothesis is the default; `--hypothesis-profile=ci` selects the other one.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("dev", max_examples=10, deadline=None)
+settings.register_profile("ci", deadline=None, print_blob=True)
+settings.load_profile("dev")  # until pytest's option loads another
+
+
+def trials(count: int, quick: int = 10) -> int:
+    """Return `count`, or at most `quick` in the profile `dev`."""
+    return min(count, quick) if settings.get_current_profile_name() == "dev" else count
+
+
+def examples(count: int) -> settings:
+    """Return the settings of a property that CI tries `count` times."""
+    return settings(max_examples=trials(count), deadline=None)
+
+
+def some(cases: Iterable[Any], *quick: int) -> list[Any]:
+    """Return the cases of a parametrized test, all but those at the positions `quick` in the tier `full`."""
+    return [
+        case if position in quick else pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.full)
+        for position, case in enumerate(cases)
+    ]
