@@ -19,8 +19,8 @@ from pipelines.errors import IntegrityError
 from pipelines.files.atomic import storage_error
 from pipelines.lake.blob import BlobCache
 from pipelines.lake.folders import blob_key, segment_key
-from pipelines.lake.reading import OpenSegments
-from pipelines.lake.segment import SegmentFile
+from pipelines.lake.maintenance.integrity import require_sound
+from pipelines.lake.segment import OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256
@@ -46,7 +46,9 @@ class Gatherer:
         self._buffers = Buffers(view.schema.columns, rows)
         self._steps = np.arange(rows)
         self._readahead = Readahead()
-        self._files = OpenSegments(view.lake, limit=OPEN_FILES, scattered=True, cache=BlobCache(), verify=view.verify)
+        self._files = OpenSegments(
+            view.lake, limit=OPEN_FILES, scattered=True, cache=BlobCache(), check=require_sound if view.verify else None
+        )
         self._is_elsewhere = not isinstance(view.lake.storage, LocalStorage)
 
     def gather(

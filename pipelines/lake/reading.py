@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,10 @@ import pyarrow as pa
 
 from pipelines.errors import InputMissing, StageFailed
 from pipelines.events import Listener, silent
-from pipelines.lake.blob import BlobCache
 from pipelines.lake.footer import hex_uids, info_of, read_footer, uid_array
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.maintenance.integrity import require_sound
-from pipelines.lake.segment import SegmentFile, open_segment
+from pipelines.lake.segment import OpenSegments, SegmentFile
 from pipelines.lake.trajectory import Trajectory
 from pipelines.lake.uids import place_of, positions
 
@@ -24,39 +22,6 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _ATTEMPTS = 5  # to open a segment that is rewritten and removed meanwhile
-
-
-class OpenSegments(OrderedDict[str, SegmentFile]):
-    """The segment files opened last, by id, `limit` at most. `verify`: check each file when it is first opened."""
-
-    def __init__(
-        self,
-        lake: Lake,
-        *,
-        limit: int = 64,
-        scattered: bool = False,
-        cache: BlobCache | None = None,
-        verify: bool = False,
-    ) -> None:
-        super().__init__()
-        self._lake, self._limit, self._scattered, self._cache = lake, limit, scattered, cache
-        self._verify = verify
-        self._sound: set[str] = set()
-
-    def open(self, id: str, schema_id: str) -> SegmentFile:
-        """Return a segment's file. FileNotFoundError if it is gone, IntegrityError if it is damaged."""
-        if id not in self:
-            columns = self._lake.schema(schema_id).columns
-            check = require_sound if self._verify and id not in self._sound else None
-            self[id] = open_segment(
-                self._lake.storage, id, columns, scattered=self._scattered, cache=self._cache, check=check
-            )
-            if check is not None:
-                self._sound.add(id)
-            while len(self) > self._limit:
-                self.popitem(last=False)
-        self.move_to_end(id)
-        return self[id]
 
 
 @dataclass(frozen=True)
@@ -119,7 +84,7 @@ class Reader:
     def __init__(self, lake: Lake, *, listener: Listener = silent, verify: bool = False) -> None:
         self.lake = lake
         self.live = LiveTable(lake, listener)
-        self._files = OpenSegments(lake, verify=verify)
+        self._files = OpenSegments(lake, check=require_sound if verify else None)
         self._rows: dict[str, dict[str, int]] = {}  # of open files: uid -> row of the footer's table
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 

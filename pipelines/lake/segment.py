@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,9 @@ from pipelines.lake.blob import BlobCache, BlobFile, blob_path, write_blob
 from pipelines.lake.folders import FolderChooser, blob_key, segment_key
 from pipelines.lake.schema import Column
 from pipelines.lake.storage import Storage
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
 
 FETCHES = 4  # attempts, as the cache may evict a file before it is mapped
 
@@ -266,6 +270,39 @@ class SegmentFile:
         out = np.empty((stop - start, *column.shape), dtype=column.dtype)
         self.copy_rows(name, start, stop, out)
         return out
+
+
+class OpenSegments(OrderedDict[str, SegmentFile]):
+    """The segment files opened last, by id, `limit` at most. `check` is called when a file is first opened."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        *,
+        limit: int = 64,
+        scattered: bool = False,
+        cache: BlobCache | None = None,
+        check: Callable[[SegmentFile], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._lake, self._limit, self._scattered, self._cache = lake, limit, scattered, cache
+        self._check = check
+        self._sound: set[str] = set()
+
+    def open(self, id: str, schema_id: str) -> SegmentFile:
+        """Return a segment's file. FileNotFoundError if it is gone, IntegrityError if it is damaged."""
+        if id not in self:
+            columns = self._lake.schema(schema_id).columns
+            check = self._check if id not in self._sound else None
+            self[id] = open_segment(
+                self._lake.storage, id, columns, scattered=self._scattered, cache=self._cache, check=check
+            )
+            if check is not None:
+                self._sound.add(id)
+            while len(self) > self._limit:
+                self.popitem(last=False)
+        self.move_to_end(id)
+        return self[id]
 
 
 def stored_bytes(storage: Storage, id: str) -> int:

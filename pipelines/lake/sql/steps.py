@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.arrow import storage_dtype, to_arrow
-from pipelines.lake.reading import OpenSegments
 from pipelines.lake.schema import Column
+from pipelines.lake.segment import OpenSegments
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake

@@ -15,7 +15,7 @@ from tests.lake.factories import SCHEMA, columns, fill, segment_files
 
 MAINTAIN = """
 import sys
-from pipelines.lake.maintenance.compaction import Rules, compact
+from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.store import Lake
 from tests.lake.factories import SCHEMA, fill
@@ -23,7 +23,7 @@ lake = Lake.open(sys.argv[1])
 for number in range(int(sys.argv[2])):
     fill(lake, [30] * 20, seed=number, seal_every=2)
     expire(lake, RetentionLimits(max_trajectories=300 if number % 3 else 250), grace_seconds=0.01)
-    compact(lake, Rules(small_bytes=1 << 20, target_bytes=1 << 20, settle_seconds=0.0), grace_seconds=0.01)
+    compact(lake, CompactionRules(small_bytes=1 << 20, target_bytes=1 << 20, settle_seconds=0.0), grace_seconds=0.01)
 """
 
 
