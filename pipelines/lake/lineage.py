@@ -1,8 +1,8 @@
-"""Where a checkpoint comes from: checkpoint -> what it drew -> segments -> who collected -> which checkpoint acted.
+"""The lineage of a checkpoint: what it drew from, which segments, who collected them, and which checkpoints acted.
 
-A checkpoint keeps, of every lake it drew from, the segments in the order in which it saw them and when it saw how
-many; so an earlier update's view is known from a later checkpoint too. Segments are looked up where they are now:
-rewritten ones in the file that has them, expired ones with the reason if a tombstone still tells it. Behaviour
+A checkpoint records, for every lake it drew from, the segments in the order in which it saw them and how many it had
+seen at which update, so the view of an earlier update is known from a later checkpoint too. Segments are located where
+they are now: rewritten ones in their new file, expired ones with the reason if a tombstone still gives it. Behaviour
 policies are followed to their runs, each run once.
 """
 
@@ -35,10 +35,10 @@ _KEY = ("collector", "policy_id", "policy_version", "relabel_method")
 
 @dataclass(frozen=True, kw_only=True)
 class LineageSource:
-    """Trajectories of one collector and one policy version, or derived from such by `relabel_method`.
+    """Trajectories of one collector and policy version, or derived from these by `relabel_method`.
 
-    `segments` are the ids of the files they lie in now; `bases` counts the trajectories that overlays derive from, and
-    `base_segments` names where those lie.
+    `segments` are the ids of the files that hold them now; `bases` counts the trajectories that overlays derive from,
+    and `base_segments` are the files of those.
     """
 
     collector: str
@@ -54,7 +54,7 @@ class LineageSource:
 
 @dataclass(frozen=True, kw_only=True)
 class MissingSegment:
-    """A segment that cannot be read any more: when (seconds since the epoch) and why, where that is known."""
+    """A segment that can no longer be read: when (seconds since the epoch) and why, where known."""
 
     segment: str
     reason: str
@@ -63,7 +63,7 @@ class MissingSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class BehaviourPolicy:
-    """A policy that acted: its run if it has one, the versions that acted, those of them kept as checkpoints."""
+    """A policy that acted: its run, if it has one, the versions that acted, and those of them kept as checkpoints."""
 
     policy_id: str
     run: str | None
@@ -75,7 +75,7 @@ class BehaviourPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class LakeLineage:
-    """What was drawn from one lake: `moved` maps segments to the files they were rewritten into."""
+    """What a checkpoint drew from one lake: `moved` maps segments to the files they were rewritten into."""
 
     lake: str
     id: str
@@ -105,7 +105,7 @@ class CheckpointLineage:
 
 
 def split(name: str) -> tuple[Path, str]:
-    """RUN[@CHECKPOINT] as a directory and "latest", "best" or a number."""
+    """Split RUN[@CHECKPOINT] into a directory and "latest", "best" or a number."""
     if RunDirectory(name).exists() or "@" not in name:
         return Path(name), "latest"
     path, _, which = name.rpartition("@")
@@ -115,8 +115,8 @@ def split(name: str) -> tuple[Path, str]:
 def trace(
     run: Path, which: str = "latest", *, lakes: Sequence[str | Path] = (), depth: int = 8, listener: Listener = silent
 ) -> CheckpointLineage:
-    """The lineage of a checkpoint; `lakes` are places to look for its lakes first, `depth` limits how many runs are
-    followed behind one another.
+    """Return the lineage of a checkpoint; `lakes` are places to look for its lakes first, `depth` limits how many runs
+    are followed in sequence.
 
     InputMissing: no such run or checkpoint, or a lake that is not where it was.
     """
@@ -126,8 +126,8 @@ def trace(
 def trajectories(
     run: Path, which: str = "latest", *, lakes: Sequence[str | Path] = (), listener: Listener = silent
 ) -> Iterator[str]:
-    """The uids (32 hex digits) of the trajectories that a checkpoint could draw and that still live, in the order in
-    which it saw them. Errors as `trace`.
+    """Yield the uids (32 hex digits) of the live trajectories that a checkpoint could draw, in the order in which it
+    saw them. Errors as in `trace`.
     """
     directory = RunDirectory.open(run)
     for snapshot in read_snapshots(directory, which)[2]:
@@ -205,7 +205,7 @@ class _Walk:
             found = _run_of(policy_id, told, lake, directory)
             told_path = told["absolute"] if isinstance(told, Mapping) else None
             if found is None:
-                note = f"its run is not at '{told_path}' any more" if told_path else ""
+                note = f"its run is no longer at '{told_path}'" if told_path else ""
                 yield BehaviourPolicy(policy_id=policy_id, run=told_path, versions=tuple(sorted(acted)), note=note)
                 continue
             kept = set(kept_updates(found))
@@ -242,7 +242,9 @@ def _unread(snapshot: Mapping[str, Any], note: str) -> LakeLineage:
 def _live(
     lake: Lake, snapshot: Mapping[str, Any], listener: Listener
 ) -> tuple[LiveTable, list[tuple[Segment, np.ndarray]]]:
-    """The follower of the snapshot, and its segments of the snapshot's schema with a mask of what could be drawn."""
+    """Return the live table of a snapshot, and its segments of the snapshot's schema with a mask of what could be
+    drawn.
+    """
     follower = LiveTable(lake, listener)
     follower.restore(snapshot["segments"])
     where = snapshot["where"]
@@ -253,7 +255,7 @@ def _live(
         chosen = select(lake, where, schema_id=snapshot["schema"], listener=listener).uids
     dropped = set(snapshot["dropped"])
     for id in sorted(dropped):
-        listener(Notice(text=f"segment '{id}' could not be read in training: what it held was not drawn"))
+        listener(Notice(text=f"segment '{id}' could not be read in training, so nothing was drawn from it"))
     parts = []
     for segment in follower.segments:
         if segment.schema_id == snapshot["schema"] and len(segment.uids) and segment.id not in dropped:
@@ -263,7 +265,7 @@ def _live(
 
 
 def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.ndarray]]) -> list[LineageSource]:
-    """The drawn trajectories by collector, policy version and relabeling, read from the footers."""
+    """Group the drawn trajectories by collector, policy version and relabelling, as read from the footers."""
     counts: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
     lying: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     bases: dict[tuple[Any, ...], set[tuple[int, int]]] = defaultdict(set)
@@ -271,7 +273,7 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
     for segment, mask in parts:
         if segment.file not in tables:
             footer = read_footer(lake.storage, segment.file)
-            tables = {segment.file: (footer.trajectories, footer.uids())}  # neighbours lie in the same file
+            tables = {segment.file: (footer.trajectories, footer.uids())}  # neighbours are in the same file
         table, uids = tables[segment.file]
         rows = table.take(positions(uids, segment.uids[mask]))
         for group in rows.group_by(list(_KEY)).aggregate([("length", "sum"), ("length", "count")]).to_pylist():
@@ -299,7 +301,7 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
 
 
 def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[MissingSegment]:
-    """What tombstones and markers still say of segments that cannot be read."""
+    """Yield what tombstones and markers say of segments that cannot be read."""
     if not ids:
         return
     buried: dict[str, tuple[float, str]] = {}
@@ -324,7 +326,7 @@ def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[MissingSegment]:
 
 
 def _run_of(policy_id: str, told: Any, lake: Lake, directory: RunDirectory) -> RunDirectory | None:
-    """The run that a policy came from: where its collector said, or one at hand that has its name."""
+    """Return the run that a policy came from: where its collector says, or a known one of that name."""
     places = [Path(told[key]) for key in ("absolute", "path")] if isinstance(told, Mapping) else []
     for place in (*places, directory.path, lake.run):
         if place is not None and RunDirectory(place).exists():

@@ -1,7 +1,7 @@
-"""What a checkpoint drew from: the segments of each lake in the order in which they were seen, read from its record.
+"""The data record of a checkpoint: the segments of each lake in the order in which training saw them.
 
-A run's later checkpoint tells when how many had been seen, so that the view of a checkpoint that is not kept any more
-is known too.
+It also records how many had been seen at which update, so the view of a checkpoint that was not kept is known from a
+later one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\d{6,}")
 
 
 class Snapshot(Form):
-    """What a checkpoint says of a lake that it drew from."""
+    """The record of one lake."""
 
     id: str
     name: str
@@ -36,21 +36,21 @@ class Snapshot(Form):
 
 
 class Data(Form):
-    """What a checkpoint says of all that it drew from."""
+    """The record of all lakes and of the sampler."""
 
     lakes: list[Snapshot]
     sampler: dict[str, Any]
 
 
 class DrawnRecord(Form):
-    """What lineage reads of checkpoint.json."""
+    """The fields of checkpoint.json that lineage reads."""
 
     update: int
     data: Data | None = None
 
 
 def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[dict[str, Any]]]:
-    """The update asked for, the checkpoint that tells of it, and what had been seen of each lake by then."""
+    """Return the update asked for, the checkpoint whose record covers it, and the snapshots of lakes as of that update."""
     known = kept_updates(directory)
     if not known:
         raise InputMissing(
@@ -79,19 +79,19 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
 
 
 def _as_of(snapshot: Mapping[str, Any], update: int) -> dict[str, Any]:
-    """A snapshot cut to what could be drawn for the first `update` updates."""
+    """Cut a snapshot to what could be drawn for the first `update` updates."""
     seen = max((int(count) for at, count in snapshot["history"] if at < update), default=0)
     return {**snapshot, "segments": list(snapshot["segments"])[:seen]}
 
 
 def kept_updates(directory: RunDirectory) -> list[int]:
-    """Updates of the run's checkpoints, ascending."""
+    """Return the updates of the run's checkpoints, ascending."""
     names = (path.parent.name for path in directory.checkpoints.glob("*/checkpoint.json"))
     return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
 
 def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Sequence[str | Path]) -> Lake:
-    """The lake of a snapshot: where the user says, where the run says it was, or the run's own; by its id."""
+    """Find the lake of a snapshot by its id: where the user says, where the run says it was, or the run's own."""
     id, name = snapshot["id"], snapshot["name"]
     told = [lake["lake"] for lake in directory.load_record().get("lakes", ()) if lake["id"] == id]
     for place in (*given, *told, name, directory.lake):

@@ -1,7 +1,7 @@
-"""Where the files of a lake lie: in a local directory, or in an object store.
+"""Storage of a lake's files: a local directory or an object store.
 
-A key is a relative path with slashes, e.g. "segments/2026010203/0006…-w.1f.9a0b-00000000.arrow". Methods raise
-OSError as the system gives it, FileNotFoundError for a key that is not there.
+A key is a relative path with slashes, e.g. "segments/2026010203/0006...-w.1f.9a0b-00000000.arrow". Methods raise
+OSError as the system raises it, FileNotFoundError for a missing key.
 """
 
 from __future__ import annotations
@@ -18,82 +18,82 @@ from pipelines.files import atomic
 from pipelines.files.locks import exclusive
 from pipelines.files.malformed import read_limited
 
-FRESH_SECONDS = 2.0  # a file may appear in the same tick of the file system's clock
+FRESH_SECONDS = 2.0  # a file may appear within the same tick of the file system's clock
 _SCHEME = "s3:"
 
 
 class Storage(Protocol):
-    """Files by key. What lies under `segments/` is never changed, only added and removed."""
+    """Files by key. Files under `segments/` are never changed, only added and removed."""
 
     @property
     def local(self) -> Path:
-        """A directory of this host for logs, locks, files on their way and the index."""
+        """A directory of this host for logs, locks, staged files and the index."""
 
     def url(self, key: str = "") -> str:
-        """What messages and records call the place, or a file in it."""
+        """Return the name of the place, or of a file in it, for messages and records."""
 
     def below(self, folder: str) -> Storage:
-        """The storage that begins at `folder` of this one."""
+        """Return the storage that begins at `folder` of this one."""
 
     def create_folders(self) -> None:
-        """Make what a new lake needs before its first file."""
+        """Create the folders that a new lake needs."""
 
     def names(self, folder: str) -> list[str]:
-        """Names of what lies directly in `folder`, folders perhaps among it; none if there is no such folder."""
+        """Return the names in `folder`, which may include folders; none if there is no such folder."""
 
     def folders(self, folder: str) -> list[str]:
-        """Names of the folders directly in `folder`."""
+        """Return the names of the folders in `folder`."""
 
     def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
-        """As `names`, for several folders."""
+        """Yield `names` of several folders."""
 
     def stamp(self, folder: str) -> int | None:
-        """Something that moves when a name appears in `folder` or goes: its modification time in ns, 0 if there is no
-        such folder; None where that is not known.
+        """Return a value that changes when a name in `folder` appears or disappears: its modification time in ns, 0 if
+        there is no such folder; None if unknown.
         """
 
     def read(self, key: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
 
     def tail(self, key: str, count: int) -> bytes:
-        """The last `count` bytes of a file, or all of it."""
+        """Return the last `count` bytes of a file, or all of it."""
 
     def write(self, key: str, content: bytes) -> None:
-        """Replace a file in one step that survives a power cut."""
+        """Replace a file atomically and durably."""
 
     def create(self, key: str, content: bytes) -> None:
-        """As `write`; FileExistsError when somebody was first."""
+        """Write a new file; FileExistsError if another process was first."""
 
     def publish(self, staged: Path, key: str) -> None:
-        """Give a synced file of `local`/tmp its place in one step; it is gone from there afterwards."""
+        """Move a synced file of `local`/tmp to its place atomically."""
 
     def remove(self, key: str) -> None:
-        """Remove a file; nothing happens if it is gone."""
+        """Remove a file if it exists."""
 
     def exists(self, key: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
 
     def size(self, key: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
 
     def age(self, key: str, now: float) -> float:
-        """Seconds since the file was written, as the storage's clock has it."""
+        """Return the seconds since a file was written, by the storage's clock."""
 
     def fetch(self, key: str) -> Path:
-        """A local file with the content, to be mapped. It may vanish as long as it is not open."""
+        """Return a local file with the content, to be mapped. It may vanish while it is not open."""
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """These will be fetched: get what is not here, several at a time. What fails then fails when it is needed."""
+        """Fetch files that will be needed, several at a time. An error recurs when the file is needed."""
 
     def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
-        """As `prefetch`, for files of which the last `count` bytes will be read."""
+        """Fetch the last `count` bytes of files that will be needed, as `prefetch` does."""
 
     def forget(self, key: str) -> bool:
-        """Drop what this host has of a file that lies elsewhere, and say whether there was something."""
+        """Drop this host's copy of a remote file; returns whether there was one."""
 
     def hold(self, name: str, *, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """Be the only process that holds `name`; Locked says who holds it, and that it is `what`. Gives a function
-        that raises StageFailed once it is not held any more.
+        """Hold the lease `name` exclusively; Locked reports the holder, and `what`. Yields a function that raises
+        StageFailed once the lease is lost.
         """
 
 
@@ -131,7 +131,7 @@ class LocalStorage:
 
     def stamp(self, folder: str) -> int | None:
         try:
-            return os.stat(f"{self.root}/{folder}").st_mtime_ns  # looked at often: a Path costs more than the look
+            return os.stat(f"{self.root}/{folder}").st_mtime_ns  # called often: a Path costs more than the call
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
@@ -139,7 +139,7 @@ class LocalStorage:
         return read_limited(self.root / key)
 
     def tail(self, key: str, count: int) -> bytes:
-        descriptor = os.open(self.root / key, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait
+        descriptor = os.open(self.root / key, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
         try:
             size = os.fstat(descriptor).st_size
             return os.pread(descriptor, min(count, size), max(0, size - count))
@@ -148,7 +148,7 @@ class LocalStorage:
 
     def write(self, key: str, content: bytes) -> None:
         path = self.root / key
-        self._make_room(path)
+        self._make_parent(path)
         staged = atomic.stage(path.parent, f".{path.name}", lambda file: file.write(content))
         try:
             atomic.publish(staged, path)
@@ -158,19 +158,19 @@ class LocalStorage:
 
     def create(self, key: str, content: bytes) -> None:
         path = self.root / key
-        self._make_room(path)
+        self._make_parent(path)
         staged = atomic.stage(path.parent, f".{path.name}", lambda file: file.write(content))
         atomic.publish_new(staged, path)
 
     def publish(self, staged: Path, key: str) -> None:
         path = self.root / key
-        self._make_room(path)
+        self._make_parent(path)
         try:
             atomic.publish(staged, path)
-        except FileNotFoundError:  # its folder, an empty one, was swept in this moment
+        except FileNotFoundError:  # its folder was empty and has just been swept
             if not staged.exists():
                 raise
-            self._make_room(path)
+            self._make_parent(path)
             atomic.publish(staged, path)
 
     def remove(self, key: str) -> None:
@@ -190,10 +190,10 @@ class LocalStorage:
         return self.root / key
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """They are here."""
+        """Do nothing: files are local."""
 
     def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
-        """They are here."""
+        """Do nothing: files are local."""
 
     def forget(self, key: str) -> bool:
         return False
@@ -203,7 +203,7 @@ class LocalStorage:
         with exclusive(self.root / "locks" / f"{name}.lock", what=what):
             yield lambda: None
 
-    def _make_room(self, path: Path) -> None:
+    def _make_parent(self, path: Path) -> None:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic.sync_directory(path.parent.parent)
@@ -219,12 +219,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_remote(location: Path | str) -> bool:
-    """Whether `location` names an object store (a Path has lost one of the slashes of "s3://")."""
+    """Return whether `location` names an object store (a Path has lost one of the slashes of "s3://")."""
     return str(location).startswith(_SCHEME)
 
 
 def connect(location: Path | str) -> Storage:
-    """The storage at a directory or at "s3://bucket/prefix". UsageError for any other scheme."""
+    """Return the storage at a directory or at "s3://bucket/prefix". UsageError for any other scheme."""
     if is_remote(location):
         from pipelines.lake.remote.object_storage import ObjectStorage
 

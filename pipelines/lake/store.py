@@ -1,13 +1,13 @@
 """A lake: a directory of experience.
 
     lake.json      format name, version, lake id, required features
-    schemas/       <sha256[:16]>.json, what a step holds
-    segments/      <YYYYMMDDHH>/<us>-<writer>-<seq>.arrow, the truth: a file present here is committed
-    wal/ tmp/      logs of living writers, files on their way
-    tombstones/ quarantine/   markers that take a segment out of every reader's sight
+    schemas/       <sha256[:16]>.json, the columns of a step
+    segments/      <YYYYMMDDHH>/<us>-<writer>-<seq>.arrow, the data: a file present here is committed
+    wal/ tmp/      logs of living writers, staged files
+    tombstones/ quarantine/   markers of removed segments and trajectories
     index.duckdb   an index that can be deleted
 
-Any number of processes read and write it at once.
+Any number of processes read and write it concurrently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
 
 FORMAT_NAME, VERSION = "amago-lake", 1
-FEATURES: frozenset[str] = frozenset()  # required features that this version understands
+FEATURES: frozenset[str] = frozenset()  # required features that this version supports
 _HEADER = "lake.json"
 _SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
@@ -60,7 +60,7 @@ class QueryResult:
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
     def df(self) -> Any:
-        """The answer as a `pandas.DataFrame`. InputMissing where pandas is not installed."""
+        """Return a `pandas.DataFrame`. InputMissing if pandas is not installed."""
         try:
             import pandas
         except ModuleNotFoundError as error:
@@ -74,7 +74,7 @@ class QueryResult:
 
 
 class LakeHeader(Form):
-    """What is read of lake.json."""
+    """The fields that are read from lake.json."""
 
     format: str
     version: int
@@ -83,7 +83,7 @@ class LakeHeader(Form):
 
 
 class Lake:
-    """An open lake. Opening reads `lake.json` only; any number of processes may hold one.
+    """An open lake. Opening reads `lake.json` only; any number of processes may do so.
 
     `storage` holds its files; `local` is the directory of this host for logs, locks and the index (for a lake in a
     directory, the lake itself). Locations are directories or "s3://bucket/prefix".
@@ -99,8 +99,8 @@ class Lake:
         return f"Lake({self.name!r})"
 
     def sql(self, query: str, *, seconds: float = 60.0, megabytes: int = 1024) -> QueryResult:
-        """The answer to a query, as of `amago lake sql`: read-only, within limits of time and memory. UsageError with
-        the place of a mistake.
+        """Return the result of a read-only query, like `amago lake sql`, within limits of time and memory. UsageError
+        with the place of a mistake.
         """
         from pipelines.lake.sql import catalog
         from pipelines.lake.sql.sandbox import QueryLimits
@@ -109,24 +109,24 @@ class Lake:
 
     @property
     def name(self) -> str:
-        """What messages and records call the lake: where it is."""
+        """The location of the lake, for messages and records."""
         return self.storage.url()
 
     @property
     def path(self) -> Path:
-        """The lake's directory; InputMissing if it lies in an object store."""
+        """The lake's directory; InputMissing if it is in an object store."""
         if isinstance(self.storage, LocalStorage):
             return self.storage.root
         raise InputMissing(f"lake '{self.name}' is not in a directory of this host")
 
     @property
     def run(self) -> Path | None:
-        """The directory the lake lies in, which may be that of a run; None in an object store."""
+        """The parent directory of the lake, which may be a run; None in an object store."""
         return self.path.resolve().parent if isinstance(self.storage, LocalStorage) else None
 
     @classmethod
     def create(cls, path: Path | str) -> Lake:
-        """A new, empty lake; there must not be one at `path`. StageFailed when it cannot be written."""
+        """Create an empty lake; there must not be one at `path`. StageFailed if it cannot be written."""
         storage = connect(path)
         header = {
             "format": FORMAT_NAME,
@@ -147,10 +147,9 @@ class Lake:
 
     @classmethod
     def open(cls, path: Path | str) -> Lake:
-        """The lake at `path`, or in the run directory `path`.
+        """Open the lake at `path`, or in the run directory `path`.
 
-        InputMissing if there is none, or if it needs a newer version; IntegrityError if its header is
-        damaged.
+        InputMissing if there is none, or if it needs a newer version; IntegrityError if its header is damaged.
         """
         storage = _locate(path)
         if storage is None:
@@ -183,21 +182,19 @@ class Lake:
 
     @classmethod
     def find(cls, path: Path | str) -> Lake | None:
-        """As `open`, but None if there is none."""
+        """Open the lake at `path`; None if there is none."""
         return cls.open(path) if _locate(path) else None
 
     @classmethod
     def open_or_create(cls, path: Path | str) -> Lake:
-        """The lake at `path`, made first if it is not there; processes that do so at once get the same one."""
+        """Open the lake at `path`, creating it if necessary; concurrent processes get the same one."""
         if _locate(path) is None:
-            with contextlib.suppress(InputMissing):  # somebody else was first
+            with contextlib.suppress(InputMissing):  # another process was first
                 return cls.create(path)
         return cls.open(path)
 
     def register(self, schema: Schema) -> str:
-        """Make `schema` known to readers; returns its id. Repeating it changes nothing; a damaged file of it is
-        written again.
-        """
+        """Write `schema` for readers; returns its id. Repeating it changes nothing; a damaged file is rewritten."""
         key = _schema_key(schema.id)
         with explained(f"write '{self.storage.url(key)}'"):
             if not self._is_written(key, schema):
@@ -212,8 +209,8 @@ class Lake:
             return False
 
     def schema(self, schema_id: str) -> Schema:
-        """The schema of an id. InputMissing if unknown or of a newer version, IntegrityError if its file is not what
-        its name says.
+        """Return the schema of an id. InputMissing if it is unknown or of a newer version, IntegrityError if its file
+        does not match its name.
         """
         if schema_id not in self._schemas:
             key = _schema_key(schema_id)
@@ -227,19 +224,19 @@ class Lake:
             except UNREADABLE as error:
                 raise IntegrityError(f"schema '{path}' is damaged: {reason(error)}", hint=_HEAL) from error
             if digest(data) != schema_id:
-                raise IntegrityError(f"schema '{path}' does not hold what its name says", hint=_HEAL)
+                raise IntegrityError(f"schema '{path}' does not match its name", hint=_HEAL)
             try:
                 schema = Schema.from_json(data)
                 known = schema.id == schema_id
             except MALFORMED:
                 known = False
-            if not known:  # it is whole, for its name is the hash of what is in it
-                raise InputMissing(f"schema '{path}' has what this version does not know", hint="upgrade amago")
+            if not known:  # it is intact, for its name is the hash of its content
+                raise InputMissing(f"schema '{path}' has fields that this version does not know", hint="upgrade amago")
             self._schemas[schema_id] = schema
         return self._schemas[schema_id]
 
     def schemas(self) -> dict[str, Schema]:
-        """Every schema by id."""
+        """Return every schema by id."""
         return {id: self.schema(id) for id in self._schema_ids()}
 
     def _schema_ids(self) -> list[str]:
@@ -250,7 +247,7 @@ class Lake:
         return sorted(name.removesuffix(".json") for name in names if _SCHEMA_NAME.fullmatch(name))
 
     def require_schema(self, schema: Schema) -> str:
-        """The id of `schema` if the lake holds it, or holds nothing yet; InputMissing says what differs."""
+        """Return the id of `schema` if the lake holds it, or is empty; InputMissing lists the differences."""
         known = self._schema_ids()
         if known and schema.id not in known:
             nearest = min((difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
@@ -261,7 +258,7 @@ class Lake:
         return schema.id
 
     def only_schema(self) -> Schema:
-        """The one schema of the lake. InputMissing if it has none yet, or several."""
+        """Return the one schema of the lake. InputMissing if it has none yet, or several."""
         known = self.schemas()
         if len(known) == 1:
             return next(iter(known.values()))
@@ -277,9 +274,9 @@ class Lake:
         seal_bytes: int = 64 << 20,
         seal_seconds: float = 10.0,
     ) -> Writer:
-        """A new writer of `schema`, after salvage of what dead writers left."""
+        """Return a new writer of `schema`, after salvaging the logs of dead writers."""
         with explained(f"write into lake '{self.name}'"):
-            self.storage.create_folders()  # empty ones get lost when a lake is copied
+            self.storage.create_folders()  # copying a lake loses empty folders
         self.salvage()
         self.register(schema)
         return Writer(self.storage, schema, name=name, seal_bytes=seal_bytes, seal_seconds=seal_seconds)
@@ -305,7 +302,7 @@ def _schema_key(schema_id: str) -> str:
 
 
 def difference(ours: Spaces, theirs: Spaces, sides: tuple[str, str] = ("in the lake", "asked for")) -> list[str]:
-    """What differs between two space signatures, one phrase each; `sides` says whose they are."""
+    """Describe the differences of two space signatures, one phrase each; `sides` names their origins."""
     a, b = dict(ours.observation), dict(theirs.observation)
     here, there = sides
     phrases = [

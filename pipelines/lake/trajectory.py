@@ -1,4 +1,4 @@
-"""One row of the `trajectories` table: what is known of a trajectory as a whole."""
+"""A row of the table `trajectories`: the facts about a trajectory as a whole."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryInfo:
-    """What the writer of a trajectory says of it; the lake adds uid, segment, row0, length, return, crc and
+    """The facts that the writer of a trajectory knows; the lake adds uid, segment, row0, length, return, crc and
     t_commit.
 
-    `policy_version` counts gradient updates of the policy that acted (0: untrained; -1: no trained policy).
-    `success`: whether the task's goal was reached (None where the task has none); `attempts`: success of each
-    attempt of a multi-attempt task, in order. `seed`: with which the environment was reset, or that of the collector
-    where an episode has none of its own. `epsilon`: mean exploration rate. Times are seconds since the
-    epoch.
+    `policy_version` counts gradient updates of the policy that acted (0: untrained; -1: not a trained policy).
+    `success`: whether the goal was reached (None if the task has none); `attempts`: success of each attempt of a
+    multi-attempt task, in order. `seed`: of the environment's reset, or that of the collector if an episode has none of
+    its own. `epsilon`: mean exploration rate. Times are seconds since the epoch.
     """
 
     env: str = ""
@@ -39,9 +38,8 @@ class TrajectoryInfo:
 
 
 class Infos(Sequence[TrajectoryInfo]):
-    """What is said of several trajectories, a column a field: `each` has a value for each of them, `shared` all that
-    they have in common; of a field of floats it may be an array. One that is asked for is made then, which costs more
-    than all of a batch's columns.
+    """The facts of several trajectories by columns: `each` has a value for each of them, `shared` all that they have in
+    common; a field of floats may be an array. Indexing builds one info, which costs more than all columns of a batch.
     """
 
     def __init__(self, shared: TrajectoryInfo, each: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
@@ -52,7 +50,7 @@ class Infos(Sequence[TrajectoryInfo]):
 
     @classmethod
     def of(cls, infos: Sequence[TrajectoryInfo]) -> Infos:
-        """`infos` (one at least) as columns."""
+        """Return `infos` (at least one) as columns."""
         if isinstance(infos, Infos):
             return infos
         names = [info_field.name for info_field in fields(TrajectoryInfo)] if len(infos) > 1 else ["seed"]
@@ -60,7 +58,7 @@ class Infos(Sequence[TrajectoryInfo]):
 
     @classmethod
     def joined(cls, several: Sequence[Infos]) -> Infos:
-        """All of them, in order. What is not in `each` must be the same in all."""
+        """Concatenate. Fields that are not in `each` must be the same in all."""
         names = dict.fromkeys(name for infos in several for name in infos.each)
         return cls(several[0].shared, {name: _end_to_end([infos._column(name) for infos in several]) for name in names})
 
@@ -92,7 +90,7 @@ def _end_to_end(columns: Sequence[Sequence[Any] | np.ndarray]) -> Sequence[Any] 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Step columns of T + 1 rows (see `pipelines.lake.schema`) and what is known of the whole."""
+    """The step columns of T + 1 rows (see `pipelines.lake.schema`) and the info of a trajectory."""
 
     columns: Mapping[str, np.ndarray]
     info: TrajectoryInfo
@@ -106,7 +104,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Several trajectories laid one after another: `columns` hold the T + 1 rows of each, `rows` says how many."""
+    """Several consecutive trajectories: `columns` hold the T + 1 rows of each, `rows` their numbers of rows."""
 
     columns: Mapping[str, np.ndarray]
     rows: Sequence[int]
@@ -114,7 +112,7 @@ class Trajectories:
 
     @classmethod
     def joined(cls, several: Sequence[Trajectories]) -> Trajectories:
-        """All of them, in order, of one schema; see `Infos.joined`."""
+        """Concatenate trajectories of one schema; see `Infos.joined`."""
         if len(several) == 1:
             return several[0]
         columns = {name: np.concatenate([each.columns[name] for each in several]) for name in several[0].columns}
@@ -123,14 +121,14 @@ class Trajectories:
 
     @property
     def nbytes(self) -> int:
-        """Of all columns."""
+        """Bytes of all columns."""
         return sum(values.nbytes for values in self.columns.values())
 
     def __len__(self) -> int:
         return len(self.infos)
 
     def __iter__(self) -> Iterator[Trajectory]:
-        """Each of them; their columns share the memory of all."""
+        """Yield each trajectory; their columns share memory."""
         start = 0
         for count, info in zip(self.rows, self.infos, strict=True):
             stop = start + count

@@ -1,4 +1,4 @@
-"""Uids as numpy has them: "S16", which compares and sorts but hides zeros at the end."""
+"""Uids as numpy "S16", which compares and sorts but hides zeros at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-    """(n,) place of each of `wanted` in `among`, -1 where it is not; `order` sorts `among`, if known."""
+    """Return the index (n,) of each of `wanted` in `among`, -1 where it is missing; `order` sorts `among`, if known."""
     if not len(among):
         return np.full(len(wanted), -1)
     if order is None:
@@ -18,7 +18,7 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
 
 
 def place_of(ordered: np.ndarray, uid: str) -> int | None:
-    """Place of a uid of 32 hex digits in a sorted array of uids; None if it is not there."""
+    """Return the index of a uid of 32 hex digits in a sorted array of uids; None if it is missing."""
     try:
         raw = np.array([bytes.fromhex(uid)], dtype="S16")
     except ValueError:
@@ -28,21 +28,21 @@ def place_of(ordered: np.ndarray, uid: str) -> int | None:
 
 
 class Halves(NamedTuple):
-    """Uids as pairs of uint64, (n,) each: numbers are searched 20 times faster than texts."""
+    """Uids as pairs of uint64 arrays (n,): numbers are searched 20 times faster than texts."""
 
     first: np.ndarray
     second: np.ndarray
 
     def at(self, rows: np.ndarray | slice) -> Halves:
-        """Some of them."""
+        """Return those at `rows`."""
         return Halves(self.first[rows], self.second[rows])
 
     def differ(self, other: Halves) -> np.ndarray:
-        """(n,) bool."""
+        """Return (n,) bool: which differ."""
         return (self.first != other.first) | (self.second != other.second)
 
     def place(self, wanted: Halves) -> np.ndarray:
-        """(n,) place of the first uid here, in this order, that is not before each of `wanted`."""
+        """Return (n,), the index of the first uid here, in this order, that is not less than each of `wanted`."""
         low = np.searchsorted(self.first, wanted.first)
         alike = np.flatnonzero(self.first[np.minimum(low, len(self.first) - 1)] == wanted.first)
         if len(alike):  # first halves are random: rare but for uids that are here
@@ -57,7 +57,7 @@ class Halves(NamedTuple):
 
 
 def halves(uids: np.ndarray) -> Halves:
-    """The halves of uids ("S16"); they sort as uids do."""
+    """Return the halves of uids ("S16"); they sort as uids do."""
     pairs = np.ascontiguousarray(uids).view(">u8").reshape(-1, 2).astype(np.uint64)
     return Halves(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 
@@ -69,9 +69,7 @@ class UidSet:
         self._runs: list[Halves] = []
 
     def add(self, uids: np.ndarray) -> np.ndarray:
-        """(n,) bool: which of `uids` ("S16") were new, the first of equal ones only; all of them are in it
-        now.
-        """
+        """Add `uids` ("S16"); returns (n,) bool: which were new, only the first of equal ones."""
         new = np.zeros(len(uids), dtype=bool)
         given = halves(uids)
         order = np.lexsort((given.second, given.first))  # equal ones stay in the order given

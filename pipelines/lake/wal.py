@@ -43,7 +43,7 @@ _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 def _claim_new(staged: Path) -> int:
-    """The descriptor of a new, locked file. One that `remove_unborn` took for a dead writer's is made again."""
+    """Open a new, locked file. If `remove_unborn` mistook it for a dead writer's, create it again."""
     while True:
         descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -53,7 +53,7 @@ def _claim_new(staged: Path) -> int:
 
 
 def remove_unborn(tmp: Path) -> None:
-    """Remove logs whose writers died before giving them their names: they hold no trajectory yet."""
+    """Remove logs whose writers died before publishing them: they hold no trajectory yet."""
     for path in tmp.glob("*.wal"):
         log = Log.claim(path)
         if log is not None:
@@ -61,7 +61,7 @@ def remove_unborn(tmp: Path) -> None:
 
 
 class Log:
-    """An open log whose lock this process holds. Methods that fail raise OSError and leave whole frames."""
+    """An open log whose lock this process holds. Methods that fail raise OSError and leave complete frames."""
 
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class Log:
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any], *, tmp: Path) -> Log:
-        """A new log, locked before its name appears."""
+        """Create a log that is locked before its name appears."""
         staged = tmp / path.name
         descriptor = _claim_new(staged)
         log = cls(path, descriptor, 0)
@@ -88,7 +88,7 @@ class Log:
 
     @classmethod
     def claim(cls, path: Path) -> Log | None:
-        """The log of a dead writer, or None when its writer lives or somebody else dealt with it."""
+        """Open the log of a dead writer; None if its writer lives or another process has handled it."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -119,30 +119,30 @@ class Log:
         self._write([head, *data] if len(data) < _PIECES else [head, b"".join(data)])
 
     def mark(self, segment: str) -> None:
-        """Note that the log's trajectories are about to be published as `segment`."""
+        """Record that the log's trajectories are about to be published as `segment`."""
         self.marks.append(segment)
         self._frame(b"S", segment.encode())
 
     def truncate(self, size: int) -> None:
-        """Forget everything after `size` bytes (a torn tail)."""
+        """Drop everything after `size` bytes (a torn tail)."""
         os.ftruncate(self._descriptor, size)
         os.lseek(self._descriptor, size, os.SEEK_SET)
         self._size = size
 
     def read(self) -> LogContent:
-        """What the log holds; see `parse`."""
+        """Return the content of the log; see `parse`."""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return parse(file.read())
 
     def drop(self) -> None:
-        """Remove the log: its trajectories are published."""
+        """Remove the log, whose trajectories are published."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock and leave the file to salvage."""
+        """Release the lock and leave the file to salvage."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -155,7 +155,7 @@ class Log:
         total = sum(map(len, parts))
         try:
             written = os.writev(self._descriptor, parts)
-            if written < total:  # a nearly full disk takes a part of it, and says why only when asked again
+            if written < total:  # a nearly full disk accepts part of it, and reports the reason at the next write
                 rest = memoryview(b"".join(parts))[written:]
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
@@ -166,7 +166,7 @@ class Log:
 
 
 def _let_go() -> None:
-    """A forked child must not keep its parent's locks alive."""
+    """Close all logs in a forked child, which must not keep its parent's locks."""
     for log in list(_open):
         log.close()
 
@@ -191,14 +191,14 @@ class LogContent:
 
 
 def parse(data: bytes) -> LogContent:
-    """The whole frames of a log. Never raises for bad bytes: what cannot be read is not in the result."""
+    """Parse the complete frames of a log. Never raises for bad bytes: unreadable ones are not in the result."""
     content = LogContent()
     other = _ANY_MAGIC.match(data)
     if other and int(other[1]) > VERSION:
         content.newer = True
         return content
     if (len(data) < len(MAGIC) and MAGIC.startswith(data)) or not data.strip(b"\0"):
-        return content  # its writer died, or the power failed, before anything was in it
+        return content  # its writer died, or the power failed, before it had content
     content.damaged = int(not data.startswith(MAGIC))
     content.valid = min(len(MAGIC), len(data))
     for kind, payload, end in _frames(memoryview(data), len(MAGIC)):
@@ -227,18 +227,18 @@ def _take(content: LogContent, kind: bytes, payload: memoryview | None) -> None:
 
 
 def _text(row: Mapping[str, Any], each: Mapping[str, Sequence[Any] | np.ndarray], sizes: Sequence[int]) -> bytes:
-    """What a frame says of its trajectories: "row" of them all, "each" by fields, and how many "bytes" each has."""
+    """Return the JSON of a frame: the shared fields "row", the others "each", and the sizes in "bytes"."""
     columns = {name: _packed(values) if isinstance(values, np.ndarray) else values for name, values in each.items()}
     return json.dumps({"row": row, "each": columns, "bytes": sizes}).encode()
 
 
 def _packed(values: np.ndarray) -> dict[str, str]:
-    """As it is: digits would take several times as long."""
+    """Encode an array as it is: digits would take several times as long."""
     return {"dtype": values.dtype.str, "base64": base64.b64encode(values.tobytes()).decode()}
 
 
 def _values(packed: dict[str, str] | list[Any]) -> list[Any]:
-    """What `_text` was given."""
+    """Decode a value of `_text`."""
     if isinstance(packed, list):
         return packed
     return np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).tolist()
@@ -255,7 +255,7 @@ def _unfolded(payload: memoryview) -> Iterator[tuple[dict[str, Any], memoryview]
 
 
 def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | None, int]]:
-    """(kind, payload or None if it is damaged, end) of each frame that ends inside `data`."""
+    """Yield (kind, payload or None if it is damaged, end) of each frame that ends inside `data`."""
     while start + _FRAME.size <= len(data):
         kind, payload, end = _frame(data, start)
         if payload is not None:
@@ -271,7 +271,7 @@ def _frames(data: memoryview, start: int) -> Iterator[tuple[bytes, memoryview | 
 
 
 def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]:
-    """Kind, payload (None unless its checksum is right) and end (-1 if it cannot be one) of what is at `start`."""
+    """Return the kind, payload (None if its checksum is wrong) and end (-1 if impossible) of the frame at `start`."""
     kind, length, crc = _FRAME.unpack_from(data, start)
     end = start + _FRAME.size + length
     if end > len(data) or kind not in _KINDS:
@@ -285,7 +285,7 @@ def _frame(data: memoryview, start: int) -> tuple[bytes, memoryview | None, int]
 
 
 def _next_frame(data: memoryview, start: int) -> int | None:
-    """Where the first good frame at `start` or later begins."""
+    """Return where the first valid frame at `start` or later begins."""
     raw = np.frombuffer(data, np.uint8)[start:]
     if len(raw) < _FRAME.size:
         return None

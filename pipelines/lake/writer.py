@@ -1,9 +1,8 @@
-"""Writers: a trajectory goes to the log (then it is safe) and to memory; the memory becomes a segment when it
-is due.
+"""Writers: a trajectory goes to the log, where it is safe, and to memory, which is sealed as a segment when due.
 
-Neither is done under a lock that another writer could hold. When `append` returns, kill -9 loses nothing: the
-next writer or trainer that opens the lake seals the log of the dead. A crash between publishing a segment and
-dropping its log doubles nothing: the log names the segment before it is published.
+Neither takes a lock that another writer could hold. Once `append` returns, kill -9 loses nothing: the next writer or
+trainer that opens the lake seals the log of the dead one. A crash between publishing a segment and dropping its log
+duplicates nothing: the log names the segment before it is published.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ _KINDS: dict[str, type] = {
 
 
 class Writer:
-    """Appends whole trajectories of one schema. Counts `trajectories`, `steps` (actions) and `bytes`
-    appended.
+    """A writer of whole trajectories of one schema. Counts `trajectories`, `steps` (actions) and `bytes` appended.
 
-    Use as a context manager; leaving it seals what is left. Not for use by several threads at once.
+    A context manager; leaving it seals the rest. Not thread-safe.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Writer:
         try:
             self.close()
         except Exception as sealing:
-            self._abandon()  # the log still holds it all
+            self._abandon()  # everything is still in the log
             if error is None:
                 raise
             error.add_note(f"and then: {sealing}; what was acknowledged is in its log")
@@ -85,13 +83,13 @@ class Writer:
     def append(self, columns: Mapping[str, np.ndarray], info: TrajectoryInfo) -> str:
         """Store a trajectory of T actions given as T + 1 rows a column; returns its uid (32 hex digits).
 
-        ValueError when the columns are not those of the schema. StageFailed when the disk refuses this one, or has
-        refused a segment since the last call; what was acknowledged before stays safe.
+        ValueError if the columns are not those of the schema. StageFailed if the disk refuses it, or has refused a
+        segment since the last call; what was acknowledged before stays safe.
         """
         return self.append_many(Trajectories(columns, [len(values) for values in columns.values()][:1], [info]))[0]
 
     def append_many(self, trajectories: Trajectories) -> list[str]:
-        """As `append`, for several at once: a fraction of the cost each. All are stored or none."""
+        """Store several trajectories at once, at a fraction of the cost each. Either all are stored or none."""
         stored, rows = checked(self.columns, trajectories.columns, trajectories.rows), trajectories.rows
         infos = Infos.of(trajectories.infos)
         if len(infos) != len(rows):
@@ -100,13 +98,13 @@ class Writer:
         return self._append(stored, rows, row_of(infos.shared), {**each, **_summaries(stored, rows)})
 
     def poll(self) -> None:
-        """Begin to seal if the oldest unsealed trajectory has waited long enough."""
+        """Start sealing if the oldest unsealed trajectory has waited long enough."""
         self._sealer.check()
         if self._unsealed and time.monotonic() - self._opened >= self._seal_seconds:
             self._cut()
 
     def seal(self) -> None:
-        """Publish all that was appended, and wait for it. StageFailed leaves it in its logs."""
+        """Publish everything appended, and wait for it. StageFailed leaves it in its logs."""
         self._sealer.retry()
         self._cut()
         self._sealer.finish()
@@ -116,7 +114,7 @@ class Writer:
         self.seal()
 
     def _cut(self) -> None:
-        """Hand the log over to be published; the next trajectory begins another."""
+        """Hand the log over for publication; the next trajectory starts another."""
         if self._log is not None:
             log, items = self._log, self._unsealed
             self._log, self._unsealed, self._unsealed_bytes = None, [], 0
@@ -139,8 +137,8 @@ class Writer:
         row: dict[str, Any],
         each: Mapping[str, Sequence[Any] | np.ndarray],
     ) -> list[str]:
-        """Log trajectories laid one after another, of `rows` rows each, with all of their rows in the footer's table
-        but uid and crc: what is the same for all of them, and what `each` has of its own.
+        """Log consecutive trajectories of `rows` rows each, with the fields of their rows in the footer's table except
+        uid and crc: the shared ones in `row`, the others in `each`.
         """
         self._sealer.check()
         owned = {name: np.array(values) for name, values in stored.items()}
@@ -178,9 +176,9 @@ class Writer:
 
 
 def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:
-    """`values` in storage form and order. ValueError unless names, dtypes, shapes and numbers of rows fit.
+    """Return `values` in storage form and order. ValueError unless names, dtypes, shapes and numbers of rows fit.
 
-    `rows`: of each of the trajectories that lie one after another in `values`.
+    `rows`: of each of the consecutive trajectories in `values`.
     """
     if set(values) != {c.name for c in columns}:
         raise ValueError(f"columns {sorted(values)} given, {sorted(c.name for c in columns)} expected")
@@ -198,15 +196,15 @@ def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray], rows: S
 
 
 def row_of(info: TrajectoryInfo) -> dict[str, Any]:
-    """What the footer's table says of a trajectory, as far as its writer knows it, in the form that JSON gives back.
+    """Return the fields of the footer's table that the writer of a trajectory knows, in the form that JSON preserves.
 
-    ValueError unless the footer can hold it: what is logged must be possible to seal.
+    ValueError unless the footer can hold them: what is logged must be sealable.
     """
     return {name: described(name, [value])[0] for name, value in vars(info).items()}
 
 
 def described(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
-    """A field of several trajectories; see `row_of`."""
+    """Return a field of several trajectories; see `row_of`."""
     if isinstance(values, np.ndarray) and (values.dtype, values.ndim) == (np.float64, 1) and _KINDS.get(name) is float:
         return values.copy()  # the segment's table is made from it later
     if name == "tags":
@@ -224,7 +222,7 @@ def described(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | 
 
 
 def _of_kind(kind: type, value: Any, name: str) -> Any:
-    """A value as `kind`, also from numpy's form of it."""
+    """Convert a value, also of numpy, to `kind`."""
     plain = value.item() if isinstance(value, np.generic) or getattr(value, "shape", None) == () else value
     if not isinstance(plain, int | float if kind is float else kind):
         raise ValueError(f"'{name}' of a trajectory is {value!r}, {kind.__name__} expected")
@@ -232,7 +230,7 @@ def _of_kind(kind: type, value: Any, name: str) -> Any:
 
 
 def _new_uids(count: int) -> list[bytes]:
-    """As `uuid4().bytes`, with one question to the system for all of them."""
+    """Return what `uuid4().bytes` would, with one system call for all."""
     drawn = np.frombuffer(os.urandom(16 * count), dtype=np.uint8).reshape(count, 16).copy()
     drawn[:, 6] = drawn[:, 6] & 0x0F | 0x40
     drawn[:, 8] = drawn[:, 8] & 0x3F | 0x80
@@ -241,7 +239,7 @@ def _new_uids(count: int) -> list[bytes]:
 
 
 def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[bytes | memoryview]:
-    """The bytes of each trajectory: its rows of the first column, then of the second, and so on."""
+    """Return the bytes of each trajectory: its rows of the first column, then of the second, and so on."""
     if len(rows) == 1:
         return [b"".join([values.data for values in owned.values()])]
     counts = np.asarray(rows, dtype=np.int64)
@@ -252,7 +250,7 @@ def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[by
     for values, width in zip(owned.values(), widths, strict=True):
         if not width:
             continue
-        places = np.ndarray((len(laid) - width + 1,), f"V{width}", laid, strides=(1,))  # where a row may begin
+        places = np.ndarray((len(laid) - width + 1,), f"V{width}", laid, strides=(1,))  # one per possible start
         places[np.repeat(begins, counts) + within * width] = values.reshape(len(values), -1).view(f"V{width}")[:, 0]
         begins = begins + counts * width
     cuts, data = starts.tolist(), laid.data
@@ -260,10 +258,10 @@ def _one_by_one(owned: Mapping[str, np.ndarray], rows: Sequence[int]) -> list[by
 
 
 def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[str, np.ndarray]:
-    """What follows from the columns of each trajectory."""
+    """Return the fields that follow from the columns of each trajectory."""
     counts = np.array(rows)
     ends = np.cumsum(counts)
-    spans = np.column_stack([ends - counts + 1, ends]).ravel()  # what lies in a first row led to nothing
+    spans = np.column_stack([ends - counts + 1, ends]).ravel()  # the reward in the first row belongs to no action
     return {
         "length": counts - 1,
         "return": np.add.reduceat(np.append(stored[REWARD], 0.0), spans, dtype=np.float64)[::2],
@@ -280,9 +278,7 @@ def publish_log(
     columns: Sequence[Column],
     items: Sequence[UnsealedBatch],
 ) -> str:
-    """Seal a log whose lock is held: stage, mark, rename, drop. Returns the segment's id; OSError leaves the
-    log.
-    """
+    """Seal a log whose lock is held: stage, mark, rename, drop. Returns the segment's id; an OSError leaves the log."""
     published = next((id for id in log.marks if storage.exists(segment_key(id))), None)
     if published is not None:  # an earlier attempt failed after the rename
         log.drop()
