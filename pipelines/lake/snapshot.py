@@ -50,7 +50,7 @@ class DrawnRecord(Form):
 
 
 def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[dict[str, Any]]]:
-    """Return the update asked for, the checkpoint whose record covers it, and the snapshots of lakes as of that update."""
+    """Return the update asked for, the checkpoint whose record covers it, and the snapshots as of that update."""
     known = kept_updates(directory)
     if not known:
         raise InputMissing(
