@@ -106,7 +106,7 @@ class View:
     def collected_steps(self) -> int:
         """Environment steps put into the lake so far, expired ones included; overlays repeat steps and do not count."""
         collected = self.table["base"] == self.table["segment"]
-        return int(self.table["length"][collected].sum()) + self.live.hidden.expired_steps
+        return int(self.table["length"][collected].sum()) + self.live.removals.expired_steps
 
     def uids(self) -> np.ndarray:
         """(num_trajectories,) "S16", in the table's order."""

@@ -90,7 +90,7 @@ class LiveTable:
         self._waited: set[str] = set()  # those of them that an earlier refresh has not found either
         self._vanished: set[str] = set()
         self._seen = UidSet()
-        self.hidden = Removals(self._storage, self.listener)
+        self.removals = Removals(self._storage, self.listener)
         self._changed: set[int] = set()
         self._new: set[str] = set()  # listed, not taken in yet
         self._counted = 0  # segments that a refresh has counted
@@ -113,7 +113,7 @@ class LiveTable:
     def _update(self, vanished: set[str]) -> None:
         new = sorted(self._new)
         self._apply_removals()
-        prefetch_footers(self._storage, (id for id in new if not self.hidden.hides(id)))
+        prefetch_footers(self._storage, (id for id in new if not self.removals.hides(id)))
         self._learn(new)
         self._drop_vanished(vanished)
         self._known.update(id for id in new if id in self._aliases)
@@ -135,7 +135,7 @@ class LiveTable:
         """
         self._apply_removals()
         rewritten = list_all(self._storage, rewritten=True)
-        prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.hidden.hides(id)))
+        prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.removals.hides(id)))
         self._learn(rewritten)
         last = None
         for id in ids:
@@ -148,7 +148,7 @@ class LiveTable:
 
     def _apply_removals(self) -> None:
         """Drop what was removed since the last time."""
-        touched = self.hidden.refresh()
+        touched = self.removals.refresh()
         if not touched:
             return
         if any("/" not in name for name in touched):  # quarantine: a marker may also have gone
@@ -156,12 +156,12 @@ class LiveTable:
         for number in range(len(self.segments)):
             segment = self.segments[number]  # looked up late: an overlay may have lost some with its base just now
             if {segment.id, segment.file, segment.file.rpartition("/")[2]} & touched:
-                self._reduce(segment, self.hidden.alive(segment.id, segment.uids, segment.file))
+                self._reduce(segment, self.removals.alive(segment.id, segment.uids, segment.file))
 
     def _learn(self, ids: Iterable[str]) -> None:
         """Find the segments among `ids` that were rewritten from others, and move known trajectories to them."""
         for id in sorted(ids):
-            if not is_rewritten(id) or id in self._known or id in self._rewritten or self.hidden.hides(id):
+            if not is_rewritten(id) or id in self._known or id in self._rewritten or self.removals.hides(id):
                 continue
             footer = self._footer(id)
             if footer is None:
@@ -184,7 +184,7 @@ class LiveTable:
         order = np.argsort(uids)
         for segment in (self.segments[number] for number in moved):
             place = positions(uids, segment.uids, order)
-            found = (place >= 0) & self.hidden.alive(segment.id, segment.uids, id)
+            found = (place >= 0) & self.removals.alive(segment.id, segment.uids, id)
             self._reduce(segment, found, file=id, row0=row0[place[found]])
         self.files.setdefault(id, []).extend(moved)
 
@@ -227,7 +227,7 @@ class LiveTable:
         """Add segments, then overlays. If `patient`, an overlay whose base is missing waits for the next refresh."""
         overlays = self._waiting = {id: footer for id, footer in self._waiting.items() if id not in self._aliases}
         for id in ids:
-            if id in self._known or self.hidden.hides(id, self._aliases.get(id)):
+            if id in self._known or self.removals.hides(id, self._aliases.get(id)):
                 continue
             footer = self._rewritten.get(self._aliases.get(id, id)) or self._footer(id)
             self._known.add(id)
@@ -240,9 +240,9 @@ class LiveTable:
         self._waiting = {}
         for id, footer in sorted(overlays.items()):
             table = self._part(id, footer)
-            alive = self.hidden.alive(id, uid_array(table["uid"]), self._aliases.get(id))
+            alive = self.removals.alive(id, uid_array(table["uid"]), self._aliases.get(id))
             bases = set(table["base_segment"].filter(pa.array(alive)).to_pylist())
-            missing = {base for base in bases if not self._numbers(base) and not self.hidden.hides(base)}
+            missing = {base for base in bases if not self._numbers(base) and not self.removals.hides(base)}
             if missing and patient and id not in self._waited and not missing & self.unreadable.keys():
                 self._waiting[id] = footer
                 continue
@@ -255,7 +255,7 @@ class LiveTable:
         file = self._aliases.get(id, id)
         table, number = self._part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
-        keep = self.hidden.alive(id, uids, file)
+        keep = self.removals.alive(id, uids, file)
         bases = None
         if footer.is_overlay:
             bases = self.bases_of(table)

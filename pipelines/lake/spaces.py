@@ -1,9 +1,9 @@
-"""Space descriptions that every layer understands: no gymnasium, no torch, plain data that JSON carries.
+"""Space descriptions for every layer: no gymnasium, no torch, plain data that JSON preserves.
 
-An observation is a flat mapping from column name to space: `{"obs": Box(...)}` for a plain observation,
-`{"obs.goal": ..., "obs.image": ...}` for a Dict. Actions are one space. Inside the system a Discrete action
-is 0-based, and a Box action lies in [-1, 1]; `low`/`high` of an action Box are the environment's own bounds,
-used at the environment's edge only.
+An observation is a flat mapping from column name to space: `{"obs": Box(...)}` for a plain observation, `{"obs.goal":
+..., "obs.image": ...}` for a Dict. Actions are one space. Inside the system a Discrete action is 0-based, and a Box
+action is in [-1, 1]; `low`/`high` of an action Box are the environment's own bounds, used only where the environment is
+stepped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 OBSERVATION = "obs"
 MOST_CHOICES = 1 << 24
-"""Largest size of an axis, and number of choices of a discrete value: what a network could have an input for."""
+"""Largest size of an axis, and number of choices of a discrete value, that a network could have inputs for."""
 MOST_BYTES = 64 << 20
 """Largest value of one step."""
 MOST_START = 2**31 - 1
@@ -26,8 +26,8 @@ LENGTH = "length"  # the column "NAME.length" belongs to the ragged column NAME
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """Array of `shape` and numpy `dtype`. Of actions only: `low`/`high`, flat bounds, None where unbounded; `native`,
-    the environment's own dtype where float32 is no such number (None: it takes floats).
+    """An array of `shape` and numpy `dtype`. Of actions only: `low`/`high`, flat bounds, None if unbounded; `native`,
+    the environment's own dtype if it does not take floats.
     """
 
     shape: tuple[int, ...]
@@ -68,8 +68,8 @@ class Discrete:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiDiscrete:
-    """A vector of discrete values, `nvec[i]` choices at place i, 0-based inside the system; `start` are the
-    environment's first values (None: 0 at every place).
+    """A vector of discrete values, `nvec[i]` choices at index i, 0-based inside the system; `start` are the
+    environment's first values (None: all 0).
     """
 
     nvec: tuple[int, ...]
@@ -108,15 +108,15 @@ class MultiBinary:
 
 
 class TooLong(ValueError):
-    """A sequence has more members than there is room for."""
+    """A sequence exceeds its maximum length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ragged:
-    """A text (code points) or a sequence of up to `max_length` numbers of numpy `dtype`, and zeros after its end.
+    """A text (code points) or a sequence of up to `max_length` numbers of numpy `dtype`, padded with zeros.
 
-    Where it ends is in a column of its own, `NAME.length`, of the space `length_space`. `scale` is the size of number
-    that a network takes as 1.
+    Its length is in a column of its own, `NAME.length`, of the space `length_space`. `scale` is the magnitude that a
+    network takes as 1.
     """
 
     max_length: int
@@ -133,13 +133,13 @@ class Ragged:
 
     @property
     def length_space(self) -> Discrete:
-        """Of the column that says how many numbers there are."""
+        """The space of the column of lengths."""
         return Discrete(n=self.max_length + 1)
 
     def padded(self, value: Any) -> tuple[np.ndarray, int]:
-        """A text, or a sequence of numbers or of arrays, as (max_length,) and its length.
+        """Return a text, or a sequence of numbers or of arrays, as (max_length,) and its length.
 
-        TooLong, or ValueError where its numbers are not of `dtype`.
+        TooLong, or ValueError if its numbers do not fit `dtype`.
         """
         given: np.ndarray
         if isinstance(value, str):
@@ -172,7 +172,7 @@ _KINDS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spaces:
-    """What an environment shows (column name -> space, in order) and takes."""
+    """An environment's observation (column name -> space, in order) and action spaces."""
 
     observation: Mapping[str, Space]
     action: Space
@@ -192,7 +192,7 @@ class Spaces:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """A JSON object with `kind` and the space's fields."""
+    """Return a JSON object with `kind` and the space's fields."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(space, cls))
     fields = {
         key: list(value) if isinstance(value, tuple) else value
@@ -203,7 +203,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 
 
 def space_from_json(data: Mapping[str, Any]) -> Space:
-    """Inverse of `space_to_json`."""
+    """Invert `space_to_json`."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "kind"}
     space: Space = _KINDS[data["kind"]](**fields)
     require_sound(space)
@@ -211,7 +211,7 @@ def space_from_json(data: Mapping[str, Any]) -> Space:
 
 
 def require_sound(space: Space) -> None:
-    """ValueError for a space that no values can have, or whose values are too large to be stored."""
+    """Raise ValueError for a space that has no values, or whose values are too large to store."""
     whole = [*space.shape]
     if isinstance(space, Discrete | MultiBinary):
         whole.append(space.n)
@@ -221,7 +221,7 @@ def require_sound(space: Space) -> None:
         if type(number) is not int or not 1 <= number <= MOST_CHOICES:
             raise ValueError(f"a size or number of choices is {number!r}, from 1 to {MOST_CHOICES:,} can be stored")
     if np.dtype(space.dtype).kind not in "biuf":
-        raise ValueError(f"its dtype is {space.dtype!r}, not one of numbers")
+        raise ValueError(f"its dtype {space.dtype!r} is not numeric")
     size = np.dtype(space.dtype).itemsize * math.prod(space.shape)
     if size > MOST_BYTES:
         raise ValueError(f"a value has {size >> 20:,} MiB, up to {MOST_BYTES >> 20} can be stored")
@@ -233,11 +233,11 @@ def require_sound(space: Space) -> None:
     if starts is not None and not all(type(start) is int and abs(start) <= MOST_START for start in starts):
         raise ValueError("its first value is not a whole number of 32 bits")
     if isinstance(space, MultiDiscrete) and space.start is not None and len(space.start) != len(space.nvec):
-        raise ValueError("it has not a first value for each place")
+        raise ValueError("it lacks a first value for each index")
     if isinstance(space, Ragged) and not (np.isfinite(float(space.scale)) and space.scale > 0):
         raise ValueError(f"its scale is {space.scale!r}")
 
 
 def zeros(space: Space, leading: tuple[int, ...] = ()) -> np.ndarray:
-    """An array of zeros in the form in which values of `space` are stored."""
+    """Return zeros in the form in which values of `space` are stored."""
     return np.zeros((*leading, *space.shape), dtype=space.dtype)

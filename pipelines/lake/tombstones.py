@@ -52,7 +52,7 @@ class Tombstone:
         return {*self.segments, *self.trajectories}
 
 
-def bury(storage: Storage, tombstone: Tombstone) -> str:
+def write_tombstone(storage: Storage, tombstone: Tombstone) -> str:
     """Write a tombstone, atomically for all that it names; returns its name."""
     name = f"{time.time_ns() // 1000:016x}-{secrets.token_hex(4)}.json"
     text = json.dumps(
@@ -180,9 +180,9 @@ class Removals:
     def hides(self, id: str, file: str | None = None) -> bool:
         """Return whether a segment is removed as a whole; `file`: the one that holds its trajectories now."""
         file = id if file is None else file
-        return id in self.whole or file in self.whole or self.sets_aside(file)
+        return id in self.whole or file in self.whole or self.is_quarantined(file)
 
-    def sets_aside(self, file: str) -> bool:
+    def is_quarantined(self, file: str) -> bool:
         """Return whether the file of a segment is quarantined."""
         return file.rpartition("/")[2] in self._quarantined
 

@@ -14,7 +14,7 @@ from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.data.rewriting import rewrite
 from tests.data.test_sampler import assert_same_batch, check_batch
 from tests.lake.factories import SCHEMA, columns, derive, fill, flip_a_bit, live_ids
@@ -117,7 +117,7 @@ def test_what_is_expired_is_drawn_no_more_and_the_rest_keeps_its_place(lake: Lak
         rewrite(lake, [id for id in ids if not id.endswith(".ovl")])
         sampler.view.refresh()
     dead = list(written)[1]
-    bury(lake.storage, Tombstone(time=0.0, reason="t", segments=(ids[2],), trajectories={ids[0]: [dead]}))
+    write_tombstone(lake.storage, Tombstone(time=0.0, reason="t", segments=(ids[2],), trajectories={ids[0]: [dead]}))
     sampler.view.refresh()
     gone = {dead, *list(written)[4:]}
     alive = [i for i, uid in enumerate(uids) if uid not in gone]
@@ -150,7 +150,7 @@ def test_priorities_are_restored_by_uid(lake: Lake) -> None:
     sampler.prioritise(np.array([0, 2, 3]), np.array([5.0, 1.0, 2.0]))
     known = {name: values.copy() for name, values in sampler.priorities().items()}
     ids = live_ids(lake)
-    bury(lake.storage, Tombstone(time=0.0, reason="t", segments=(ids[0],)))
+    write_tombstone(lake.storage, Tombstone(time=0.0, reason="t", segments=(ids[0],)))
     fill(lake, [7], seed=1)
     again = sampler_of(lake)
     again.load_priorities(known)

@@ -31,7 +31,7 @@ from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake.factories import derive, segment_files
 from tests.lake.stress import LONGEST, PICTURES, PLAIN, content, differs
@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
             made.files[path.name].add(made.uids[-DERIVED])
     named = next(path for path in segment_files(lake) if made.uids[EXPIRED] in made.files[path.name])
     id = f"{named.parent.name}/{named.stem}"
-    bury(lake.storage, Tombstone(time=1.0, reason="old", trajectories={id: [made.uids.pop(EXPIRED)]}))
+    write_tombstone(lake.storage, Tombstone(time=1.0, reason="old", trajectories={id: [made.uids.pop(EXPIRED)]}))
     dead = lake.writer(PLAIN)
     for key in LOGGED:
         made.uids[key] = dead.append(content(key), TrajectoryInfo(env="bad", seed=key))

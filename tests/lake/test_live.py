@@ -15,7 +15,7 @@ from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.lake.factories import derive, fill, live_ids, segment_files
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_told_once_and_passed_over(lake: Lake) -> None:
 def test_hidden_segments_are_out_of_sight(lake: Lake) -> None:
     fill(lake, [3, 4, 5], seal_every=1)
     ids = live_ids(lake)
-    bury(lake.storage, Tombstone(time=0.0, reason="test", segments=(ids[0],)))
+    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", segments=(ids[0],)))
     lake.storage.write(f"quarantine/{ids[1].split('/')[1]}.json", b"{}")
     assert live_ids(lake) == ids[2:]
     assert LiveTable(lake).refresh().added == 1
@@ -139,7 +139,7 @@ def test_an_overlay_that_died_with_its_base_stays_dead_when_it_is_named_itself(l
     bases, first, second = follower.segments
     victim, unknown = hex_uids(bases.uids)[0], "00" * 16
     partial = {bases.id: (victim,), second.id: (unknown,)}
-    bury(lake.storage, Tombstone(time=0.0, reason="test", trajectories=partial))
+    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", trajectories=partial))
     follower.refresh()
     assert [len(segment.uids) for segment in follower.segments] == [1, 0, 1]
     assert first.is_overlay
@@ -200,7 +200,7 @@ def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Pa
         fill(lake, [3, 5, 4], seed=step)
         if step == 4:
             ids = live_ids(lake)
-            bury(lake.storage, Tombstone(time=0.0, reason="", segments=(ids[1],)))
+            write_tombstone(lake.storage, Tombstone(time=0.0, reason="", segments=(ids[1],)))
         if step == 6:
             compact(lake, grace_seconds=0.0)
         if step == 8:

@@ -6,7 +6,7 @@ import pytest
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.uids import UidSet, halves, place_of
 from tests.lake.factories import fill
 
@@ -33,7 +33,7 @@ def test_a_reader_finds_what_lives_whatever_dies_and_comes(lake: Lake, lost: int
     reader = Reader(lake)
     assert reader.uids() == list(written)
     ids = [segment.id for segment in reader.live.segments]
-    bury(lake.storage, Tombstone(time=1.0, reason="x", segments=(ids[lost],)))
+    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", segments=(ids[lost],)))
     written |= fill(lake, [6, 7], seed=1)
     gone = list(written)[lost]
     assert not reader.lives(gone)

@@ -23,7 +23,7 @@ from pipelines.lake.maintenance.lease import Held, lease
 from pipelines.lake.maintenance.protection import protections
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, make_plan
 from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
-from pipelines.lake.maintenance.sweep import bury_orphans, sweep
+from pipelines.lake.maintenance.sweep import expire_orphans, sweep
 from pipelines.lake.storage import LocalStorage
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class RetentionThread:
                 if self._expire(held) | (self._merge and self._compact(held)):
                     self._sweep_at = min(self._sweep_at, time.monotonic() + self._grace)
                 if time.monotonic() >= self._sweep_at:
-                    bury_orphans(self._inventory)
+                    expire_orphans(self._inventory)
                     swept = sweep(self._inventory, held, grace_seconds=self._grace)
                     self._sweep_at = time.monotonic() + self._grace / 2 if swept.waiting else math.inf
         except Locked:

@@ -13,7 +13,7 @@ from pipelines.events import Listener, Progress, silent
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
-from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, bury_orphans, sweep
+from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, expire_orphans, sweep
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -77,7 +77,7 @@ def compact(
         before = _totals(inventory)
         if dry_run:
             return _foreseen(planned, before)
-        bury_orphans(inventory)
+        expire_orphans(inventory)
         done, trajectories = [], 0
         for number, run in enumerate(planned, 1):
             parts = [SegmentPart(file.id, inventory.files[file.id].alive) for file in run]

@@ -79,7 +79,7 @@ class File:
 
 @dataclass
 class FileTable:
-    """The files of a lake that are not removed as a whole, by id. `hidden` are the removals."""
+    """The files of a lake that are not removed as a whole, by id. `removals` are the removals."""
 
     lake: Lake
     listener: Listener = silent
@@ -87,7 +87,7 @@ class FileTable:
 
     def __post_init__(self) -> None:
         self.live = LiveTable(self.lake, self.listener)
-        self.hidden = self.live.hidden
+        self.removals = self.live.removals
 
     def refresh(self) -> None:
         """Pick up files that were added, rewritten or removed."""
@@ -103,7 +103,7 @@ class FileTable:
 
     def _look(self, id: str) -> None:
         numbers = self.live.files.get(id)
-        if not numbers or self.hidden.hides(id):
+        if not numbers or self.removals.hides(id):
             self.files.pop(id, None)
             return
         uids = np.sort(np.concatenate([self.live.segments[number].uids for number in numbers]))

@@ -73,23 +73,23 @@ def repair(lake: Lake, report: VerifyReport, *, listener: Listener = silent) -> 
         return RepairResult(segments={})
     made: dict[str, str | None] = {}
     with lease(lake) as held, explained(f"repair '{lake.name}'"):
-        hidden = Removals(lake.storage, listener)
-        hidden.refresh()
+        removals = Removals(lake.storage, listener)
+        removals.refresh()
         live = _live(lake, listener)  # the segments that a damaged one was rewritten from may still exist
         for found in report.corrupt:
-            made[found.segment] = _repair(lake, found.segment, live, hidden, held, listener)
+            made[found.segment] = _repair(lake, found.segment, live, removals, held, listener)
         known = {found.segment: found.trajectories for found in report.corrupt}
         ours = [id for id in known if _OURS.fullmatch(id.rpartition("/")[2])]
-        lost, orphans = _missing(lake, [uid for id in ours for uid in known[id]], hidden, listener)
+        lost, orphans = _missing(lake, [uid for id in ours for uid in known[id]], removals, listener)
         unknown = [id for id in ours if not known[id] and made[id] is None]
         for id, uids in known.items():
             _conclude(lake, id, made[id], sorted({*lost} & {*uids}), certain=id not in unknown)
     return RepairResult(segments=made, lost=tuple(lost), orphans=tuple(orphans), unknown=tuple(unknown))
 
 
-def _repair(lake: Lake, id: str, live: set[str], hidden: Removals, held: Held, listener: Listener) -> str | None:
+def _repair(lake: Lake, id: str, live: set[str], removals: Removals, held: Held, listener: Listener) -> str | None:
     """Return what became of a damaged segment. Its file is in quarantine afterwards, unless it was restored."""
-    superseded = any(id in footer.replaces for footer in _rewritten(lake, hidden))
+    superseded = any(id in footer.replaces for footer in _rewritten(lake, removals))
     into: str | None = None
     if not superseded and _OURS.fullmatch(id.rpartition("/")[2]):
         try:
@@ -99,7 +99,7 @@ def _repair(lake: Lake, id: str, live: set[str], hidden: Removals, held: Held, l
                 if keep.all() and not integrity.wrong_columns(file):
                     unmark(lake, id)
                     return id
-                wanted = hidden.living(id, footer)
+                wanted = removals.living(id, footer)
                 elsewhere = {uid for uid, w in zip(hex_uids(footer.uids()), wanted, strict=True) if w} <= live
                 if not elsewhere and (keep & wanted).any():
                     written = rewrite(lake, [SegmentPart(id, keep & wanted)], held, listener=listener)
@@ -110,9 +110,9 @@ def _repair(lake: Lake, id: str, live: set[str], hidden: Removals, held: Held, l
     return into
 
 
-def _rewritten(lake: Lake, hidden: Removals) -> Iterable[Footer]:
+def _rewritten(lake: Lake, removals: Removals) -> Iterable[Footer]:
     for id in list_all(lake.storage, rewritten=True):
-        if not hidden.hides(id):
+        if not removals.hides(id):
             try:
                 yield read_footer(lake.storage, id)
             except (FileNotFoundError, AmagoError):
@@ -223,14 +223,14 @@ def _live(lake: Lake, listener: Listener) -> set[str]:
     return {uid for segment in live.segments for uid in hex_uids(segment.uids)}
 
 
-def _missing(lake: Lake, uids: Sequence[str], hidden: Removals, listener: Listener) -> tuple[list[str], list[str]]:
+def _missing(lake: Lake, uids: Sequence[str], removals: Removals, listener: Listener) -> tuple[list[str], list[str]]:
     """Return those of `uids` that are neither live nor expired, and the uids derived from them."""
     live = _live(lake, listener)
-    expired = {uid for dead in hidden.partial.values() for uid in hex_uids(dead)}
+    expired = {uid for dead in removals.partial.values() for uid in hex_uids(dead)}
     lost = [uid for uid in dict.fromkeys(uids) if uid not in live and uid not in expired]
     gone, orphans = set(lost), []
     for id in list_all(lake.storage):
-        if id.endswith(".ovl") and not hidden.hides(id):
+        if id.endswith(".ovl") and not removals.hides(id):
             try:
                 table = read_footer(lake.storage, id).trajectories.select(["uid", "base_uid"])
             except (FileNotFoundError, AmagoError):

@@ -20,8 +20,8 @@ from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protections
-from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, bury_orphans, sweep
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, expire_orphans, sweep
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.uids import positions
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def expire(
         held()
         carry_out(lake, plan, reason=_reason(limits))
         inventory.refresh()
-        bury_orphans(inventory)
+        expire_orphans(inventory)
         left = _left(inventory, ExpiryPlan((), 0))
         return ExpiryResult(plan, left, sweep(inventory, held, grace_seconds=grace_seconds, listener=listener))
 
@@ -150,7 +150,7 @@ def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
     tombstone = Tombstone(
         time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories, steps=steps
     )
-    bury(lake.storage, tombstone)
+    write_tombstone(lake.storage, tombstone)
 
 
 def make_plan(

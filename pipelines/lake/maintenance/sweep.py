@@ -24,7 +24,7 @@ from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import Held
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import LocalStorage, Storage
-from pipelines.lake.tombstones import FOLDER, QUARANTINE, Tombstone, bury, read_tombstones
+from pipelines.lake.tombstones import FOLDER, QUARANTINE, Tombstone, read_tombstones, write_tombstone
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -46,13 +46,13 @@ class SweepResult:
     waiting: int
 
 
-def bury_orphans(inventory: FileTable) -> None:
+def expire_orphans(inventory: FileTable) -> None:
     """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
     whole: list[str] = []
     trajectories: dict[str, list[str]] = {}
     for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
         orphans = _orphans(inventory, overlay)
-        orphans &= inventory.hidden.alive(overlay.id, overlay.uids)  # the others are removed already
+        orphans &= inventory.removals.alive(overlay.id, overlay.uids)  # the others are removed already
         if not orphans.any():
             continue
         if orphans.all():
@@ -61,7 +61,7 @@ def bury_orphans(inventory: FileTable) -> None:
             trajectories[overlay.id] = hex_uids(overlay.uids[orphans])
     if whole or trajectories:
         reason = "derived from removed trajectories"
-        bury(
+        write_tombstone(
             inventory.lake.storage,
             Tombstone(time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories),
         )
@@ -73,7 +73,7 @@ def _orphans(inventory: FileTable, overlay: File) -> np.ndarray:
     found = np.zeros(len(overlay.uids), dtype=bool)
     for id in dict.fromkeys(overlay.base_ids):
         rows, file = overlay.base_ids == id, inventory.live.file_of(id)
-        if not inventory.hidden.sets_aside(file) and file not in inventory.live.unreadable:
+        if not inventory.removals.is_quarantined(file) and file not in inventory.live.unreadable:
             found |= rows & ~overlay.alive
     return found
 
@@ -92,7 +92,7 @@ def sweep(
         due: dict[str, bool] = {}
         for file in inventory.files.values():
             old = [id for id in file.replaces if id in listed]
-            if old and not inventory.hidden.sets_aside(file.id):
+            if old and not inventory.removals.is_quarantined(file.id):
                 due |= dict.fromkeys(old, age(segment_key(file.id)) >= grace_seconds)
         for name, tombstone in tombstones.items():
             dead = [id for id in tombstone.segments if id in listed]
@@ -168,7 +168,7 @@ def _merge_spent(
         steps.update(tombstone.steps)
     if steps:
         newest = max(tombstone.time for tombstone in counted)
-        bury(storage, Tombstone(time=newest, reason="swept", steps=steps, merges=tuple(sorted(spent))))
+        write_tombstone(storage, Tombstone(time=newest, reason="swept", steps=steps, merges=tuple(sorted(spent))))
     for name in spent:
         storage.remove(f"{FOLDER}/{name}")
 

@@ -65,10 +65,12 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
     segments of a newer format.
     """
     known = catalog.remembered_segments(lake)  # before segments are listed
-    hidden = Removals(lake.storage, listener)
-    hidden.refresh()
+    removals = Removals(lake.storage, listener)
+    removals.refresh()
     # The newest rewritten ones first: the segments they replace are checked, but not counted again.
-    ids = sorted((id for id in list_all(lake.storage) if id not in hidden.whole), key=lambda id: (is_rewritten(id), id))
+    ids = sorted(
+        (id for id in list_all(lake.storage) if id not in removals.whole), key=lambda id: (is_rewritten(id), id)
+    )
     ids.reverse()
     superseded: set[str] = set()
     corrupt, trajectories, size = [], 0, 0
@@ -79,7 +81,7 @@ def verify(lake: Lake, listener: Listener = silent) -> VerifyReport:
             footer = check(lake, id)
             superseded.update(footer.replaces)
             if id not in superseded:
-                trajectories += int(hidden.living(id, footer).sum())
+                trajectories += int(removals.living(id, footer).sum())
             size += stored_bytes(lake.storage, id)
             unmark(lake, id)
         except FileNotFoundError:
@@ -116,13 +118,13 @@ def _missing(lake: Lake, known: Mapping[str, int]) -> dict[str, int]:
     for id in filter(is_rewritten, list_all(storage)):  # again: a replacement exists first
         with contextlib.suppress(FileNotFoundError, AmagoError):
             replaced.update(read_footer(storage, id).replaces)
-    hidden = Removals(storage)
-    hidden.refresh()
+    removals = Removals(storage)
+    removals.refresh()
     aside = {name.partition(".")[0] for name in storage.names(QUARANTINE)}
     return {
         id: known[id]
-        for id in sorted(gone - replaced - hidden.whole)
-        if id.rpartition("/")[2].partition(".")[0] not in aside and not hidden.hides(id)
+        for id in sorted(gone - replaced - removals.whole)
+        if id.rpartition("/")[2].partition(".")[0] not in aside and not removals.hides(id)
     }
 
 

@@ -1,9 +1,9 @@
-"""What a host keeps of lakes that lie in object stores.
+"""The cache of a host for lakes in object stores.
 
 $AMAGO_CACHE (else $XDG_CACHE_HOME/amago, else ~/.cache/amago) has a directory for each lake, with `wal tmp locks
-index.duckdb` as a lake in a directory has them, and `cache` with files of the store that do not change. The cached
-files of all lakes together take $AMAGO_CACHE_BYTES (else 20 GB, or a tenth of the disk if that is less); those that
-were used longest ago go first. A file that is mapped may go: it stays on the disk until it is unmapped.
+index.duckdb` like a local lake, and `cache` with immutable files of the store. The cached files of all lakes take
+$AMAGO_CACHE_BYTES at most (else 20 GB, or a tenth of the disk if that is less); the least recently used are evicted. A
+mapped file may be evicted: it stays on the disk until it is unmapped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def host_directory(identity: str, label: str) -> Path:
-    """The directory of this host for a lake elsewhere, made if missing; `label` is for people who look around."""
+    """Return the directory of this host for a remote lake, creating it if missing; `label` makes its name readable."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[-40:].strip("-")
     directory = cache_home().absolute() / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     with explained(f"write '{directory}', which this host needs for the lake (AMAGO_CACHE names another place)"):
@@ -41,7 +41,7 @@ def host_directory(identity: str, label: str) -> Path:
 
 
 def limit_bytes(home: Path) -> int:
-    """Bytes that the cached files below `home` may take. UsageError for an AMAGO_CACHE_BYTES that is no number."""
+    """Return the maximum size of the cached files below `home`. UsageError if AMAGO_CACHE_BYTES is not a number."""
     text = os.environ.get("AMAGO_CACHE_BYTES")
     if not text:
         return min(DEFAULT_BYTES, shutil.disk_usage(home).total // DEFAULT_SHARE)
@@ -52,7 +52,7 @@ def limit_bytes(home: Path) -> int:
 
 
 class FileCache:
-    """Files of one lake by key, under `home`/cache. Any number of processes and threads share it."""
+    """Files of one lake by key, under `home`/cache, shared by processes and threads."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -60,7 +60,7 @@ class FileCache:
         self._added = 0
 
     def find(self, key: str) -> Path | None:
-        """The file, if it is here; it has been used now."""
+        """Return the file, if it is cached, and mark it as used."""
         path = self._path(key)
         try:
             os.utime(path)
@@ -69,7 +69,7 @@ class FileCache:
         return path
 
     def take(self, key: str, download: Callable[[Path], int]) -> Path:
-        """The file, which `download` writes if it is not here; one process of the host does, the others wait."""
+        """Return the file, which `download` writes if it is not cached. One process of the host does; others wait."""
         stripe = f"fetch-{zlib.crc32(key.encode()) % _STRIPES:02x}"
         part = self._home / "tmp" / f"{stripe}.part"  # the lock's holder alone writes it; the next one cleans up
         with locked(self._home / "locks" / f"{stripe}.lock"):
@@ -85,13 +85,13 @@ class FileCache:
         return path
 
     def adopt(self, key: str, staged: Path) -> None:
-        """Keep a file that was just uploaded."""
+        """Cache a file that was just uploaded."""
         size = staged.stat().st_size
         self._keep(key, staged)
         self._count(size)
 
     def forget(self, key: str) -> bool:
-        """Drop the file; returns whether it was here."""
+        """Drop the file; returns whether it was cached."""
         try:
             self._path(key).unlink()
         except FileNotFoundError:
@@ -99,7 +99,7 @@ class FileCache:
         return True
 
     def evict(self, target: int) -> int:
-        """Remove what was used longest ago, of any lake of this host, until `target` bytes are left; returns the
+        """Remove the least recently used files of any lake of this host until `target` bytes are left; returns the
         number of bytes removed.
         """
         with locked(self._home.parent / "evict.lock"):
@@ -124,7 +124,7 @@ class FileCache:
         return path
 
     def _filled(self, part: Path, download: Callable[[Path], int]) -> int:
-        """Download; on a full disk once more after half of what is cached has gone."""
+        """Download; if the disk is full, once more after evicting half of the cache."""
         try:
             return download(part)
         except OSError as error:
@@ -136,7 +136,7 @@ class FileCache:
         return download(part)
 
     def _count(self, size: int) -> None:
-        """Take note of a new file; the cache is looked through once enough is new."""
+        """Count a new file; the size of the cache is checked once enough is new."""
         self._added += size
         if self._added * STRIDE >= self.limit:
             self._added = 0
@@ -144,7 +144,7 @@ class FileCache:
                 self.evict(self.limit - self.limit // ROOM)
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """When it was last used (ns), bytes and path of every cached file of this host."""
+        """Yield time of last use (ns), bytes and path of every cached file of this host."""
         for lake in self._home.parent.iterdir():
             for folder, _, names in os.walk(lake / "cache"):
                 for name in names:

@@ -1,11 +1,11 @@
-"""A lease in an object store: one process of any host holds it at a time.
+"""A lease in an object store, held by one process of any host at a time.
 
-It is an object `locks/NAME.json` that says who holds it and for how many seconds; its holder writes it anew well
-before they are over, always on condition that nobody else has. One that was not renewed in time may be taken over.
-Its age is told by the store's clock alone. A lease given back lasts 0 seconds.
+It is an object `locks/NAME.json` with its holder and duration; the holder renews it well before it expires, always on
+condition that no other process has written it. An expired lease may be taken over. Its age is measured by the store's
+clock only. A released lease has a duration of 0 seconds.
 
-Without boto3 there are no conditional writes: then one host is declared to be the only one that maintains the lake,
-and its processes exclude each other by a lock there.
+Conditional writes need boto3. Without it, a user declares one host to be the only one that maintains the lake, and its
+processes exclude each other by a lock there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipelines.lake.remote import s3
 from pipelines.lake.remote.s3 import ConditionalWrites
 
 SECONDS = 60.0
-CLOCK_TICK = 1.0  # ages are told in whole seconds
+CLOCK_TICK = 1.0  # ages are in whole seconds
 DECLARED = "AMAGO_MAINTAINER"
 
 
@@ -35,10 +35,10 @@ DECLARED = "AMAGO_MAINTAINER"
 def hold(
     store: ConditionalWrites, name: str, *, local: Path, what: str, seconds: float = SECONDS
 ) -> Iterator[Callable[[], None]]:
-    """Hold the lease `name`; yields a function that raises StageFailed once it is no longer held.
+    """Hold the lease `name`; yields a function that raises StageFailed once it is lost.
 
-    Locked if somebody else has it. `local`: lock file of this host. InputMissing without boto3, unless the user
-    declares this host the one that maintains the lake.
+    Locked if another process has it. `local`: lock file of this host. InputMissing without boto3, unless the user
+    declares this host the only maintainer.
     """
     with exclusive(local, what=what):
         if not s3.is_available():
@@ -49,7 +49,7 @@ def hold(
         try:
             lease.acquire()
         except s3.ConditionalWritesUnsupported:
-            _require_declaration("the object store knows no conditional writes")
+            _require_declaration("the object store does not support conditional writes")
             yield lambda: None
             return
         with lease.renewed():
@@ -59,13 +59,13 @@ def hold(
 def _require_declaration(why: str = f"without boto3 ({s3.INSTALL})") -> None:
     if os.environ.get(DECLARED, "") in ("", "0"):
         raise InputMissing(
-            f"{why} no host can tell whether another one maintains the lake",
+            f"{why} a host cannot know whether another one maintains the lake",
             hint=f"{DECLARED}=1 declares this host the only one that does",
         )
 
 
 class Lease:
-    """One attempt to hold a lease of so many `seconds`."""
+    """One attempt to hold a lease for `seconds`."""
 
     def __init__(self, store: ConditionalWrites, name: str, *, what: str, seconds: float = SECONDS) -> None:
         self._store, self._name, self._what, self._seconds = store, name, what, seconds
@@ -76,7 +76,7 @@ class Lease:
         self._done = threading.Event()
 
     def acquire(self) -> None:
-        """Locked says who holds it."""
+        """Acquire the lease. Locked reports the holder."""
         began, found = time.monotonic(), self._store.get(self._name)
         try:
             if found is None:
@@ -91,7 +91,7 @@ class Lease:
         self._until = began + self._seconds
 
     def renew(self) -> None:
-        """Begin its time anew, unless it was taken over; then `require` raises."""
+        """Renew the lease, unless it was taken over; then `require` raises."""
         began = time.monotonic()
         try:
             self._tag = self._store.put_over(self._name, self._text(self._seconds), self._tag)
@@ -100,18 +100,18 @@ class Lease:
             self._taken = not self._is_ours()
 
     def release(self) -> None:
-        """Give it back, if it is still ours. A store that is away is let be: the lease runs out."""
+        """Release the lease, if it is still ours. If the store is unavailable, the lease expires by itself."""
         with contextlib.suppress(s3.AlreadyWritten, StorageError):
             self._store.put_over(self._name, self._text(0.0), self._tag)
 
     def require(self) -> None:
-        """StageFailed unless it is held."""
+        """Raise StageFailed unless the lease is held."""
         if self._taken or time.monotonic() >= self._until:
             raise StageFailed(f"{self._what}: the lease of this process has run out", hint="repeat the command")
 
     @contextlib.contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew it in the background, and give it back at the end."""
+        """Renew the lease in the background, and release it at the end."""
         thread = threading.Thread(target=self._keep, name="amago-lease", daemon=True)
         thread.start()
         try:
@@ -123,11 +123,11 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._taken and not self._done.wait(self._seconds / 4):
-            with contextlib.suppress(StorageError):  # tried again until the time is over
+            with contextlib.suppress(StorageError):  # retried until the lease expires
                 self.renew()
 
     def _is_ours(self) -> bool:
-        """Whether the object is what we wrote: the answer to an attempt may have been lost."""
+        """Return whether the object is what we wrote: the response to an attempt may have been lost."""
         found = self._store.get(self._name)
         if found is None or self._token.encode() not in found.content:
             return False
@@ -142,9 +142,9 @@ class Lease:
 
 
 def _parse(content: bytes) -> tuple[str, float]:
-    """Holder and seconds of a lease; one that cannot be read has run out."""
+    """Return the holder and duration of a lease; an unreadable one has expired."""
     try:
         data = json.loads(content)
         return str(data["holder"]), float(data["seconds"])
     except MALFORMED:
-        return "somebody", 0.0
+        return "an unknown process", 0.0

@@ -1,8 +1,8 @@
-"""A lake's files in an object store.
+"""Lake files in an object store.
 
-An object appears whole or not at all. Names are listed anew each time: there is no modification time to look at.
-What lies under `segments/` never changes, so it is kept on this host once read (see `pipelines.lake.remote.cache`);
-everything else is asked for each time.
+An object appears atomically. Names are listed every time: there is no modification time to check. Files under
+`segments/` never change, so they are cached on this host once read (see `pipelines.lake.remote.cache`); everything else
+is requested each time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TAIL = 1 << 14  # bytes of a file's end that are read at least
 
 
 class ObjectStorage:
-    """Files at "s3://bucket/prefix"; see `Storage`. What the store refuses is raised as StorageError."""
+    """Files at "s3://bucket/prefix"; see `Storage`. Errors of the store are raised as StorageError."""
 
     def __init__(self, location: Location | str) -> None:
         self._location = Location.parse(location) if isinstance(location, str) else location
         self._connection = connect(self._location)
         self._conditional = s3.ConditionalWrites(self._connection)
-        self._sizes: dict[str, int] = {}  # of fixed files, as they were last listed
+        self._sizes: dict[str, int] = {}  # of immutable files, as last listed
 
     @functools.cached_property
     def local(self) -> Path:
@@ -50,7 +50,7 @@ class ObjectStorage:
         return ObjectStorage(self._location.below(folder))
 
     def create_folders(self) -> None:
-        """There are no folders; those of this host are made when they are asked for."""
+        """Do nothing: there are no folders, and those of this host are created on use."""
 
     def names(self, folder: str) -> list[str]:
         found = self._list(folder)
@@ -81,10 +81,10 @@ class ObjectStorage:
             return held
         kept = self._cache.find(end)
         held = _end_of(kept, count) if kept is not None else None
-        if held is not None and (len(held) == count or len(held) < TAIL):  # less than that is all there is
+        if held is not None and (len(held) == count or len(held) < TAIL):  # a shorter one is the whole file
             return held
         content = self._read_tail(key, max(count, TAIL))
-        with contextlib.suppress(OSError):  # it is only kept for the next time
+        with contextlib.suppress(OSError):  # caching is optional
             self._cache.forget(end)
             self._cache.take(end, lambda part: part.write_bytes(content))
         return content[-count:]
@@ -101,7 +101,7 @@ class ObjectStorage:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
             except s3.ConditionalWritesUnsupported:
                 pass
-        # Two processes that are here in the same moment both believe to be first; the later one's content stays.
+        # Of two processes that get here at the same time, both believe to be first; the later one's content stays.
         if self.exists(key):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))
         self._put(key, content)
@@ -114,7 +114,7 @@ class ObjectStorage:
             staged.unlink()
             return
         self._sizes[key] = size
-        with contextlib.suppress(OSError):  # whoever reads it here first would fetch it
+        with contextlib.suppress(OSError):  # the first reader here would fetch it
             self._cache.adopt(key, staged)
         staged.unlink(missing_ok=True)
 
@@ -131,7 +131,7 @@ class ObjectStorage:
         if key in self._sizes:
             return self._sizes[key]
         main = key.removesuffix(".blob.arrow") + ".arrow"
-        if main != key and main in self._sizes:  # its blob was there first, and would have been listed with it
+        if main != key and main in self._sizes:  # its blob was published first, and would have been listed too
             raise self._missing(key)
         return int(self._found(key).size)
 
@@ -144,7 +144,7 @@ class ObjectStorage:
 
     def prefetch(self, keys: Iterable[str]) -> None:
         missing = [key for key in dict.fromkeys(keys) if self._cache.find(key) is None]
-        room = self._cache.limit // 2  # more would push out what was fetched a moment ago
+        room = self._cache.limit // 2  # more would evict what was just fetched
         wanted = []
         for key in missing:
             room -= self._sizes.get(key, 0)
@@ -188,7 +188,7 @@ class ObjectStorage:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
 
     def _put(self, key: str, content: bytes | mmap.mmap) -> None:
-        """One call that writes all: what is left of a stream that ends early would be a shorter object."""
+        """Write an object in one call: a stream that ends early would leave a shorter object."""
         with self._connection.asking() as store, store.open_output_stream(self._location.path(key)) as stream:
             stream.write(content)
 
@@ -210,7 +210,7 @@ class ObjectStorage:
         return done
 
     def _at_once(self, work: Callable[[str], object], keys: Sequence[str]) -> None:
-        """Several requests at a time. What fails is not told: it will fail again for whoever needs it."""
+        """Send several requests at a time. Errors are ignored: they recur when a file is needed."""
         if not keys:
             return
         failed: list[OSError] = []
@@ -223,14 +223,14 @@ class ObjectStorage:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                failed.append(error)  # the others would wait as long
+                failed.append(error)  # the others would fail too
 
         with ThreadPoolExecutor(min(PARALLEL, len(keys))) as pool:
             list(pool.map(attempt, keys))
 
 
 def _end_of(path: Path, count: int) -> bytes | None:
-    """The last `count` bytes of a local file; None if it has gone."""
+    """Return the last `count` bytes of a local file; None if it is gone."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,8 +1,9 @@
-"""Where an object store is, how to reach it, and what its refusals mean in plain words.
+"""S3 locations, connections, conditional writes, and readable reasons for errors.
 
-A location is "s3://bucket/prefix", perhaps with "?endpoint_override=http://host:port&region=…&scheme=http". What it
-does not say comes from the environment as other tools have it: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
-AWS_DEFAULT_REGION. Credentials never stand in a location: they come from the environment, a profile or the machine.
+A location is "s3://bucket/prefix", optionally with "?endpoint_override=http://host:port&region=...&scheme=http". Its
+defaults come from the usual environment variables: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
+AWS_DEFAULT_REGION. A location never contains credentials: they come from the environment, a profile or the machine.
+Conditional writes need boto3, of the extra `s3`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _REASONS = {
     "NETWORK_CONNECTION": "no connection to {endpoint}",
     "REQUEST_TIMEOUT": "{endpoint} does not answer",
     "NO_SUCH_BUCKET": "there is no bucket '{bucket}'",
-    "HTTP_301": "bucket '{bucket}' lies in another region: give the location ?region=, or AWS_REGION",
+    "HTTP_301": "bucket '{bucket}' is in another region: add ?region= to the location, or set AWS_REGION",
     "VALIDATION": "'{endpoint}' is not the address of a host",
     **dict.fromkeys(("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "HTTP_403"), _DENIED),
     **dict.fromkeys(("EXPIRED_TOKEN", "INVALID_CLIENT_TOKEN_ID", "UNRECOGNIZED_CLIENT"), _DENIED),
@@ -53,7 +54,7 @@ _NOISE = re.compile(r"\s*\((?:Request|Host) ID:[^)]*\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A bucket and the prefix below it ("" or "a/b"); `options` as they were given, for the location's text."""
+    """A bucket and a prefix ("" or "a/b"); `options` as given, for the text of the location."""
 
     bucket: str
     prefix: str = ""
@@ -63,7 +64,7 @@ class Location:
 
     @classmethod
     def parse(cls, text: str) -> Location:
-        """UsageError unless `text` is a location."""
+        """Parse a location. UsageError if `text` is not one."""
         body, _, query = text.partition("?")
         place = body.removeprefix("s3://")
         bucket, _, prefix = place.partition("/")
@@ -97,15 +98,15 @@ class Location:
         return self.shown() + (f"?{query}" if query else "")
 
     def shown(self, key: str = "") -> str:
-        """The text without its options, of the place or of a file in it."""
+        """Return the location of a file without options."""
         return "s3://" + "/".join(filter(None, (self.bucket, self.prefix, key)))
 
     def path(self, key: str = "") -> str:
-        """What the file system calls a file or folder."""
+        """Return the path of a file or folder for the file system."""
         return "/".join(filter(None, (self.bucket, self.prefix, key)))
 
     def object(self, key: str) -> str:
-        """The name of a file within its bucket."""
+        """Return the name of a file within its bucket."""
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def below(self, folder: str) -> Location:
@@ -113,7 +114,7 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """Alike for locations that mean the same place."""
+        """A text that is equal for locations of the same place."""
         return f"{self.endpoint or ''} {self.shown()}"
 
 
@@ -122,8 +123,8 @@ def _environment(*names: str) -> str | None:
 
 
 class BucketConnection:
-    """The way to a bucket. The first contact gives up soon, so that a mistake is told at once; later ones wait for a
-    store that is away for a moment.
+    """A connection to a bucket. The first request fails fast, so a mistake is reported at once; later ones wait for a
+    store that is briefly unavailable.
     """
 
     def __init__(self, location: Location) -> None:
@@ -132,12 +133,12 @@ class BucketConnection:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[fs.S3FileSystem]:
-        """The file system; what it refuses leaves as StorageError, FileNotFoundError as it is."""
+        """Yield the file system; errors of the store become StorageError, FileNotFoundError stays."""
         try:
             yield self._patient if self._reached else self._hurried
             self._reached = True
         except OSError as error:
-            if error.errno is not None:  # a file that is not there, or a fault of the local disk
+            if error.errno is not None:  # a missing file, or an error of the local disk
                 raise
             raise StorageError(refusal(str(error), self.location)) from error
         except pa.ArrowInvalid as error:
@@ -163,13 +164,13 @@ class BucketConnection:
 
     @functools.cached_property
     def region(self) -> str:
-        """The bucket's region, asked for where nobody says it."""
+        """The bucket's region, requested if it is not configured."""
         return self.location.region or fs.resolve_s3_region(self.location.bucket)
 
 
 @functools.lru_cache(maxsize=32)
 def connection(bucket: Location) -> BucketConnection:
-    """One connection of this process for each bucket; `bucket` has no prefix and no options."""
+    """Return the one connection of this process to a bucket; `bucket` has no prefix and no options."""
     return BucketConnection(bucket)
 
 
@@ -178,7 +179,7 @@ def connect(location: Location) -> BucketConnection:
 
 
 def refusal(text: str, location: Location) -> str:
-    """What an error of the store's client says, in one short line."""
+    """Describe an error of the store's client in one short line."""
     found = _AWS.search(text)
     if found is None:
         return reason("", text, location)
@@ -186,7 +187,7 @@ def refusal(text: str, location: Location) -> str:
 
 
 def reason(code: str, text: str, location: Location) -> str:
-    """As `refusal`, of an error whose code (ACCESS_DENIED) and text are known."""
+    """Describe an error of known code (ACCESS_DENIED) and text, as `refusal` does."""
     if code in _REASONS:
         return _REASONS[code].format(endpoint=location.endpoint or "the store", bucket=location.bucket)
     words = " ".join(_NOISE.sub("", text).split())
@@ -195,15 +196,15 @@ def reason(code: str, text: str, location: Location) -> str:
 
 
 class AlreadyWritten(Exception):
-    """Somebody else wrote the object first."""
+    """Another process has written the object."""
 
 
 class ConditionalWritesUnsupported(Exception):
-    """The store knows no conditional writes."""
+    """The store does not support conditional writes."""
 
 
 class TaggedObject(NamedTuple):
-    """An object's content, the tag of this version of it, and its age in seconds by the store's clock."""
+    """An object's content, the tag of this version, and its age in seconds by the store's clock."""
 
     content: bytes
     tag: str
@@ -211,32 +212,34 @@ class TaggedObject(NamedTuple):
 
 
 def is_available() -> bool:
-    """Whether boto3 is installed."""
+    """Return whether boto3 is installed."""
     return importlib.util.find_spec("boto3") is not None
 
 
 class ConditionalWrites:
-    """Conditional reads and writes in a bucket. StorageError for what the store refuses."""
+    """Conditional reads and writes in a bucket. Errors of the store are raised as StorageError."""
 
     def __init__(self, connection: BucketConnection) -> None:
         self._connection = connection
 
     def put_new(self, name: str, content: bytes) -> str:
-        """Write an object that is not there yet; its tag. Taken if it is there. No two calls have the same content."""
+        """Write an object that does not exist yet; returns its tag. AlreadyWritten if it exists. No two calls have the
+        same content.
+        """
         try:
             return self._put(name, content, {"IfNoneMatch": "*"})
         except AlreadyWritten:
             found = self.get(name)
             if found is None or found.content != content:
                 raise
-            return found.tag  # an attempt whose answer was lost had written it
+            return found.tag  # written by an attempt whose response was lost
 
     def put_over(self, name: str, content: bytes, tag: str) -> str:
-        """Replace the version `tag` of an object; the new one's tag. Taken if it is no longer that."""
+        """Replace the version `tag` of an object; returns the new tag. AlreadyWritten if the version is another."""
         return self._put(name, content, {"IfMatch": tag})
 
     def get(self, name: str) -> TaggedObject | None:
-        """The object; None if there is none."""
+        """Return the object; None if there is none."""
         from botocore.exceptions import ClientError
 
         try:
@@ -244,7 +247,7 @@ class ConditionalWrites:
         except ClientError as error:
             if _status(error) == 404:
                 return None
-            raise self._told(error) from error
+            raise self._error(error) from error
         now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
         return TaggedObject(found["Body"].read(), found["ETag"], (now - found["LastModified"]).total_seconds())
 
@@ -255,14 +258,14 @@ class ConditionalWrites:
             try:
                 return str(self._call("put_object", Key=name, Body=content, **condition)["ETag"])
             except ClientError as error:
-                if _status(error) in (_TAKEN, 404):  # 404: the version that was to be replaced is gone
+                if _status(error) in (_TAKEN, 404):  # 404: the version to replace is gone
                     if _code(error) == "NO_SUCH_BUCKET":
-                        raise self._told(error) from error
+                        raise self._error(error) from error
                     raise AlreadyWritten from error
                 if _status(error) == _UNSUPPORTED:
                     raise ConditionalWritesUnsupported from error
-                if _status(error) != _CONFLICT or last:  # somebody writes it at this moment: see how that ended
-                    raise self._told(error) from error
+                if _status(error) != _CONFLICT or last:  # another process is writing it: try again
+                    raise self._error(error) from error
         raise AssertionError
 
     def _call(self, method: str, **arguments: Any) -> Any:
@@ -275,7 +278,7 @@ class ConditionalWrites:
         except BotoCoreError as error:
             raise StorageError(reason("NETWORK_CONNECTION", "", self._connection.location)) from error
 
-    def _told(self, error: Any) -> StorageError:
+    def _error(self, error: Any) -> StorageError:
         text = error.response.get("Error", {}).get("Message", "")
         return StorageError(reason(_code(error), text, self._connection.location))
 
@@ -299,6 +302,6 @@ def _status(error: Any) -> int:
 
 
 def _code(error: Any) -> str:
-    """NoSuchBucket as NO_SUCH_BUCKET."""
+    """Convert NoSuchBucket to NO_SUCH_BUCKET."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     return "ACCESS_DENIED" if code == "403" else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", code).upper()

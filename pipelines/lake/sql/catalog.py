@@ -1,12 +1,11 @@
-"""SQL over a lake: a DuckDB index that only repeats what the segments' footers say.
+"""The SQL index of a lake: a DuckDB database derived from the footers of the segments.
 
-`index.duckdb` can be deleted at any time and is built again by the next question; so it is when it is damaged
-or of another version. DuckDB allows one writing process or many readers, hence our own flock: exclusive
-around a writing open .. close, shared around a reading one. Where the index cannot be written it is built in
-memory.
+`index.duckdb` can be deleted at any time and is rebuilt by the next query, as it is when it is damaged or of another
+version. DuckDB allows one writing process or many readers, hence a flock: exclusive while writing, shared while
+reading. Where the index cannot be written, it is built in memory.
 
 Tables: `trajectories`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.steps`); `runs`, `checkpoints`,
-`metrics` when the lake lies in a run directory. A user's SQL runs in another process (`pipelines.lake.sql.sandbox`).
+`metrics` if the lake is in a run directory. User SQL runs in another process (`pipelines.lake.sql.sandbox`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from pipelines.lake.tombstones import Removals
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-BATCH_TRAJECTORIES = 100_000  # how many are added in one transaction
+BATCH_TRAJECTORIES = 100_000  # added in one transaction
 _SUMMARY = """
 select (select count(*) from trajectories) as trajectories,
        (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
@@ -57,8 +56,8 @@ select segment, coalesce(s.trajectories, 0)::bigint as trajectories
 from bookkeeping.files f left join segments s using (segment)
 where f.state not in (select unnest(?))
 """
-# Of the rows of a uid the first is live, an overlay's only if there is its base. Only rows that hang on what was
-# added or removed are looked at.
+# The first row of a uid is live, that of an overlay only if its base is there. Only rows that depend on what was added
+# or removed are considered.
 _SETTLE = """
 with mine as (
     select rowid as place, uid, base_uid, live, row_number() over (partition by uid order by segment, row0) = 1 as first
@@ -73,9 +72,10 @@ update bookkeeping.rows set live = not live where rowid in (
 def query(
     lake: Lake, text: str, *, limits: QueryLimits | None = None, listener: Listener = silent
 ) -> tuple[list[str], sql.Rows]:
-    """Column names and rows of one SELECT. UsageError with the parser's words and the place for anything else.
+    """Return the column names and rows of one SELECT. UsageError, with the parser's message and the place, for anything
+    else.
 
-    `limits`: the text is a user's, and runs apart, with so much time and memory.
+    `limits`: the text comes from a user, and runs in the helper process within these limits.
     """
 
     def ask() -> tuple[list[str], sql.Rows]:
@@ -114,7 +114,7 @@ def _recall(lake: Lake, text: str, arguments: list[Any]) -> pa.Table | None:
 
 
 def modified(lake: Lake) -> float:
-    """When the index was written; the beginning of time if there is none."""
+    """Return when the index was written; 0 if there is none."""
     with contextlib.suppress(OSError):
         return os.stat(_index(lake)).st_mtime
     return 0.0
@@ -131,13 +131,13 @@ def remembered_footer(lake: Lake, segment: str) -> tuple[dict[str, Any], pa.Tabl
 
 
 def refresh(lake: Lake, *, listener: Listener = silent) -> None:
-    """Bring the index up to date, as every question does."""
+    """Update the index, as every query does."""
     with reading(lake, listener):
         pass
 
 
 def rebuild(lake: Lake, *, listener: Listener = silent) -> None:
-    """Delete the index and build it again from the segments."""
+    """Delete the index and build it from the segments."""
     _discard(lake)
     refresh(lake, listener=listener)
 
@@ -152,8 +152,9 @@ def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
 def reading(
     lake: Lake, listener: Listener = silent, *, megabytes: int | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A locked-down connection to an index that is up to date; questions may take `megabytes`. What is left out is
-    told. IndexDamaged, and it is gone, if it is unreadable."""
+    """Open a locked-down connection to an updated index; queries may use `megabytes`. Segments that are left out are
+    reported. IndexDamaged, after removing the index, if it is unreadable.
+    """
     try:
         with contextlib.ExitStack() as stack:
             connection = _open(lake, stack, megabytes, listener)
@@ -182,14 +183,14 @@ def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listen
         duckdb.Error,
         NewerIndex,
         ForeignIndex,
-    ) as error:  # or the disk is full or read-only
+    ) as error:  # a full or read-only disk, for example
         if isinstance(error, NewerIndex):
             listener(Notice(text=str(error), level="warning"))
         return stack.enter_context(contextlib.closing(_in_memory(lake, megabytes)))
 
 
 def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None) -> Any:
-    """A connection to the index under its shared lock, both left in `opened`; None if it does not know all there is."""
+    """Return a connection to the index under its shared lock, both left in `opened`; None if it is outdated."""
     opened.enter_context(locked(_lock(lake), shared=True))
     if not os.path.lexists(_index(lake)):
         return None
@@ -230,14 +231,14 @@ def _folders(connection: duckdb.DuckDBPyConnection) -> dict[str, FolderListing]:
 
 
 def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str, FolderListing | None]) -> None:
-    """Take in what the `changed` folders hold. Ends in the same state whatever the steps that led there."""
+    """Add the content of the `changed` folders. The final state does not depend on the steps that led there."""
     if not changed:
         return
     known = dict(connection.execute("select segment, state from bookkeeping.files").fetchall())
-    hidden = Removals(lake.storage)
-    hidden.refresh()
+    removals = Removals(lake.storage)
+    removals.refresh()
     ids = listing.listed_ids(lake.storage, changed, known)
-    states = listing.states(ids, hidden, _replaced(connection, lake, ids, known))
+    states = listing.states(ids, removals, _replaced(connection, lake, ids, known))
     kept = {
         id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
     }
@@ -249,7 +250,7 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     connection.commit()
     in_sight = [id for id in new if states[id] not in listing.OUT_OF_SIGHT]
     prefetch_footers(lake.storage, in_sight)
-    for batch in _batches(lake, in_sight, hidden, states):
+    for batch in _batches(lake, in_sight, removals, states):
         connection.begin()
         batch.insert(connection)
         connection.commit()
@@ -261,19 +262,19 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
 
 
 def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
-    """Whether a segment was unreadable and nothing has touched its folder since."""
+    """Return whether a segment was unreadable and its folder has not changed since."""
     return state == UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
 
 
 def _replaced(
     connection: duckdb.DuckDBPyConnection, lake: Lake, ids: Sequence[str], known: Mapping[str, str]
 ) -> dict[str, Sequence[str]]:
-    """What those of `ids` replace that were rewritten from others."""
+    """Return the segments that rewritten ones among `ids` replace."""
     rows = connection.execute("select segment, replaces from segments where len(replaces) > 0").fetchall()
     replaces: dict[str, Sequence[str]] = dict(rows)
     found = {}
     for id in filter(is_rewritten, ids):
-        with contextlib.suppress(FileNotFoundError, AmagoError):  # told when its rows are read
+        with contextlib.suppress(FileNotFoundError, AmagoError):  # reported when its rows are read
             found[id] = replaces[id] if id in replaces else read_footer(lake.storage, id).replaces
     return found
 
@@ -299,7 +300,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Ma
 
 
 def _settle(connection: duckdb.DuckDBPyConnection, uids: pa.Table) -> None:
-    """Decide which rows are live among those that hang on `uids`."""
+    """Decide which rows are live among those that depend on `uids`."""
     connection.register("changed_uids", uids)
     connection.execute(
         "create or replace temp table touched as select distinct lower(hex(uid)) as uid from changed_uids"
@@ -311,7 +312,7 @@ def _settle(connection: duckdb.DuckDBPyConnection, uids: pa.Table) -> None:
 
 @dataclass
 class _Batch:
-    """What a number of segments bring: rows of `files`, `segments` and `rows`."""
+    """Rows of `files`, `segments` and `rows` for several segments."""
 
     files: list[dict[str, str]] = field(default_factory=list)
     segments: list[dict[str, Any]] = field(default_factory=list)
@@ -328,13 +329,13 @@ class _Batch:
             _settle(connection, table.select(["uid"]))
 
 
-def _batches(lake: Lake, ids: Iterable[str], hidden: Removals, states: Mapping[str, str]) -> Iterator[_Batch]:
+def _batches(lake: Lake, ids: Iterable[str], removals: Removals, states: Mapping[str, str]) -> Iterator[_Batch]:
     batch, count = _Batch(), 0
     for id in ids:
         file = {"segment": id, "state": states[id], "problem": ""}
         try:
             footer = read_footer(lake.storage, id)
-            alive = hidden.living(id, footer)
+            alive = removals.living(id, footer)
             batch.segments.append(listing.segment_row(lake, id, footer, alive))
             batch.rows.append(listing.trajectory_rows(id, footer, alive))
             count += len(alive)

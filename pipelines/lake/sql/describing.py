@@ -1,6 +1,6 @@
-"""What is in a lake, and in what state: figures and lists for people and scripts, from its index and a few listings.
+"""A description of a lake and its state for people and scripts, from its index and a few listings.
 
-Costs follow the number of segments and collectors, not that of steps; trajectories are counted by SQL.
+The cost follows the number of segments and collectors, not that of steps; trajectories are counted by SQL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipelines.lake.tombstones import FOLDER, QUARANTINE
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-MOST = 100  # tasks and policies that are listed, those with the most trajectories first
+MOST = 100  # listed tasks and policies, those with the most trajectories first
 _SIZES = ((1 << 20, "below 1 MiB"), (16 << 20, "1 to 16 MiB"), (64 << 20, "16 to 64 MiB"), (256 << 20, "64 to 256 MiB"))
 
 _COUNTS = """
@@ -66,8 +66,8 @@ _BY_SIZE = "select bytes from segments"
 
 
 def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
-    """The lake at this moment: single figures and, under `tasks`, `sources`, `collectors`, `policies`, `columns`,
-    `stored`, `segment_sizes` and `protections`, lists of rows (dictionaries of the same keys).
+    """Describe the lake at this moment: single figures and, under `tasks`, `sources`, `collectors`, `policies`,
+    `columns`, `stored`, `segment_sizes` and `protections`, lists of rows (dictionaries with the same keys).
     """
     now = time.time()
     with catalog.reading(lake, listener) as connection:
@@ -125,7 +125,7 @@ def _collector(row: Mapping[str, Any], record: Mapping[str, Any], now: float) ->
 
 
 def _policy(row: Mapping[str, Any], record: Mapping[str, Any], lake: Lake) -> dict[str, Any]:
-    """`newest_checkpoint` of the run that the policy came from, and by how many updates what acted lags behind."""
+    """Add `newest_checkpoint` of the policy's run, and by how many updates the acting policy lags behind."""
     told = record.get("policies", {}).get(row["policy_id"])
     places = [Path(told[key]) for key in ("absolute", "path")] if isinstance(told, Mapping) else []
     newest = None
@@ -135,14 +135,14 @@ def _policy(row: Mapping[str, Any], record: Mapping[str, Any], lake: Lake) -> di
             if run.exists() and run.identity == row["policy_id"]:
                 newest = max(kept_updates(run), default=None)
                 break
-        except AmagoError:  # a damaged record: then it is not known
+        except AmagoError:  # a damaged record: unknown
             continue
     lag = None if newest is None or row["newest_version"] < 0 else newest - row["newest_version"]
     return {**row, "newest_checkpoint": newest, "lag": lag}
 
 
 def _columns(lake: Lake, stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every column of every schema with its bytes a step: in memory, and as it is stored (of wide columns, which are
+    """List the columns of every schema with their bytes a step: in memory, and as stored (for wide columns, which are
     compressed, their share of what the segments take beyond the plain ones).
     """
     found = []
@@ -168,7 +168,7 @@ def _columns(lake: Lake, stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _by_size(sizes: list[int]) -> list[dict[str, Any]]:
-    """How many segments there are of which size, and their bytes."""
+    """Count segments and their bytes by size."""
     found, low = [], 0
     for high, name in (*_SIZES, (1 << 63, "256 MiB and more")):
         inside = [size for size in sizes if low <= size < high]

@@ -1,9 +1,9 @@
 """A user's SQL expression over the columns of steps, evaluated on arrays.
 
 It sees one row a step: the step columns as in the table `steps` (a column of more than one value is an array, a name
-with a dot in it is quoted), `t`, the time in the trajectory, and `trajectory`, a number: windows over a trajectory are
-written `over (partition by trajectory order by t)`. It cannot name tables, reach a file or change a setting. As all SQL
-of a user it is evaluated by the helper process (`pipelines.lake.sql.sandbox`), within limits of time and memory.
+with a dot is quoted), `t`, the time in the trajectory, and `trajectory`, a number: windows over a trajectory are
+written `over (partition by trajectory order by t)`. It cannot name tables, reach a file or change a setting. Like all
+user SQL, it is evaluated by the helper process (`pipelines.lake.sql.sandbox`), within limits of time and memory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _KEPT = 8  # expressions
 
 
 class StepExpression:
-    """One SQL expression that is a number, or for a `predicate` true or false, in every step of these columns.
+    """An SQL expression that is a number, or for a `predicate` a boolean, in every step of these columns.
 
-    `reads`: the columns it names. UsageError, with the place in the text, for anything else. The listener hears Waiting
-    while it is evaluated.
+    `reads`: the columns it names. UsageError, with the place in the text, for anything else. The listener receives
+    Waiting during evaluation.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StepExpression:
         self.reads: tuple[str, ...] = self._ask("check")
 
     def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
-        """(R,) float64 for the columns `reads` (R, ...); NaN where it is NULL."""
+        """Return (R,) float64 for the columns `reads` (R, ...); NaN for NULL."""
         values: np.ndarray = self._ask("evaluate", values=columns, time=time, trajectory=trajectory)
         return values
 
@@ -66,7 +66,7 @@ class StepExpression:
 
 
 def check(text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> tuple[str, ...]:
-    """The columns that an expression names, in the process that may run a user's text."""
+    """Return the columns that an expression names. Runs in the helper process."""
     return _compiled(text, columns, predicate, limits).reads
 
 
@@ -79,12 +79,12 @@ def evaluate(
     time: np.ndarray,
     trajectory: np.ndarray,
 ) -> np.ndarray:
-    """`StepExpression.evaluate` in the process that may run a user's text."""
+    """Evaluate an expression. Runs in the helper process."""
     return _compiled(text, columns, predicate, limits).evaluate(values, time, trajectory)
 
 
 class _Compiled:
-    """An expression and a connection that evaluates it, within these limits."""
+    """An expression, and a connection that evaluates it within these limits."""
 
     def __init__(self, text: str, columns: tuple[Column, ...], predicate: bool, limits: QueryLimits) -> None:
         self._text, self._limits = text, limits
@@ -95,12 +95,12 @@ class _Compiled:
         self._query = f"select (\n{text}\n)::double as value, {_ROW} from steps"
         found = sql.parsed(self._connection, f"select (\n{text}\n) from steps")
         if found is None or found.tables != {"steps"} or found.functions or found.lists:
-            raise UsageError(f"SQL: '{text.strip()}' asks for tables", hint="it can use the columns of steps alone")
+            raise UsageError(f"SQL: '{text.strip()}' asks for tables", hint="it can only use the columns of steps")
         self.reads = self._named()
         self._require_kind(predicate)
 
     def _named(self) -> tuple[str, ...]:
-        """Columns in the text; all of them where it has a star."""
+        """Return the columns in the text; all of them if it has a star."""
         (tree,) = self._connection.execute("select json_serialize_sql(?)", [f"select (\n{self._text}\n)"]).fetchall()[0]
         names: set[str] = set()
         waiting = [json.loads(tree)]
@@ -123,7 +123,7 @@ class _Compiled:
         wanted = ("BOOLEAN",) if predicate else _NUMBERS
         if not kind.startswith(wanted) or kind.endswith("]"):
             what = "predicate" if predicate else "number"
-            raise UsageError(f"SQL: '{self._text.strip()}' is no {what}: its type is {kind}")
+            raise UsageError(f"SQL: '{self._text.strip()}' is not a {what}: its type is {kind}")
 
     def evaluate(self, columns: Mapping[str, np.ndarray], time: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
         values = np.full(len(time), np.nan)
@@ -140,7 +140,7 @@ class _Compiled:
         time: np.ndarray | None = None,
         trajectory: np.ndarray | None = None,
     ) -> Iterator[None]:
-        """The table `steps` with these columns; errors are about the user's text."""
+        """Register the table `steps` with these columns; errors point into the user's text."""
         rows = 0 if time is None else len(time)
         arrays: dict[str, Any] = {_TIME: time, _TRAJECTORY: trajectory, _ROW: np.arange(rows)}
         table = {name: pa.array(np.zeros(0, np.int64) if v is None else v) for name, v in arrays.items()}

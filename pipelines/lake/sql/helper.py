@@ -1,7 +1,7 @@
-"""The process that answers questions in a user's SQL, from within: see `pipelines.lake.sql.sandbox`.
+"""The helper process that runs user SQL: see `pipelines.lake.sql.sandbox`.
 
-While it answers, no file grows, and its memory grows by the question's limit only. After a question that met a limit,
-and after one that left too much memory behind, it ends, and the next question goes to a new process.
+While it works, no file grows, and its memory grows by the limit of the query only. After a query that met a limit, or
+left too much memory behind, it exits, and the next query starts a new process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ON_STEPS: Mapping[str, Callable[..., Any]] = {"check": expression.check, "evalua
 
 
 def main() -> None:
-    """Answer requests on stdin by replies on stdout until there are no more."""
+    """Answer requests on stdin by replies on stdout until stdin is closed."""
     requests, replies = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
@@ -83,9 +83,9 @@ def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: QueryLi
 
 @contextlib.contextmanager
 def _confined(limits: QueryLimits, *, writes: bool) -> Iterator[None]:
-    """Inside, no file grows, and private memory by so much only (mapped files do not count).
+    """Let no file grow inside, and private memory by the limit only (mapped files do not count).
 
-    `writes`: files may grow, for what is fetched from an object store.
+    `writes`: files may grow, for fetches from an object store.
     """
     wanted = {}
     if used := _private_bytes():
@@ -105,8 +105,9 @@ def _confined(limits: QueryLimits, *, writes: bool) -> Iterator[None]:
 
 
 def _private_bytes() -> int:
-    """Data and stacks of this process; 0 where the system does not report them, as on macOS, where the only limit of
-    memory is DuckDB's own."""
+    """Return the data and stacks of this process; 0 if the system does not report them, as on macOS, where DuckDB's own
+    limit is the only one.
+    """
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[5]) * resource.getpagesize()

@@ -1,8 +1,8 @@
-"""The file of the index: its tables, and how it is opened.
+"""The database file of the index: its tables, and how it is opened.
 
-A lake may come from somebody else, and its index with it: a view in it is SQL that every query would run. So the file
-is opened confined (no other file, no network, no extension), and it is used only if its catalog is exactly the one that
-we write; otherwise it is removed unread and built again.
+A lake may come from someone else, and its index with it: a view in it is SQL that every query would run. Therefore the
+file is opened confined (no other file, no network, no extension), and used only if its catalog is exactly the one that
+we write; otherwise it is removed unread and rebuilt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 INDEX_VERSION = 1
-_WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # much may be sorted
+_WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # sorting may spill
 TABLES = """
 create schema bookkeeping;
 create table bookkeeping.about (version integer, lake varchar);
@@ -43,7 +43,7 @@ create view overlays as
     select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
     from trajectories t join segments s using (segment) where s.kind = 'overlay';
 """
-# Everything that a database can define. Functions of the system's own schema: a file may define others of their names.
+# Everything that a database can define, by functions of the system schema: a file may shadow their names.
 _OBJECTS = """
 select 'table', schema_name, table_name, sql from system.main.duckdb_tables() where not internal and not temporary
 union all
@@ -59,19 +59,19 @@ select 'index', schema_name, index_name, '' from system.main.duckdb_indexes()
 """
 _Objects = frozenset[tuple[str, str, str, str]]
 _Identity = tuple[tuple[int, ...], ...]
-_checked: set[_Identity] = set()  # files that were found to be ours, as they were then
+_checked: set[_Identity] = set()  # verified files, in their state at that time
 
 
 class ForeignIndex(AmagoError):
-    """It is not what we write: it is removed unread, and made again."""
+    """The index was not written by us: it is removed unread and rebuilt."""
 
 
 class NewerIndex(AmagoError):
-    """It is of a version after ours: it is left alone."""
+    """The index is of a later version: it is not touched."""
 
 
 def create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
-    """Make the tables of an empty database."""
+    """Create the tables of an empty database."""
     connection.begin()
     connection.execute(TABLES)
     connection.execute("insert into bookkeeping.about values (?, ?)", [INDEX_VERSION, lake.id])
@@ -79,7 +79,7 @@ def create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
 
 
 def connect(index: Path, lake: Lake, megabytes: int | None = None) -> duckdb.DuckDBPyConnection:
-    """A connection that only reads, and that is locked down. NotOurs for an index that is not as we write it."""
+    """Open a locked-down, read-only connection. ForeignIndex for an index that differs from ours."""
     _require_file(index)
     connection = duckdb.connect(str(index), read_only=True, config=sql.CONFINED)
     try:
@@ -93,7 +93,7 @@ def connect(index: Path, lake: Lake, megabytes: int | None = None) -> duckdb.Duc
 
 @contextlib.contextmanager
 def writing(index: Path, lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection that writes, to a new index where there is none. NotOurs as `connect`."""
+    """Open a writing connection, to a new index if there is none. ForeignIndex as in `connect`."""
     _require_file(index)
     is_new = not index.exists()
     with contextlib.closing(duckdb.connect(str(index), config=_WRITING)) as connection:
@@ -106,7 +106,7 @@ def writing(index: Path, lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _require_file(index: Path) -> None:
-    """NotOurs for a link, which would have us write into a database elsewhere, and for what is not a file at all."""
+    """Raise ForeignIndex for a link, through which we would write elsewhere, and for anything but a file."""
     for path in (index, index.with_name(f"{index.name}.wal")):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise ForeignIndex(f"'{path}' is not a plain file")
@@ -120,8 +120,8 @@ def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake
     if about <= found and not any(kind == "function" for kind, *_ in found):
         versions = connection.execute("select version, lake from bookkeeping.about").fetchall()
         if any(version > INDEX_VERSION for version, _ in versions):
-            text = f"the index of lake '{lake.name}' is of a newer version: it is left alone, and one is made in memory"
-            raise NewerIndex(text, hint="upgrade amago, or make it anew with: amago lake reindex")
+            text = f"the index of lake '{lake.name}' is of a newer version: a temporary one is built in memory"
+            raise NewerIndex(text, hint="upgrade amago, or rebuild it with: amago lake reindex")
         if found == wanted and versions == [(INDEX_VERSION, lake.id)]:
             _checked.add(_identity(index))
             return
@@ -129,7 +129,7 @@ def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake
 
 
 def _identity(index: Path) -> _Identity:
-    """What changes when the file does, or its log."""
+    """Return a value that changes when the file or its log changes."""
     found: list[tuple[int, ...]] = []
     for path in (index, index.with_name(f"{index.name}.wal")):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What lies in a lake, compared with what somebody remembers of it: for the index, which outlives processes."""
+"""The difference between what is in a lake and what the index, which outlives processes, has recorded."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OUT_OF_SIGHT = (HIDDEN, SUPERSEDED)
 
 
 class FolderListing(NamedTuple):
-    """A folder when it was last listed: `stamp` (None where it cannot be relied on) and a digest of its names."""
+    """A folder when it was last listed: `stamp` (None if unreliable) and a digest of its names."""
 
     stamp: int | None
     digest: str
 
 
 def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
-    """The folders that are not as `known`; None for those that have gone. Costs a look at each folder."""
+    """Return the folders that differ from `known`; None for those that are gone. Checks every folder."""
     here = [FOLDER, QUARANTINE, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
     found: dict[str, FolderListing | None] = {folder: None for folder in known.keys() - set(here)}
     due = {}
@@ -58,7 +58,7 @@ def _digest(names: Iterable[str]) -> str:
 
 
 def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, FolderListing]) -> bool:
-    """Whether files may have come or gone; that a folder's stamp can be relied on by now can be noted another time."""
+    """Return whether files may have appeared or disappeared. A stamp that became reliable does not matter."""
     return any(
         listed is None
         or folder not in known
@@ -69,42 +69,42 @@ def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, Fold
 
 
 def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Ids of all segments, sorted: of the `changed` folders as they are now, of the others as `known`."""
+    """Return the sorted ids of all segments: of the `changed` folders as they are now, of the others as `known`."""
     anew = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
     ids = [id for id in known if id.partition("/")[0] not in anew]
     ids += [id for folder in anew for id in list_segments(storage, folder)]
     return sorted(ids)
 
 
-def states(ids: Iterable[str], hidden: Removals, replaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """What to make of each segment: `HIDDEN`, `SUPERSEDED`, or a text that changes when trajectories in it die.
+def states(ids: Iterable[str], removals: Removals, replaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the state of each segment: `HIDDEN`, `SUPERSEDED`, or a text that changes when trajectories in it expire.
 
     `replaces`: of those of `ids` that were rewritten from others.
     """
-    # What has expired goes on superseding, only what is damaged gives its place back.
-    superseding = [olds for id, olds in replaces.items() if id in hidden.whole or not hidden.hides(id)]
+    # An expired segment still supersedes others, a quarantined one does not.
+    superseding = [olds for id, olds in replaces.items() if id in removals.whole or not removals.hides(id)]
     superseded = {old for olds in superseding for old in olds}
     found = {}
     for id in ids:
-        if hidden.hides(id):
+        if removals.hides(id):
             found[id] = HIDDEN
         else:
-            found[id] = SUPERSEDED if id in superseded else _deaths(id, hidden, replaces.get(id, ()))
+            found[id] = SUPERSEDED if id in superseded else _deaths(id, removals, replaces.get(id, ()))
     return found
 
 
-def _deaths(id: str, hidden: Removals, replaces: Sequence[str]) -> str:
+def _deaths(id: str, removals: Removals, replaces: Sequence[str]) -> str:
     crc = 0
     for name in (id, *replaces):
-        if name in hidden.whole:
+        if name in removals.whole:
             crc = zlib.crc32(name.encode(), crc)
-        if name in hidden.partial:
-            crc = zlib.crc32(hidden.partial[name].tobytes(), crc)
+        if name in removals.partial:
+            crc = zlib.crc32(removals.partial[name].tobytes(), crc)
     return f"{crc:08x}"
 
 
 def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[str, Any]:
-    """A segment's row of the table `segments`."""
+    """Return a segment's row of the table `segments`."""
     header = footer.header
     return {
         "segment": id,
@@ -122,7 +122,7 @@ def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[
 
 
 def trajectory_rows(id: str, footer: Footer, alive: np.ndarray) -> pa.Table:
-    """The rows of the table `trajectories` that a segment brings; uids are 16 bytes each."""
+    """Return a segment's rows of the table `trajectories`; uids are 16 bytes each."""
     table = footer.trajectories
     for name, value in (("segment", id), ("schema", footer.header["schema"])):
         table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))

@@ -1,8 +1,8 @@
-"""A user's SQL: what it may contain, the tables it sees, its errors in its own words.
+"""User SQL: what it may contain, the tables it sees, and errors that point into its text.
 
-A query is one SELECT whose table functions are harmless (others write files, change settings or end the process), in
-a connection that can neither write nor reach a file. An expression is exactly one SQL expression, so that it means
-the same wherever it is put. Messages show the user's text with a mark under the place.
+A query is one SELECT whose table functions are harmless (others write files, change settings or end the process), in a
+connection that can neither write nor reach a file. An expression is exactly one SQL expression, so that it means the
+same in any context. Messages show the user's text with a mark under the place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Rows = list[tuple[Any, ...]]
 _T = TypeVar("_T")
 
-# How every database is opened: from its first statement on it reaches no other file, and no network.
+# How every database is opened: without access to other files and the network from the first statement on.
 CONFINED: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -38,7 +38,7 @@ CONFINED: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": "false",
     "allow_unsigned_extensions": "false",
     "python_enable_replacements": "false",
-    "temp_directory": "",  # nothing is put on a disk
+    "temp_directory": "",  # nothing is written to a disk
 }
 _TABLE_FUNCTIONS = frozenset(
     {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "histogram"}
@@ -57,11 +57,11 @@ _EXCERPT = re.compile(r"\s*\n+LINE (\d+): ([^\n]*)\n( *)\^\s*$")
 
 
 class IndexDamaged(IntegrityError):
-    """It does not hold what it should: it is removed then, and the question can be asked again."""
+    """The index does not hold what it should: it is removed, and the query can be repeated."""
 
 
 def healed(ask: Callable[[], _T]) -> _T:
-    """What `ask` returns, asked a second time if the first removed a damaged index."""
+    """Return the result of `ask`, called a second time if the first removed a damaged index."""
     try:
         return ask()
     except IndexDamaged:
@@ -69,18 +69,18 @@ def healed(ask: Callable[[], _T]) -> _T:
 
 
 def lock_down(connection: duckdb.DuckDBPyConnection, megabytes: int | None) -> None:
-    """From now on the connection, made as `CONFINED`, has so much memory, and its settings stay."""
+    """Limit the memory of a connection opened with `CONFINED`, and lock its settings."""
     try:
         if megabytes is not None:
             connection.execute(f"set memory_limit = '{megabytes}MB'")
         connection.execute("set lock_configuration = true")
-    except duckdb.Error:  # threads share a database: another one may have done it
+    except duckdb.Error:  # threads share a database: another may have done it
         if not connection.execute("select current_setting('lock_configuration')").fetchall()[0][0]:
             raise
 
 
 def may_be_replaced(error: Exception) -> bool:
-    """Whether a new index may help: not so when another process holds this one, the disk is full, or a newer DuckDB
+    """Return whether a new index may help: not if another process holds this one, the disk is full, or a newer DuckDB
     wrote it.
     """
     words = ("lock", "no space", "permission", "read-only", "version number")
@@ -88,7 +88,7 @@ def may_be_replaced(error: Exception) -> bool:
 
 
 def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Why some segments are not in the index."""
+    """Return why segments are not in the index."""
     with in_users_words({}):
         rows = connection.execute("select problem from bookkeeping.files where problem <> ''").fetchall()
     return [text for (text,) in rows]
@@ -97,7 +97,9 @@ def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
 def answer(
     connection: duckdb.DuckDBPyConnection, lake: Lake, text: str, *, listener: Listener = silent
 ) -> tuple[list[str], Rows]:
-    """Column names and rows of one SELECT. UsageError with the parser's words and the place for anything else."""
+    """Return the column names and rows of one SELECT. UsageError, with the parser's message and the place, for anything
+    else.
+    """
     with in_users_words({1: text}):
         statements = connection.extract_statements(text)
     explains = len(statements) == 1 and statements[0].type == duckdb.StatementType.EXPLAIN
@@ -111,7 +113,7 @@ def answer(
 
 
 class ParsedQuery:
-    """The tree that the parser made of one SELECT."""
+    """The parser's tree of one SELECT."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.root: Mapping[str, Any] = tree["node"]
@@ -147,8 +149,8 @@ class ParsedQuery:
 def parsed(
     connection: duckdb.DuckDBPyConnection, text: str, *, before: str = "", after: str = ""
 ) -> ParsedQuery | None:
-    """The tree of `before` + `text` + `after`, None if it is not one SELECT. UsageError, about `text`, for what is no
-    SQL or not harmless.
+    """Parse `before` + `text` + `after`; None if it is not one SELECT. UsageError, about `text`, for invalid or harmful
+    SQL.
     """
     start = len(before.encode())
     (found,) = connection.execute("select json_serialize_sql(?)", [before + text + after]).fetchall()[0]
@@ -166,7 +168,7 @@ def parsed(
 
 
 def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
-    """UsageError unless the text is exactly one SQL expression."""
+    """Raise UsageError unless the text is exactly one SQL expression."""
     found = parsed(connection, text, before="select ", after="\n")
     root: Mapping[str, Any] = found.root if found is not None else {"type": "nothing"}
     listed = root.get("select_list", ())
@@ -180,7 +182,7 @@ def check_expression(connection: duckdb.DuckDBPyConnection, text: str) -> None:
 
 
 def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener = silent) -> None:
-    """Register the tables that are not in the index and that the query means. UsageError if it is not harmless."""
+    """Register the tables that the query uses and that are not in the index. UsageError if it is not harmless."""
     found = parsed(connection, query)
     if found is None:
         raise _not_a_query()
@@ -195,12 +197,12 @@ def offer(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listene
 
 
 def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, listener: Listener) -> None:
-    """Register `steps` so that only what the query's plan reads of it is read from the segments."""
+    """Register `steps` such that only what the query's plan needs is read from the segments."""
     steps = StepTable(lake, listener)
     wide, scans = False, None
     try:
         scans = _scans(connection, steps.schema(wide=False), query)
-    except duckdb.BinderException:  # it may name a wide column; if not, it will fail again
+    except duckdb.BinderException:  # it may name a wide column; otherwise it fails again
         wide = True
         with contextlib.suppress(duckdb.Error):
             scans = _scans(connection, steps.schema(wide=True), query)
@@ -216,7 +218,7 @@ def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, 
 
 
 def _trajectories(wanted: set[str], conditions: list[str], *, overlays: bool) -> str:
-    """What `StepTable.batches` wants to know of the trajectories that may meet the conditions."""
+    """Return the query for the trajectories that may meet the conditions, as `StepTable.batches` needs them."""
     columns = ["segment", "schema", "row0", "length", *(name for name in DERIVED if name in wanted and name != "t")]
     where = " and ".join(["base_uid is " + ("not null" if overlays else "null"), *conditions])
     if not overlays:
@@ -232,9 +234,9 @@ def _trajectories(wanted: set[str], conditions: list[str], *, overlays: bool) ->
 
 
 class _Scan:
-    """A reading of `steps` in a plan: its columns, and conditions that hold for all rows that matter.
+    """A scan of `steps` in a plan: its columns, and conditions that hold for all rows that matter.
 
-    Only conditions that DuckDB wrote as comparisons of a column of the table `trajectories` with constants are told.
+    Only conditions that DuckDB wrote as comparisons of a column of the table `trajectories` with constants are used.
     """
 
     def __init__(self, details: Mapping[str, Any], names: list[str]) -> None:
@@ -252,7 +254,7 @@ _COMPARISON = re.compile(rf"{_TERM}(?: AND {_TERM})*|{_TERM}(?: OR {_TERM})*|{_I
 
 
 def _scans(connection: duckdb.DuckDBPyConnection, schema: pa.Schema, query: str) -> list[_Scan]:
-    """What the plan of a query reads from Arrow tables, if `steps` has this schema."""
+    """Return the scans of Arrow tables in the plan of a query, if `steps` has this schema."""
     connection.register("steps", schema.empty_table())
     try:
         rows = connection.execute(f"explain (format json) {query}").fetchall()
@@ -276,7 +278,7 @@ def _texts(value: Any) -> list[str]:
 
 @contextlib.contextmanager
 def within(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterator[None]:
-    """What runs inside is stopped at its limits, with a UsageError that says which."""
+    """Stop what runs inside at its limits, with a UsageError that says which."""
     timer = threading.Timer(limits.seconds, connection.interrupt)
     timer.daemon = True
     timer.start()
@@ -287,7 +289,7 @@ def within(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterat
     except (duckdb.OutOfMemoryException, MemoryError) as error:
         raise limits.out_of_memory() from error
     except RuntimeError as error:
-        if "allocate" in str(error):  # so the bindings say that an object of Python did not fit
+        if "allocate" in str(error):  # how the bindings report that a Python object did not fit
             raise limits.out_of_memory() from error
         raise
     finally:
@@ -295,7 +297,7 @@ def within(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterat
 
 
 def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """What a query gives, batch by batch, with DuckDB's own errors again: Arrow makes others of them."""
+    """Yield the batches of a result with DuckDB's own errors, which Arrow replaces by others."""
     try:
         yield from reader
     except (OSError, pa.ArrowException) as error:
@@ -309,19 +311,19 @@ def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 @contextlib.contextmanager
 def in_users_words(texts: Mapping[int, str]) -> Iterator[None]:
-    """Errors of DuckDB as UsageErrors that point at places in a user's texts, each by its first line in the query."""
+    """Turn errors of DuckDB into UsageErrors that point into a user's texts, keyed by their first line in the query."""
     try:
         yield
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error as error:
-        if "INTERRUPT Error" in str(error):  # one that comes between two tasks is told as a query that was closed
+        if "INTERRUPT Error" in str(error):  # between two tasks it is reported as a closed query
             raise duckdb.InterruptException(str(error)) from error
         lost = _LOST.search(str(error))
         if lost is not None:
             raise StageFailed(f"cannot read the steps: {lost[1]}") from error
         if _UNREADABLE.search(str(error)):
-            raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is built anew") from error
+            raise IndexDamaged(f"the index is damaged: {error}", hint="repeat the command: it is rebuilt") from error
         raise UsageError(f"SQL: {_translated(str(error), texts)}") from error
 
 
@@ -339,7 +341,7 @@ def _translated(message: str, texts: Mapping[int, str]) -> str:
 
 
 def _mark(text: str, place: int | None) -> str:
-    """The line of `text` at a byte, with a mark below."""
+    """Return the line of `text` at a byte offset, with a mark below."""
     raw = text.encode()
     place = len(raw) if place is None else min(max(place, 0), len(raw))
     before = raw[:place].decode(errors="ignore").split("\n")

@@ -1,4 +1,4 @@
-"""What a run directory knows beside its lake, as tables: the run itself, its checkpoints, its metrics."""
+"""Tables of what a run directory records besides its lake: the run, its checkpoints, its metrics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from pipelines.files.json import read_object, read_objects
 
 
 def runs(run: Path) -> pa.Table:
-    """One row from `run.json`: `name`, `path` and its fields (nested ones as JSON text); none if there is no
-    run.
-    """
+    """Return one row from `run.json`: `name`, `path` and its fields (nested ones as JSON text); none without a run."""
     data = read_object(run / "run.json")
     rows = [] if data is None else [{"name": run.resolve().name, "path": str(run), **data}]
     return table(rows, {"name": pa.string(), "path": pa.string()})
 
 
 def checkpoints(run: Path) -> pa.Table:
-    """A row for every `checkpoints/NAME/checkpoint.json`: `name`, `update`, `time` and what else it holds."""
+    """Return a row for every `checkpoints/NAME/checkpoint.json`: `name`, `update`, `time` and its other fields."""
     rows = []
     for path in sorted((run / "checkpoints").glob("*/checkpoint.json")):
         data = read_object(path)
@@ -33,7 +31,7 @@ def checkpoints(run: Path) -> pa.Table:
 
 
 def metrics(run: Path) -> pa.Table:
-    """A row for every line of `metrics.jsonl`, a column for every metric; a torn last line is left out."""
+    """Return a row for every line of `metrics.jsonl`, a column for every metric, without a torn last line."""
     return table(list(read_objects(run / "metrics.jsonl")), {"update": pa.int64()})
 
 
@@ -45,9 +43,7 @@ TABLES: Mapping[str, Callable[[Path], pa.Table]] = {
 
 
 def table(rows: Sequence[Mapping[str, Any]], required: Mapping[str, pa.DataType]) -> pa.Table:
-    """Rows of JSON objects as a table: `required` columns always, others as they come, types as wide as
-    needed.
-    """
+    """Return rows of JSON objects as a table: the `required` columns and any others, types as wide as needed."""
     names = dict.fromkeys([*required, *(name for row in rows for name in row)])
     columns = {}
     for name in names:

@@ -1,14 +1,14 @@
-"""A process of its own for all SQL that a user wrote.
+"""A helper process for all user SQL.
 
-DuckDB's own limits are not enough: a list or a text may outgrow its memory limit many times over, some functions
-cannot be interrupted, some end the process. So questions go to a helper process, which may neither write a file nor
-outgrow its memory while it answers, and which is killed when its time is over. It is started at the first question and
-answers all later ones; after a question that met a limit, or that was interrupted, the next one starts another. It ends
-with the process that started it, however that ends. What runs in it is `pipelines.lake.sql.helper`.
+DuckDB's own limits are not enough: a list or a text may exceed its memory limit many times over, some functions cannot
+be interrupted, some end the process. Queries therefore run in a helper process, which can neither write a file nor
+exceed its memory, and which is killed at the time limit. It is started for the first query and reused; after a query
+that met a limit or was interrupted, the next one starts another. It exits with the process that started it, however
+that ends. Its code is `pipelines.lake.sql.helper`.
 
-Both directions carry pickled messages. A request is (directory, lake, task, arguments, limits); replies to it are
-("notice", Notice), ("started", None) when the user's text begins to run, and last ("answer", anything) or
-("error", exception).
+Both directions carry pickled messages. A request is (directory, lake, task, arguments, limits); its replies are
+("notice", Notice), ("started", None) when the user's text begins to run, and finally ("answer", anything) or ("error",
+exception).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<Q")
 _GRACE_SECONDS = 2.0  # between asking a query to stop and killing its process
-_LISTEN_SECONDS = 0.2  # between two looks at whether somebody wants to stop
+_LISTEN_SECONDS = 0.2  # between checks for an interruption
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve a gigabyte at once, which would count
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve a gigabyte at once, which would count towards the limit
     "MALLOC_MMAP_THRESHOLD_": "262144",  # freed memory goes back to the system
 }
 _CODE = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sql.helper import main; main()"
@@ -47,8 +47,8 @@ _CODE = "import sys; sys.path[:] = {path!r}; from pipelines.lake.sql.helper impo
 
 @dataclass(frozen=True, kw_only=True)
 class QueryLimits:
-    """What a user's SQL may take: `seconds` of time, `megabytes` of memory, half of it for DuckDB's tables and half for
-    the answer. Nothing is ever put on a disk.
+    """The limits of a user's SQL: `seconds` of time, `megabytes` of memory, half of it for DuckDB's tables and half for
+    the result. Nothing is written to a disk.
     """
 
     seconds: float = 60.0
@@ -84,13 +84,13 @@ def ask(
     lake: Lake | None = None,
     listener: Listener = silent,
 ) -> Any:
-    """The answer to a task of `helper.ON_STEPS`, or of `helper.ON_A_LAKE` on the index of `lake`, brought up to date.
+    """Run a task of `helper.ON_STEPS`, or of `helper.ON_A_LAKE` on the updated index of `lake`.
 
-    The listener hears Waiting meanwhile, and may raise. UsageError for a wrong text, LimitReached for one that met a
-    limit; StageFailed if the helper cannot live.
+    The listener receives Waiting meanwhile, and may raise. UsageError for a wrong text, LimitReached for one that met a
+    limit; StageFailed if the helper cannot run.
     """
     directory = None
-    with contextlib.suppress(FileNotFoundError):  # it was removed; then the helper stays where it is
+    with contextlib.suppress(FileNotFoundError):  # the directory was removed
         directory = os.getcwd()
     request = (directory, None if lake is None else lake.name, task, dict(arguments), limits)
     with _lock:
@@ -98,10 +98,10 @@ def ask(
             helper = _running()
             try:
                 return helper.ask(request, limits, listener)
-            except _Gone:  # while it was idle, e.g. killed for the host's memory
+            except _HelperExited:  # while it was idle, e.g. for lack of memory on the host
                 _end()
                 if is_last:
-                    text = "the process for SQL died before it began"
+                    text = "the SQL helper process exited before it started"
                     raise StageFailed(text, hint="is there enough memory?") from None
             except LimitReached:
                 _end()
@@ -112,12 +112,12 @@ def ask(
                 raise
 
 
-class _Gone(Exception):
-    """The helper ended before it began on a question."""
+class _HelperExited(Exception):
+    """The helper exited before it started on a query."""
 
 
 class _Helper:
-    """The helper process. `is_busy` until a question's last reply is read."""
+    """The helper process. `is_busy` until a query's last reply is read."""
 
     def __init__(self) -> None:
         path = [os.path.abspath(entry) for entry in sys.path]
@@ -130,35 +130,35 @@ class _Helper:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={**self.environment, **_ENVIRONMENT},
-                start_new_session=True,  # what interrupts this process is for this process to handle
+                start_new_session=True,  # signals to this process are handled by this process
             )
         except OSError as error:
-            raise StageFailed(f"cannot start a process for SQL: {error.strerror}") from error
+            raise StageFailed(f"cannot start the SQL helper process: {error.strerror}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         self.is_busy = False
 
     def ask(self, request: Any, limits: QueryLimits, listener: Listener) -> Any:
-        """The answer to a request. _Gone if the process ended before it began on it."""
+        """Return the reply to a request. _HelperExited if the process exited before it started on it."""
         self.is_busy = True
         try:
             send(self._requests, request)
         except BrokenPipeError:
-            raise _Gone from None
+            raise _HelperExited from None
         deadline = None
 
         def wait() -> None:
             while not select.select([self._replies], [], [], _LISTEN_SECONDS)[0]:
                 if deadline is not None and time.monotonic() > deadline:
                     raise limits.out_of_time()
-                listener(Waiting(what="the answer to a question in SQL"))
+                listener(Waiting(what="the result of a SQL query"))
 
         while True:
             try:
                 kind, value = receive(self._replies, wait)
-            except EOFError:  # what cannot be allocated ends it
-                raise (_Gone() if deadline is None else limits.out_of_memory()) from None
+            except EOFError:  # a failed allocation ends it
+                raise (_HelperExited() if deadline is None else limits.out_of_memory()) from None
             if kind == "notice":
                 listener(value)
             elif kind == "started":
@@ -175,7 +175,7 @@ class _Helper:
             self._process.kill()
 
     def forget(self) -> None:
-        """Let go of what belongs to the process that this one was forked from."""
+        """Release what belongs to the process that this one was forked from."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -187,7 +187,7 @@ _helper: _Helper | None = None
 
 
 def _running() -> _Helper:
-    """Return the helper of this process, a new one where variables have changed (an object store's keys, the cache)."""
+    """Return the helper of this process, a new one if variables have changed (keys of an object store, the cache)."""
     global _helper
     if _helper is not None and _helper.environment != os.environ:
         _end()
@@ -215,9 +215,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def send(pipe: int, message: Any) -> None:
-    """Write a message: the number of its parts, their lengths, and the parts: a pickle, and the arrays in it as they
-    are.
-    """
+    """Write a message: the number of its parts, their lengths, and the parts: a pickle, and its arrays unchanged."""
     arrays: list[pickle.PickleBuffer] = []
     parts: list[Any] = [pickle.dumps(message, protocol=5, buffer_callback=arrays.append)]
     parts += [array.raw() for array in arrays]
@@ -229,7 +227,7 @@ def send(pipe: int, message: Any) -> None:
 
 
 def receive(pipe: int, wait: Callable[[], None] = lambda: None) -> Any:
-    """The next message; EOFError when the other end was closed. `wait` is called before each read."""
+    """Read the next message; EOFError if the other end was closed. `wait` is called before each read."""
     (count,) = _LENGTH.unpack(_read(pipe, _LENGTH.size, wait))
     lengths = _read(pipe, _LENGTH.size * count, wait)
     pickled, *arrays = [_read(pipe, length, wait) for (length,) in _LENGTH.iter_unpack(lengths)]

@@ -1,4 +1,4 @@
-"""Choosing trajectories by SQL: a predicate and a weight, both one expression over the table `trajectories`."""
+"""Selection of trajectories by SQL: a predicate and a weight, each one expression over the table `trajectories`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class SelectionResult(NamedTuple):
     weights: np.ndarray
 
     def places(self, uids: np.ndarray) -> np.ndarray:
-        """(m,) where each of `uids` ("S16") is in `self.uids`; -1 for those that were not selected."""
+        """Return the index (m,) of each of `uids` ("S16") in `self.uids`; -1 for those that were not selected."""
         return positions(self.uids, uids, np.arange(len(self.uids)))
 
     def weights_of(self, uids: np.ndarray) -> np.ndarray:
-        """(m,) float64: the weight of each of `uids` ("S16"), 0 for those that were not selected."""
+        """Return (m,) float64: the weight of each of `uids` ("S16"), 0 for those that were not selected."""
         places = self.places(uids)
         return np.where(places >= 0, np.append(self.weights, 0.0)[places], 0.0)
 
@@ -48,12 +48,13 @@ def select(
     limits: QueryLimits | None = None,
     listener: Listener = silent,
 ) -> SelectionResult:
-    """The live trajectories for which the predicate `where` holds (empty: all), with the value of `weight` (empty: 1).
+    """Select the live trajectories that match the predicate `where` (empty: all), with the value of `weight` (empty:
+    1).
 
     NULL counts as false. Windows in `weight` run over the selected trajectories; subqueries see all tables.
-    `schema_id`: only of this schema; `originals`: only those that derive from no other. UsageError, with the place in
-    the text, for what is not one expression of the right type, reaches beyond the lake or meets a limit, and for a
-    weight that is not a number of at least 0.
+    `schema_id`: only of this schema; `originals`: only trajectories that do not derive from others. UsageError, with
+    the place in the text, for anything but one expression of the right type, for reaching beyond the lake or a limit,
+    and for a weight that is not a number of at least 0.
     """
     arguments = {"where": where or "", "weight": weight or "", "schema_id": schema_id, "originals": originals}
     within = limits or QueryLimits()
@@ -63,7 +64,7 @@ def select(
 def choose(
     connection: Any, lake: Lake, where: str, weight: str, schema_id: str | None, originals: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`select` in the process that may run a user's text."""
+    """Select trajectories. Runs in the helper process."""
     conditions = ["base_uid is null"] if originals else []
     if schema_id is not None:
         conditions.append("schema = '" + schema_id.replace("'", "''") + "'")
@@ -87,7 +88,7 @@ def choose(
 
 @dataclass(frozen=True)
 class _Kind:
-    """What an expression must be: `types`, beginnings of SQL's names of them."""
+    """The required type of an expression: `types` are prefixes of SQL's type names."""
 
     name: str
     types: tuple[str, ...]
@@ -109,7 +110,7 @@ class _Users(str):
 
 @contextlib.contextmanager
 def _running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
-    """Run the query that the parts give; errors are about the user's."""
+    """Run the query made of the parts; errors point into the user's text."""
     query, begins, line = "".join(parts), {}, 1
     for part in parts:
         if isinstance(part, _Users):
@@ -129,21 +130,21 @@ def _running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
 
 
 def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]) -> None:
-    """UsageError unless the text is one expression that has the right type in `rows`."""
+    """Raise UsageError unless the text is one expression of the right type in `rows`."""
     sql.check_expression(connection, text)
     with _running(connection, lake, ["select (\n", _Users(text), "\n) from ", *rows, " limit 0"]) as found:
         given = str(found.description[0][1])
     if not given.startswith(kind.types) or given.endswith("]"):
-        raise UsageError(f"SQL: '{text.strip()}' is no {kind.name}: its type is {given}", hint=kind.hint)
+        raise UsageError(f"SQL: '{text.strip()}' is not a {kind.name}: its type is {given}", hint=kind.hint)
 
 
 def _fetched(reader: pa.RecordBatchReader) -> tuple[np.ndarray, np.ndarray, int]:
-    """Uids, weights (NULL: 0) and how many were NULL."""
+    """Return uids, weights (NULL: 0) and the number of NULLs."""
     uids, weights, missing = [np.zeros(0, "S16")], [np.zeros(0)], 0
     for batch in sql.batches(reader):
         values = batch.column(1)
         missing += values.null_count
-        weights.append(values.fill_null(0.0).to_numpy().copy())  # a view would keep all of the batch
+        weights.append(values.fill_null(0.0).to_numpy().copy())  # a view would keep the whole batch
         uids.append(uid_array(pa.chunked_array([batch.column(0).cast(pa.binary(16))])).copy())
     return np.concatenate(uids), np.concatenate(weights), missing
 
@@ -162,12 +163,12 @@ def _check(uids: np.ndarray, weights: np.ndarray, missing: int) -> None:
             hint="give every trajectory a number of 0 or more, e.g. coalesce(X, 0) or greatest(X, 0)",
         )
     if len(uids) and (uids[1:] == uids[:-1]).any():
-        raise UsageError("SQL: the weight has several values a trajectory", hint="it must be one value a row")
+        raise UsageError("SQL: the weight has several values per trajectory", hint="it must be one value per row")
 
 
 def tasks(lake: Lake, where: str, *, env: str, listener: Listener = silent) -> list[str]:
-    """Names of the tasks of environment `env` in which trajectories are for which the SQL predicate `where` holds, in
-    order. UsageError as `select`.
+    """Return the names of the tasks of environment `env` with trajectories that match the SQL predicate `where`, in
+    order. UsageError as in `select`.
     """
     chosen = select(lake, where, listener=listener)
     with catalog.reading(lake, listener) as connection:

@@ -1,8 +1,8 @@
-"""The `steps` table: one row a step over all live trajectories, read while SQL asks for it.
+"""The table `steps`: one row a step over all live trajectories, read while a query asks for it.
 
-Beside the step columns: `uid`, `t` (time in the trajectory), `env`, `task`, `policy_version`. A column of more than
-one value a step is an array of the column's shape; where schemas differ in it, a list of its values. Wide columns
-(images) are there for a query that names one. Batches share the memory of the mapped files where they can.
+Besides the step columns: `uid`, `t` (time in the trajectory), `env`, `task`, `policy_version`. A column of more than
+one value a step is an array of its shape; where schemas differ in it, a list of its values. Wide columns (images) exist
+for a query that names one. Batches share the memory of the mapped files where possible.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class StepTable:
         self._types = {name: sql_type(columns) for name, columns in self._definitions.items()}
 
     def schema(self, *, wide: bool) -> pa.Schema:
-        """Names and types; `wide`: with the columns of 1 KiB a step or more."""
+        """Return names and types; `wide`: with the columns of 1 KiB a step or more."""
         names = [n for n, columns in self._definitions.items() if wide or not all(c.is_blob for c in columns)]
         return pa.schema([*DERIVED.items(), *((n, self._types[n]) for n in names if n not in DERIVED)])
 
     def stream(self, trajectories: Trajectories, wanted: set[str], *, wide: bool) -> StepStream:
-        """The table for SQL to read, as often as it likes; of columns that are not `wanted` the values are zeros."""
+        """Return the table for repeated scans; columns that are not `wanted` hold zeros."""
         return StepStream(self, trajectories, self.schema(wide=wide), wanted)
 
     def batches(self, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> Iterator[pa.RecordBatch]:
-        """The rows, in batches of a few MB. A segment that cannot be read is told and left out."""
+        """Yield the rows in batches of a few MB. A segment that cannot be read is reported and left out."""
         files = OpenSegments(self.lake, limit=OPEN_FILES)
         step_bytes = sum(max(c.step_bytes for c in self._definitions.get(n, ())) for n in wanted & set(self._types))
         most = max(1, min(BATCH_ROWS, BATCH_BYTES // max(step_bytes, 1)))
@@ -91,7 +91,7 @@ class StepTable:
 
 
 class StepStream:
-    """What DuckDB reads: every scan of it begins anew."""
+    """An Arrow stream for DuckDB; every scan starts from the beginning."""
 
     def __init__(self, steps: StepTable, trajectories: Trajectories, schema: pa.Schema, wanted: set[str]) -> None:
         self._parts = (trajectories, schema, wanted)
@@ -103,7 +103,7 @@ class StepStream:
 
 
 class _Piece:
-    """Rows [start, stop) of some trajectories of one segment put end to end."""
+    """Rows [start, stop) of consecutive trajectories of one segment."""
 
     def __init__(self, table: dict[str, pa.Array], start: int, stop: int) -> None:
         self._table = table
@@ -125,7 +125,7 @@ class _Piece:
         return pa.DictionaryArray.from_arrays(labels.indices.take(pa.array(self._place())), labels.dictionary)
 
     def spans(self, of_base: bool) -> list[tuple[str, int, int]]:
-        """Segment, first row and end of every stretch of rows that lie together in a file."""
+        """Return the segment, first row and end of each contiguous range of rows in a file."""
         prefix = "base_" if of_base else ""
         first = (self._table[f"{prefix}row0"].to_numpy() + self._skipped).tolist()
         segments = self._table[f"{prefix}segment"].to_pylist()
@@ -152,13 +152,13 @@ class _Piece:
 
 
 def _runs(segments: pa.Array) -> Iterator[tuple[int, int]]:
-    """First and last + 1 of neighbours that are equal."""
+    """Yield the first and last + 1 index of equal neighbours."""
     ends = pc.run_end_encode(segments).run_ends.to_pylist()
     yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
 def _pieces(table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
-    """A segment's trajectories in pieces of at most `most` rows, cut between trajectories where possible."""
+    """Split a segment's trajectories into pieces of at most `most` rows, cut between trajectories where possible."""
     ends = np.cumsum(table["length"].to_numpy() + 1)
     first, done = 0, 0
     while first < len(ends):
@@ -171,7 +171,7 @@ def _pieces(table: dict[str, pa.Array], most: int) -> Iterator[_Piece]:
 
 
 class _Blank:
-    """Zeros for columns that nobody will look at; they cost no memory as nobody does."""
+    """Zeros for columns that are not read; untouched, they cost no memory."""
 
     def __init__(self, schema: pa.Schema, wanted: set[str], most: int) -> None:
         size, self._arrays = 8 * (most + 1), {}
@@ -200,7 +200,7 @@ def _flat_size(kind: pa.DataType) -> int:
 
 
 def sql_type(columns: Sequence[Column]) -> pa.DataType:
-    """The type of a column of `steps` that is defined so in the schemas of a lake."""
+    """Return the type in `steps` of a column with these definitions in the schemas of a lake."""
     value = pa.from_numpy_dtype(np.result_type(*(storage_dtype(c) for c in columns)))
     shapes = {c.shape for c in columns}
     shape = next(iter(shapes))
@@ -212,7 +212,7 @@ def sql_type(columns: Sequence[Column]) -> pa.DataType:
 
 
 def shaped(column: Column, values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """`values` (rows, *shape) as an array of a type that `sql_type` gave."""
+    """Return `values` (rows, *shape) as an array of a type given by `sql_type`."""
     array = to_arrow(column, values)
     flat = array if column.shape == () else array.values
     if pa.types.is_list(kind):

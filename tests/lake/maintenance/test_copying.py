@@ -18,7 +18,7 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.lake import factories
 from tests.lake.factories import IMAGES, INFO, MIXED, SCHEMA, assert_same, columns, fill, segment_files
 
@@ -104,8 +104,8 @@ def test_what_expired_in_the_source_stays_behind(lake: Lake, target: Lake) -> No
     written = list(fill(lake, [5, 6, 7, 8], seal_every=2))
     derived = derive(lake, written[0], 5)
     one, two, _ = ids(lake)
-    bury(lake.storage, Tombstone(time=1.0, reason="x", trajectories={one: (written[0],)}))
-    bury(lake.storage, Tombstone(time=1.0, reason="x", segments=(two,)))
+    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", trajectories={one: (written[0],)}))
+    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", segments=(two,)))
     copy(lake, target)
     assert Reader(target).uids() == [written[1]]
     assert derived not in Reader(target).uids()
@@ -115,8 +115,8 @@ def test_what_expired_in_the_target_does_not_come_back(lake: Lake, target: Lake)
     written = list(fill(lake, [5, 6, 7], seal_every=1))
     copy(lake, target)
     one, two, _ = ids(target)
-    bury(target.storage, Tombstone(time=1.0, reason="x", segments=(one,)))
-    bury(target.storage, Tombstone(time=1.0, reason="x", trajectories={two: (written[1],)}))
+    write_tombstone(target.storage, Tombstone(time=1.0, reason="x", segments=(one,)))
+    write_tombstone(target.storage, Tombstone(time=1.0, reason="x", trajectories={two: (written[1],)}))
     assert copy(lake, target).trajectories == 0
     assert Reader(target).uids() == written[2:]
 

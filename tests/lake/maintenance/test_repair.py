@@ -18,7 +18,7 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, assert_same, derive, fill, segment_files
 
 SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
@@ -140,7 +140,7 @@ def test_what_had_expired_is_not_lost(lake: Lake) -> None:
     written = fill(lake, [5, 6])
     first, second = written
     (id,) = list_all(lake.storage)
-    bury(lake.storage, Tombstone(time=1.0, reason="x", trajectories={id: (first,)}))
+    write_tombstone(lake.storage, Tombstone(time=1.0, reason="x", trajectories={id: (first,)}))
     flip(segment_files(lake)[0], written[first]["obs.state"])
     done = mended(lake)
     assert done.complete

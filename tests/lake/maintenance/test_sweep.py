@@ -16,10 +16,10 @@ from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
-from pipelines.lake.maintenance.sweep import SweepResult, bury_orphans, sweep
+from pipelines.lake.maintenance.sweep import SweepResult, expire_orphans, sweep
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury, read_tombstones
+from pipelines.lake.tombstones import Tombstone, read_tombstones, write_tombstone
 from pipelines.lake.wal import Log
 from tests.lake.factories import (
     IMAGES,
@@ -39,7 +39,7 @@ def swept(lake: Lake, *, grace_seconds: float = 0.0) -> SweepResult:
         inventory = FileTable(lake)
         inventory.refresh()
         inventory.refresh()
-        bury_orphans(inventory)
+        expire_orphans(inventory)
         return sweep(inventory, held, grace_seconds=grace_seconds)
 
 
@@ -169,8 +169,8 @@ def test_tombstones_that_hide_nothing_become_one(lake: Lake) -> None:
 def test_a_crash_between_merging_tombstones_and_removing_them_counts_nothing_twice(lake: Lake) -> None:
     from pipelines.lake.tombstones import expired_steps
 
-    names = [bury(lake.storage, Tombstone(time=1.0, reason="", steps={"a": n})) for n in (3, 4)]
-    bury(lake.storage, Tombstone(time=1.0, reason="swept", steps={"a": 7}, merges=tuple(names)))
+    names = [write_tombstone(lake.storage, Tombstone(time=1.0, reason="", steps={"a": n})) for n in (3, 4)]
+    write_tombstone(lake.storage, Tombstone(time=1.0, reason="swept", steps={"a": 7}, merges=tuple(names)))
     assert expired_steps(lake.storage) == {"a": 7}
     swept(lake)
     assert expired_steps(lake.storage) == {"a": 7}

@@ -13,7 +13,7 @@ from pipelines.lake.folders import FolderChooser, is_rewritten, list_all, segmen
 from pipelines.lake.segment import checksum, new_segment, open_segment
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
-from pipelines.lake.tombstones import Tombstone, bury
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.lake.factories import SCHEMA, derive, fill
 from tests.tiers import some
 
@@ -91,12 +91,12 @@ class Life:
         dead: dict[str, list[str]] = {}
         for segment, uid in [rows[i] for i in self.rng.permutation(len(rows))[:2]]:
             dead.setdefault(segment, []).append(uid)
-        bury(self.lake.storage, Tombstone(time=0.0, reason="test", trajectories=dead))
+        write_tombstone(self.lake.storage, Tombstone(time=0.0, reason="test", trajectories=dead))
 
     def expire_whole(self) -> None:
         for id in self.some(self.originals(), 1):
             names = (id, *footer.read_footer(self.lake.storage, id).replaces)
-            bury(self.lake.storage, Tombstone(time=0.0, reason="test", segments=names))
+            write_tombstone(self.lake.storage, Tombstone(time=0.0, reason="test", segments=names))
 
     def compact(self) -> None:
         self.old = self.some(self.originals())
