@@ -31,9 +31,6 @@ from pipelines.files.atomic import explained, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object
 from pipelines.files.locks import exclusive, locked
 
-# Written out by versions of before there were kinds of agents, to which they belong now; such a record lacks `_SINCE`.
-_ONCE_DEFAULT = {"agent.online_weight": 1.0, "agent.offline_weight": 0.1}
-_SINCE = "target_actor"
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
 
 
@@ -205,7 +202,6 @@ class RunDirectory:
         defaults, after = _flat(dump(Settings()), owned), _flat(wanted, owned)
         # A setting that an older version did not know has had its default.
         before = {key: defaults[key] for key in after.keys() & defaults.keys()} | _flat(stored, owned)
-        before = {key: v for key, v in before.items() if key in after or not _once_default(stored, key, v)}
         changed = [
             f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
             for key in sorted(before.keys() | after.keys())
@@ -224,13 +220,6 @@ class RunDirectory:
 def dump(settings: Settings) -> dict[str, Any]:
     """`settings` as a TOML document that resolves to the same settings."""
     return settings.model_dump(mode="json", exclude_none=True)
-
-
-def _once_default(stored: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Whether a value that is unset now was the default of the version that wrote it out."""
-    agent = stored.get("agent")
-    old = isinstance(agent, Mapping) and _SINCE not in agent
-    return old and _ONCE_DEFAULT.get(key) == value
 
 
 def _may_change(stage: str, key: str) -> bool:

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import tomli_w
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -51,45 +50,12 @@ def test_a_run_begun_before_runs_had_an_id_keeps_its_plain_name(tmp_path: Path) 
 def test_only_the_tables_of_a_stage_that_was_done_are_compared(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.record("collect", Settings())
-    other = Settings.model_validate({"train": {"window": 7}})
+    other = Settings.model_validate({"train": {"context_length": 7}})
     run.record("collect", other)
     run.record("train", other)
     with pytest.raises(UsageError) as refused:
         run.record("train", Settings())
-    assert refused.value.problems == ("train.window: 7 -> 'auto'",)
-
-
-@pytest.mark.parametrize(
-    ("recorded", "wanted", "refused"),
-    [
-        ({"online_weight": 1.0, "offline_weight": 0.1}, {}, ()),
-        ({"online_weight": 1.0, "offline_weight": 0.1}, {"offline_weight": 0.1}, ()),
-        ({"online_weight": 1.0, "offline_weight": 0.5}, {}, ("agent.offline_weight: 0.5 -> (unset)",)),
-        ({"online_weight": 1.0, "offline_weight": 0.1}, {"kind": "multi-task"}, ("agent.kind: ",)),
-        (
-            {"online_weight": 1.0, "offline_weight": 0.1, "target_actor": True},
-            {},
-            ("agent.offline_weight: ", "agent.on"),
-        ),
-    ],
-)
-def test_defaults_written_out_by_versions_without_kinds_of_agents_are_no_change(
-    tmp_path: Path, recorded: dict, wanted: dict, refused: tuple[str, ...]
-) -> None:
-    run = RunDirectory(tmp_path)
-    run.record("train", Settings())
-    document = run.load_document()
-    later = ("target_actor", "legal_actions", "losses")  # what an older version did not know
-    document["agent"] = {key: v for key, v in document["agent"].items() if key not in later} | recorded
-    run.config_path.write_text(tomli_w.dumps(document))
-    settings = Settings.model_validate({"agent": wanted})
-    if not refused:
-        run.record("train", settings)
-        return
-    with pytest.raises(UsageError) as error:
-        run.record("train", settings)
-    assert len(error.value.problems) == len(refused)
-    assert all(said.startswith(expected) for said, expected in zip(error.value.problems, refused, strict=True))
+    assert refused.value.problems == ("train.context_length: 7 -> 'auto'",)
 
 
 def test_a_fresh_start_forgets_what_was_said_of_the_checkpoints(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pipelines.lake.store import Lake
 from pipelines.stages import chain, collect, train
 from tests.stages.recipes import tiny
 
-LEGAL = {"legal_actions": "obs.legal"}
+LEGAL = {"action_mask": "obs.legal"}
 NOISY = {"start": 1.0, "end": 1.0, "randomize": False}
 
 
@@ -74,6 +74,6 @@ def test_a_chain_explores_legally(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'obs.mask' is no observation of shape \(5,\)"):
-        collect.run(settings(agent={"legal_actions": "obs.mask"}), run=tmp_path / "run")
+        collect.run(settings(agent={"action_mask": "obs.mask"}), run=tmp_path / "run")
     assert not (tmp_path / "run/lake").exists()
     assert not (tmp_path / "run/config.toml").exists()
