@@ -130,7 +130,7 @@ _ASSIGNMENTS = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
-        help="One setting, e.g. train.window=45; repeats.",
+        help="One setting, e.g. train.context_length=45; repeats.",
         autocompletion=completion.assignments,
         rich_help_panel=_COMMON,
     ),

@@ -24,7 +24,7 @@ LAYERS = (
     ("rollout",),
     ("relabelers",),
     ("learning",),
-    ("envs", "sources"),
+    ("envs", "formats"),
     ("nets", "data"),
     ("lake",),
     ("config",),
@@ -34,7 +34,7 @@ LAYERS = (
     ("events", "errors", "nearest"),
 )
 # The readers of Minari's two forms import the types of their own caller.
-CIRCULAR_YET = re.compile(r"\.minari(_arrow|_hdf5)?$")
+CIRCULAR_YET = re.compile(r"\.minari\.(reader|arrow|hdf5)$")
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 # The only modules that may import these.
@@ -48,7 +48,7 @@ ONLY_IN = {
     "rich": ("amago_cli/",),
     "tqdm": ("amago_cli/",),
     "difflib": ("pipelines/nearest.py",),
-    "pyarrow": ("pipelines/lake/", "pipelines/sources/", "pipelines/export/"),
+    "pyarrow": ("pipelines/lake/", "pipelines/formats/"),
 }
 NEVER_IN = {"pipelines/lake/": ("torch", "gymnasium"), "pipelines/data/": ("torch", "gymnasium")}
 

@@ -68,7 +68,7 @@ AGENTS: list[dict[str, Any]] = [
     {"kind": "evil:Anything"},
     {"sequence": ENCODER},
     {"filter": {"kind": "evil:Anything"}},
-    {"losses": [{"kind": "evil:Anything"}]},
+    {"auxiliary_losses": [{"kind": "evil:Anything"}]},
 ]
 READERS_OF_POLICIES = (
     ["evaluate", "small", "--episodes", 1],
@@ -153,7 +153,7 @@ def test_the_policy_that_collects_is_named_by_the_command_alone(
         ("agent.kind", "evil:Anything"),
         ("agent.sequence", ENCODER),
         ("agent.filter.kind", "evil:Anything"),
-        ("agent.losses", [{"kind": "evil:Anything"}]),
+        ("agent.auxiliary_losses", [{"kind": "evil:Anything"}]),
         ("train.relabel", {"relabeler": ["evil:Anything"]}),
         ("train.relabel", {"relabeler": ["reward:evil:Anything"]}),
     ],

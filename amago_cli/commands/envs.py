@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -55,7 +57,8 @@ def _extra(entry: Any) -> str:
 
 
 def _describe(name: str) -> Any:
-    from pipelines.envs.make import entry_of, make, parameters, requirement
+    from pipelines.envs.make import entry_of, is_users, make, parameters, requirement
+    from pipelines.envs.workers import WorkerEnv
     from pipelines.lake.spaces import space_to_json
     from pipelines.stages.result import Result, Table
 
@@ -67,11 +70,9 @@ def _describe(name: str) -> Any:
         return Result(
             command="envs", metrics={"name": name, "parameters": dict(row[:2] for row in listed)}, tables=(table,)
         )
-    env = make(name, num_envs=1, seed=0)
-    try:
+    made: Any = partial(WorkerEnv, workers=1) if is_users(name) else make  # which may end the process it is made in
+    with contextlib.closing(made(name, num_envs=1, seed=0)) as env:
         spec = env.spec
-    finally:
-        env.close()
     entry = entry_of(name)
     extra, _ = requirement(name)
     spaces = {**spec.spaces.observation, "action": spec.spaces.action}

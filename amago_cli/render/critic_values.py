@@ -10,7 +10,7 @@ from amago_cli.render.table import cell, plain, render
 if TYPE_CHECKING:
     import numpy as np
 
-SHOWN = ("q", "v", "advantage", "weight", "spread")
+SHOWN = ("q", "v", "advantage", "weight", "disagreement")
 _MOST_STEPS = 20
 
 

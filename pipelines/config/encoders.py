@@ -60,10 +60,12 @@ class ImageSettings(ModelSettings):
     extras: Positive = Field(
         default=12, description="features of everything that is not an image, if images are present"
     )
-    shift: Annotated[int, Field(ge=0)] = Field(
+    random_shift: Annotated[int, Field(ge=0)] = Field(
         default=0, description="pixels by which images are shifted at most while learning (DrQ; 4 is usual; 0: not)"
     )
-    shift_share: Probability = Field(default=0.75, description="share of windows that are shifted, each as a whole")
+    random_shift_share: Probability = Field(
+        default=0.75, description="share of windows that are shifted, each as a whole"
+    )
 
 
 class TokenSettings(ModelSettings):

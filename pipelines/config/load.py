@@ -75,11 +75,11 @@ def _refuse_depth(document: Any) -> None:
 
 
 def parse_assignment(text: str) -> tuple[list[str], Any]:
-    """`train.window=45` -> (["train", "window"], 45). The value is TOML; a bare word is a string."""
+    """`train.context_length=45` -> (["train", "context_length"], 45). The value is TOML; a bare word is a string."""
     key, separator, value = text.partition("=")
     path = key.strip().split(".")
     if not separator or not all(path):
-        raise UsageError(f"'--set {text}' is not of the form key=value", hint="e.g. --set train.window=45")
+        raise UsageError(f"'--set {text}' is not of the form key=value", hint="e.g. --set train.context_length=45")
     if len(path) > _MOST_DEEP:
         raise UsageError(f"'--set {text[:60]}...' has a key of more than {_MOST_DEEP} parts")
     try:

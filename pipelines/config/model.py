@@ -129,7 +129,7 @@ class PopArtSettings(ModelSettings):
 
 
 class FilterSettings(ModelSettings):
-    """The weight of an action seen in data, from its advantage."""
+    """Weight of a dataset action in behaviour cloning, by its advantage."""
 
     kind: str = Field(default="binary", description="binary, exp, leaky-relu, or module:attr")
     options: dict[str, float] = Field(default_factory=dict, description="arguments of the filter")
@@ -140,8 +140,8 @@ class FilterSettings(ModelSettings):
         return known(FILTERS, kind)
 
 
-class ExtraLossSettings(ModelSettings):
-    """An auxiliary loss, built in or the user's own, beside the agent's."""
+class AuxiliaryLossSettings(ModelSettings):
+    """An auxiliary loss, built in or the user's own."""
 
     kind: str = Field(description="next-step, an entry point's name or module:attr (see pipelines/learning/extra.py)")
     weight: float = Field(default=1.0, description="factor of the loss")
@@ -165,24 +165,26 @@ class AgentSettings(ModelSettings):
     actor: ActorSettings = Field(default_factory=ActorSettings, description="policy head")
     critic: CriticSettings = Field(default_factory=CriticSettings, description="value heads")
     popart: PopArtSettings = Field(default_factory=PopArtSettings, description="value normalisation")
-    filter: FilterSettings = Field(default_factory=FilterSettings, description="weights of the imitation term")
+    filter: FilterSettings = Field(default_factory=FilterSettings, description="advantage filter of behaviour cloning")
     gammas: tuple[Discount, ...] = Field(
         default=(0.1, 0.9, 0.95, 0.97, 0.99, 0.995), description="discounts learned beside the acting one"
     )
     acting_gamma: Discount = Field(default=0.999, description="the discount whose policy acts")
-    reward_multiplier: Annotated[float, Field(gt=0)] = Field(default=10.0, description="rewards are multiplied by this")
-    num_steps: Positive = Field(default=1, description="rewards summed before the bootstrap (n-step targets)")
+    reward_scale: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="factor of all rewards while learning (scaled rewards)"
+    )
+    n_step: Positive = Field(default=1, description="rewards summed before the bootstrap (n-step targets)")
     trace: Literal["none", "peng", "tree-backup"] = Field(
         default="none",
-        description="how far rewards are summed: none: num_steps; peng: Q(lambda) without correction; tree-backup: "
+        description="how far rewards are summed: none: n_step; peng: Q(lambda) without correction; tree-backup: "
         "as far as the policy would act as the data did",
     )
     trace_decay: Probability = Field(default=0.95, description="lambda of the traces")
-    online_weight: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="weight of the value-maximising term; none: as the kind"
+    actor_weight: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="weight of the actor loss, -Q of the policy's own actions; unset: as the kind"
     )
-    offline_weight: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="weight of the imitation term; none: as the kind"
+    bc_weight: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="weight of (advantage-filtered) behaviour cloning; unset: as the kind"
     )
     critic_weight: Annotated[float, Field(ge=0)] = Field(default=10.0, description="weight of the critic loss")
     critic_samples: Positive | None = Field(
@@ -194,10 +196,11 @@ class AgentSettings(ModelSettings):
     target_actor: bool = Field(
         default=True, description="the next action is of the target policy, not of the online one"
     )
-    legal_actions: str = Field(
-        default="", description="observation column that says which choices are legal (one for each); empty: all are"
+    action_mask: str = Field(
+        default="",
+        description="observation column with a number for each choice, 0 where it is illegal; empty: all are legal",
     )
-    losses: tuple[ExtraLossSettings, ...] = Field(default=(), description="auxiliary losses")
+    auxiliary_losses: tuple[AuxiliaryLossSettings, ...] = Field(default=(), description="auxiliary losses")
     target_tau: Probability = Field(default=0.003, description="step of the target heads towards the heads, an update")
 
     @field_validator("kind")

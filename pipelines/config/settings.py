@@ -71,7 +71,7 @@ EXTENSIBLE = frozenset(
         "train.threads",
         "train.verify",
         "train.packing",
-        "train.recompute",
+        "train.activation_checkpointing",
         "train.compile",
         "train.follow",
         "train.refresh_seconds",
@@ -148,7 +148,7 @@ class LakeSettings(SettingsModel):
     """Merge small segments once there are 16 or more of about one size: sampling from few files is faster."""
 
 
-# What `train.window` is where it is "auto": as long as the longest episode, up to a bound.
+# What `train.context_length` is where it is "auto": as long as the longest episode, up to a bound.
 CONTEXT_LENGTH, LONGEST_CONTEXT = 128, 256
 
 
@@ -159,9 +159,9 @@ class TrainSettings(SettingsModel):
     """Gradient updates in all; in a chain, per epoch."""
     batch_size: int = Field(24, ge=1)
     """Windows per update."""
-    window: Annotated[int | Literal["auto"], count_or_auto(1, 2**31 - 1)] = "auto"
-    """Actions per window; also the context length of the acting policy, in steps. `auto`: as many as an episode may
-    have, up to 256 (128 where that is not known); fixed as training begins."""
+    context_length: Annotated[int | Literal["auto"], count_or_auto(1, 2**31 - 1)] = "auto"
+    """Steps of a training window, and the context length of the acting policy. `auto`: the longest possible episode, up
+    to 256 (128 if unknown); fixed when training begins."""
     burn_in: int = Field(0, ge=0)
     """First steps of a window that give the encoder a memory but do not count in the losses, unless the window begins
     its trajectory; for recurrent encoders."""
@@ -175,14 +175,14 @@ class TrainSettings(SettingsModel):
     """Updates over which the learning rate rises linearly."""
     decay_steps: int = Field(0, ge=0)
     """Update at which a linear decay to a tenth ends (0: constant after the warm-up)."""
-    average: float = Field(0.0, ge=0, lt=1)
-    """Decay of a running mean of the weights, an update; evaluation and export act with the mean (0: with the last)."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Decay per update of an exponential moving average of the weights, used by evaluation and export (0: off)."""
     grad_clip: float = Field(1.0, gt=0)
     """Global norm at which gradients are clipped."""
     max_skipped: int = Field(10, ge=1)
     """Updates in a row that may be skipped because their gradient is not finite; at that number training fails."""
-    accumulate: int = Field(1, ge=1)
-    """Micro-batches per update; each has batch_size / accumulate windows."""
+    grad_accumulation: int = Field(1, ge=1)
+    """Micro-batches per update; each has batch_size / grad_accumulation windows."""
     lakes: tuple[str, ...] = ()
     """What is mixed, `LAKE[:WEIGHT[..LAST]]` each, `{run}/lake` for the run's own; empty: all that a chain fills."""
     where: str = ""
@@ -195,10 +195,10 @@ class TrainSettings(SettingsModel):
     """Draw so that every time step counts alike, every trajectory, or every task (and each of its steps)."""
     half_life: float = Field(0.0, ge=0)
     """Environment steps collected since after which a trajectory counts half (0: age does not matter)."""
-    priority: float = Field(0.0, ge=0, le=2)
-    """Exponent of a trajectory's mean TD error, in proportion to which it is drawn (0: errors do not matter)."""
-    priority_beta: float = Field(0.4, ge=0, le=1)
-    """How much of the bias by priorities the loss corrects (1: all of it)."""
+    per_alpha: float = Field(0.0, ge=0, le=2)
+    """Alpha of prioritized replay: a trajectory is drawn in proportion to (its mean TD error) ** alpha (0: off)."""
+    per_beta: float = Field(0.4, ge=0, le=1)
+    """Beta of prioritized replay: how much of the sampling bias the loss corrects by importance weights (1: all)."""
     anneal_steps: int = Field(0, ge=0)
     """Updates over which the weights of several lakes move, where a range is given (`--from-lake A:0.8..0.2`); in a
     chain 0 means: over the epochs of the entry."""
@@ -209,8 +209,8 @@ class TrainSettings(SettingsModel):
     prefetch: int = Field(1, ge=0, le=16)
     """Batches read ahead by a thread of their own (0: none; priorities need none)."""
     placement: Literal["uniform", "full"] = "uniform"
-    """Windows of trajectories longer than `window`: `uniform`, at any place, cut at the ends, so that every step
-    appears equally often; `full`, only where a whole window fits, so that ends appear less often."""
+    """Windows of trajectories longer than `context_length`: `uniform`, at any place, cut at the ends, so that every
+    step appears equally often; `full`, only where a whole window fits, so that ends appear less often."""
     checkpoint_every: int = Field(500, ge=1)
     """Updates between checkpoints (one is always written at the end of the stage)."""
     keep_checkpoints: int = Field(3, ge=1)
@@ -221,7 +221,7 @@ class TrainSettings(SettingsModel):
     """Numbers that networks compute in, learning and acting; weights, losses and statistics are float32 in any case."""
     packing: bool = False
     """Let windows shorter than the longest share rows of the encoders, so that padding costs nothing."""
-    recompute: bool = False
+    activation_checkpointing: bool = False
     """Keep only the inputs of the sequence encoder's blocks, and images as stored; recompute the activations in the
     backward: less memory, more time."""
     compile: bool = False
@@ -239,14 +239,16 @@ class TrainSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _some_steps_count(self) -> TrainSettings:
-        if self.window != "auto" and self.burn_in >= self.window:
-            raise ValueError(f"burn_in {self.burn_in} leaves no step of a window of {self.window} to learn from")
+        if self.context_length != "auto" and self.burn_in >= self.context_length:
+            raise ValueError(
+                f"burn_in {self.burn_in} leaves no step of a window of {self.context_length} to learn from"
+            )
         return self
 
     @property
-    def context_length(self) -> int:
-        """The window as a number, also before `auto` has become one."""
-        return max(CONTEXT_LENGTH, self.burn_in + 1) if self.window == "auto" else self.window
+    def resolved_context_length(self) -> int:
+        """The context length as a number, even before `auto` is resolved."""
+        return max(CONTEXT_LENGTH, self.burn_in + 1) if self.context_length == "auto" else self.context_length
 
 
 class EvaluateSettings(SettingsModel):

@@ -171,7 +171,7 @@ class Mixture:
         return {
             f"{part.view.lake.id}/{name}": values
             for part in self.parts
-            if part.sampler.strategy.priority
+            if part.sampler.strategy.per_alpha
             for name, values in part.sampler.priorities().items()
         }
 
@@ -179,7 +179,7 @@ class Mixture:
         for part in self.parts:
             prefix = f"{part.view.lake.id}/"
             own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
-            if own and part.sampler.strategy.priority:
+            if own and part.sampler.strategy.per_alpha:
                 part.sampler.load_priorities(own)
 
 

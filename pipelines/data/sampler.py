@@ -71,7 +71,7 @@ class WindowSampler:
             except SegmentLost as lost:
                 self.view.lose(lost.number, str(lost))
                 continue
-            return replace(batch, importance=self._importance(batch)) if self.strategy.priority else batch
+            return replace(batch, importance=self._importance(batch)) if self.strategy.per_alpha else batch
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows of the view's table, and steps [start, stop) of the windows, all (batch_size,) int64; without
@@ -86,7 +86,7 @@ class WindowSampler:
                 hint="collect some first, or widen the selection",
             )
         point = self._rng.random(batch_size) * self._total
-        if self.strategy.priority:
+        if self.strategy.per_alpha:
             return self._tree.find(point)
         return np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
 
@@ -130,7 +130,7 @@ class WindowSampler:
 
     @property
     def _total(self) -> float:
-        if self.strategy.priority:
+        if self.strategy.per_alpha:
             return self._tree.total
         return float(self._cumulative[-1]) if len(self._cumulative) else 0.0
 
@@ -139,7 +139,7 @@ class WindowSampler:
             return
         table = self.view.table
         mass = self.strategy.mass(table, self.length)
-        if self.strategy.priority:
+        if self.strategy.per_alpha:
             table["priority"][table["priority"] == 0] = self._highest
             self._mass = mass
             weights = mass.copy()
@@ -152,10 +152,10 @@ class WindowSampler:
         self._version = self.view.version
 
     def _powers(self, priority: np.ndarray) -> np.ndarray:
-        return priority.astype(np.float64) ** self.strategy.priority
+        return priority.astype(np.float64) ** self.strategy.per_alpha
 
     def _importance(self, batch: Batch) -> np.ndarray:
-        importance = self._powers(self.view.table["priority"][batch.trajectory]) ** -self.strategy.beta
+        importance = self._powers(self.view.table["priority"][batch.trajectory]) ** -self.strategy.per_beta
         return importance / importance.max()
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,20 +33,21 @@ class Strategy:
       these windows divided by those of all selected trajectories of its environment and task ("task": every task has
       the same share, and within it every step),
     - with a `half_life` (steps): 0.5 ** (age / half_life), its age being the steps of the trajectories after it,
-    - with `priority` (alpha): (a moving average of its TD errors) ** alpha. A window then has the importance
-      priority ** (-alpha * `beta`), divided by the largest of its batch (Schaul et al. 2016, arXiv 1511.05952).
+    - with `per_alpha`: (a moving average of its TD errors) ** `per_alpha`. A window then has the
+      importance weight priority ** (-`per_alpha` * `per_beta`), divided by the largest of its batch (Schaul et al.
+      2016, arXiv 1511.05952).
     """
 
     weighting: Weighting = "timestep"
     placement: Placement = "uniform"
     half_life: float = 0.0
-    priority: float = 0.0
-    beta: float = 0.4
+    per_alpha: float = 0.0
+    per_beta: float = 0.4
 
     @property
     def extra(self) -> tuple[tuple[str, str], ...]:
         """Fields that the view's table must have."""
-        return ((TASK,) if self.weighting == "task" else ()) + (PRIORITY if self.priority else ())
+        return ((TASK,) if self.weighting == "task" else ()) + (PRIORITY if self.per_alpha else ())
 
     def windows(self, length: np.ndarray, window: int) -> np.ndarray:
         """How many draws (N,) show each step of trajectories of `length` actions once on average: steps over the mean

@@ -94,6 +94,17 @@ class Failure:
     in_a_row: int = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Measurements of random play. `seconds`: a step of one actor, resets included; `length`: steps of an episode, None
+    where none ended. `death`: how the environment ended the process that it was tried in ("": it did not).
+    """
+
+    seconds: float = 0.0
+    length: float | None = None
+    death: str = ""
+
+
 class ActorsFailed(StageFailed):
     """Environments of some actors broke; the others went on. `brought` is what the call would have returned, in which
     the rows of those actors mean nothing; None where nobody has anything.
@@ -222,6 +233,17 @@ class Env(ABC):
         raise InputMissing(
             f"environment '{self.spec.name}' cannot be told which tasks to play", hint="evaluate it without --tasks"
         )
+
+    @property
+    def steps_one_by_one(self) -> bool:
+        """Whether actors are stepped one after another, so that processes can share them."""
+        return False
+
+    def try_out(self, longest: float = 0.0) -> Trial | None:
+        """Play at random for a moment: a quarter of a second, or up to one where too few episodes have ended and they
+        may yet be shorter than `longest` steps. None where all actors step as one batch, or where a step fails.
+        """
+        return None
 
     @property
     def has_expert(self) -> bool:

@@ -81,6 +81,18 @@ def perturb(
     return _changed(actions, epsilon, space, _noise(space, len(actions), rng))
 
 
+def random_actions(space: Space, num_actors: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw actions (N, ...) uniformly over `space`."""
+    size = (num_actors, *space.shape)
+    if isinstance(space, Discrete):
+        return rng.integers(space.n, size=size, dtype=np.int32)
+    if isinstance(space, Box):
+        return rng.uniform(-1.0, 1.0, size=size).astype(np.float32)
+    if isinstance(space, MultiDiscrete):
+        return rng.integers(space.nvec, size=size, dtype=np.int32)
+    return rng.integers(2, size=size, dtype=np.uint8)
+
+
 def _noise(space: Space, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """What changes the actions of `n` actors: of Box normal noise, else when to choose anew, and what then."""
     shape = (n, *space.shape)

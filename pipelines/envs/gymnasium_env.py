@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import re
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ import gymnasium
 import numpy as np
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult, unknown_task
+from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult, Trial, unknown_task
+from pipelines.envs.exploration import random_actions
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.envs.task_env import TaskEnv, succeeded
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
@@ -28,6 +30,8 @@ from pipelines.lake.spaces import Spaces
 RESET = 0
 _OURS = Path(__file__).resolve().parents[1]
 _WHOLE = "-v shows where it came from"
+_TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
+_ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that show how long they are
 
 
 class GymnasiumEnv(Env):
@@ -163,6 +167,37 @@ class GymnasiumEnv(Env):
         if failures:
             raise ActorsFailed([failure for failure, _ in failures], result) from failures[0][1]
         return result
+
+    @property
+    def steps_one_by_one(self) -> bool:
+        return True
+
+    def try_out(self, longest: float = 0.0) -> Trial | None:
+        """Times are medians: other load on the machine makes a few steps slow."""
+        rng = np.random.default_rng(0)
+        steps: list[float] = []
+        resets = [0.0]
+        try:
+            self.reset()
+            start = time.perf_counter()
+            while (took := time.perf_counter() - start) < _ENDED_SECONDS and (
+                (took < _TRIAL_SECONDS and len(steps) < _TRIAL_STEPS)
+                or (len(resets) <= _ENDED and len(steps) < longest * len(resets))
+            ):
+                began = time.perf_counter()
+                result = self.step(random_actions(self.spec.spaces.action, self.num_envs, rng))
+                steps.append(time.perf_counter() - began)
+                over = result.terminated | result.truncated
+                if over.any():
+                    began = time.perf_counter()
+                    self.reset(over)
+                    resets.append(time.perf_counter() - began)
+        except StageFailed:  # reported when the environment is used
+            return None
+        number = len(resets) - 1
+        seconds = np.median(steps) + np.median(resets[1:] or resets) * number / len(steps)
+        length = len(steps) / number if number else None  # the last episode is unfinished, so at most:
+        return Trial(seconds=float(seconds), length=min(length, self.spec.horizon or length) if length else None)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """A `TaskEnv` names its own; any other environment is one task."""

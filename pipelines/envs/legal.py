@@ -22,11 +22,11 @@ class LegalActions:
         self.column, self.space = column, spaces.action
         if not isinstance(self.space, Discrete | MultiDiscrete | MultiBinary):
             name = type(self.space).__name__
-            raise UsageError(f"agent.legal_actions is for choices and bits, not for {name} actions")
+            raise UsageError(f"agent.action_mask is for choices and bits, not for {name} actions")
         space, size = spaces.observation.get(column), self.space.flat_size
         if space is None or space.shape != (size,):
             raise UsageError(
-                f"agent.legal_actions '{column}' is no observation of shape ({size},)",
+                f"agent.action_mask '{column}' is no observation of shape ({size},)",
                 hint=f"one number or bit for each choice; the observation has: {', '.join(spaces.observation)}",
             )
 

@@ -90,6 +90,16 @@ def require_trust(name: str, params: Mapping[str, Any]) -> None:
         module.require_trust(target, params)
 
 
+def is_users(name: str) -> bool:
+    """Whether environment `name` is code of the user's own: a class, an entry point, or a module that registers it.
+
+    >>> is_users("tmaze"), is_users("mymaze:Maze"), is_users("gym:mymaze:Maze-v0")
+    (False, True, True)
+    """
+    target, entry = _resolve(name)
+    return entry is USER_ENTRY or (target.startswith("gym:") and target.count(":") > 1)
+
+
 def requirement(name: str) -> tuple[str | None, bool]:
     """Return the extra that environment `name` needs (None: none), and whether it is installed. UsageError: no such
     environment.

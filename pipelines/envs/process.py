@@ -89,9 +89,9 @@ class Worker:
         """What can be read once it has answered, or died."""
         return self._replies.fileno()
 
-    def introduced(self) -> tuple[EnvSpec, bool]:
-        """What the worker says of its environments once they are made: their spec, and whether they have an expert.
-        Raises what making them raised.
+    def introduced(self) -> tuple[EnvSpec, bool, bool]:
+        """Return what the worker says of its environments once they are made: their spec, whether they have an expert,
+        and whether they step one by one. Raises what making them raised.
         """
         self._wait(f"environment '{self.order.name}' to be made")
         try:

@@ -182,7 +182,7 @@ def _serve(asked: Connection, told: Connection, memory: int, envs: list[Env]) ->
     except Exception as error:
         told.send(refusal(error, order.name))
         return
-    told.send((envs[0].spec, envs[0].has_expert))
+    told.send((envs[0].spec, envs[0].has_expert, envs[0].steps_one_by_one))
     shared = boards(memory, envs[0].spec.spaces, order.sizes)
     own = {part: (env, shared[part].rows(mine)) for env, (part, mine) in zip(envs, order.slices.items(), strict=True)}
     while True:

@@ -20,7 +20,7 @@ import numpy as np
 
 from pipelines.config.base import SettingsModel
 from pipelines.config.cores import available_cores
-from pipelines.envs.env import ActorsFailed, Env, EnvSpec, EpisodeCounter, Failure, RemoteTraceback, StepResult
+from pipelines.envs.env import ActorsFailed, Env, EnvSpec, EpisodeCounter, Failure, RemoteTraceback, StepResult, Trial
 from pipelines.envs.make import Split
 from pipelines.envs.process import Died, Worker
 from pipelines.envs.worker import CALL, RESET, STEP, Board, Order, boards, nameless_file
@@ -249,7 +249,7 @@ class WorkerEnv(Env):
                 worker = Worker(order, self._memory, timeout_seconds=timeout_seconds, listener=listener)
                 self._workers.append(worker)
             introduced = [worker.introduced() for worker in self._workers]
-            self.spec, self._has_expert = introduced[0]
+            self.spec, self._has_expert, self._steps_one_by_one = introduced[0]
         except BaseException:
             self.close()
             raise
@@ -326,6 +326,18 @@ class WorkerEnv(Env):
         for worker, number in asked:
             worker.answer(number)
             worker.order = replace(worker.order, play_only=tuple(tasks))
+
+    @property
+    def steps_one_by_one(self) -> bool:
+        return self._steps_one_by_one
+
+    def try_out(self, longest: float = 0.0) -> Trial | None:
+        """Have the first worker try its environments."""
+        worker = self._workers[0]
+        try:
+            return worker.answer(worker.ask(CALL, 0, pickle.dumps(("try_out", (longest,)))))["value"]
+        except Died:
+            return Trial(death=worker.obituaries[worker.generation])
 
     @property
     def has_expert(self) -> bool:

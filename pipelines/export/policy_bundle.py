@@ -42,7 +42,7 @@ class Record(Form):
     version: int
     spaces: dict[str, Any]
     agent: dict[str, Any]
-    window: int = Field(ge=1)
+    context_length: int = Field(ge=1)
 
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
@@ -75,7 +75,7 @@ def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any],
     spec = {
         "format": FORMAT,
         "version": VERSION,
-        **{key: record[key] for key in ("spaces", "agent", "window", "update", "env")},
+        **{key: record[key] for key in ("spaces", "agent", "context_length", "update", "env")},
     }
     kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(_NOT_ACTING)}
     files = {
@@ -108,7 +108,7 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
         missing, unexpected = agent.load_state_dict(load(files["weights.safetensors"]), strict=False)
         if unexpected or any(not key.startswith(_NOT_ACTING) for key in missing):
             raise Mismatch("its weights do not fit its settings")
-        return DeployedPolicy(agent.eval(), capacity=spec["window"], greedy=greedy, seed=seed)
+        return DeployedPolicy(agent.eval(), capacity=spec["context_length"], greedy=greedy, seed=seed)
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
     except _UNREADABLE as error:

@@ -20,7 +20,7 @@ from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.encoding import encode
 from pipelines.learning.ensemble import Reduction, draw
-from pipelines.learning.extra import ExtraLoss
+from pipelines.learning.extra import AuxiliaryLoss
 from pipelines.learning.filters import advantage_filter
 from pipelines.learning.kinds import resolve
 from pipelines.learning.losses import imitation_loss, maximization_loss
@@ -75,7 +75,7 @@ class Agent(nn.Module):
         self.gammas = (*learned, settings.acting_gamma)
         self.register_buffer("gamma_G", torch.tensor(self.gammas), persistent=False)
         self.gamma_G: Tensor
-        self.reduction: Reduction = "min" if self.kind.online_weight > 0 else "mean"
+        self.reduction: Reduction = "min" if self.kind.actor_weight > 0 else "mean"
         self.filter = advantage_filter(settings.filter)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -84,9 +84,9 @@ class Agent(nn.Module):
             state_size = self.sequence.output_size
             policy_size = state_size + shown_size(spaces, settings.actor.columns)
             self.heads = heads(state_size, policy_size, spaces.action, self.gammas, settings, self.kind)
-            self.extra = nn.ModuleList(ExtraLoss(s, spaces, state_size) for s in settings.losses)
-        if settings.legal_actions:
-            LegalActions(settings.legal_actions, spaces)  # refuses a column that cannot say it
+            self.extra = nn.ModuleList(AuxiliaryLoss(s, spaces, state_size) for s in settings.auxiliary_losses)
+        if settings.action_mask:
+            LegalActions(settings.action_mask, spaces)  # refuses a column that cannot say it
         self.target_heads: CriticHeads | None = None
         self.popart: PopArt | None = None
         self.rescaled_too: list[CriticHeads] = []  # copies that others keep: PopArt preserves their outputs as well
@@ -117,7 +117,7 @@ class Agent(nn.Module):
 
     def legal(self, observation: dict[str, Tensor]) -> Tensor | None:
         """Which choices an observation allows, (..., choices) bool; None: all."""
-        name = self.settings.legal_actions
+        name = self.settings.action_mask
         return observation[name] > 0 if name else None
 
     def policy_input(self, h: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
@@ -174,9 +174,9 @@ class Agent(nn.Module):
         if verdict is not None:
             losses["critic_loss"] = verdict.loss / steps
             total = total + self.settings.critic_weight * losses["critic_loss"]
-        for place, (extra, settings) in enumerate(zip(self.extra, self.settings.losses, strict=True)):
-            losses[f"extra_loss_{place}"] = extra(h_BTD, batch) / steps
-            total = total + settings.weight * losses[f"extra_loss_{place}"]
+        for place, (extra, settings) in enumerate(zip(self.extra, self.settings.auxiliary_losses, strict=True)):
+            losses[f"auxiliary_loss_{place}"] = extra(h_BTD, batch) / steps
+            total = total + settings.weight * losses[f"auxiliary_loss_{place}"]
         metrics = self._metrics(at, log_prob_NG, steps, {"loss": total, **losses})
         if verdict is not None and target_NG is not None:
             metrics |= self._value_metrics(verdict, target_NG, steps)
@@ -206,7 +206,7 @@ class Agent(nn.Module):
         target_NG = popart.normalize(target_NG) if critics.normalized else target_NG
         scale_N = torch.ones_like(target_NG[:, 0]) if at.importance_N is None else at.importance_N
         loss, judged = critics.judge(at.h_ND, at.action, target_NG, scale_N)
-        maximised = drawn_MNG if self.kind.online_weight > 0 else None
+        maximised = drawn_MNG if self.kind.actor_weight > 0 else None
         own = critics.own_values(judged, at.action, at.params_NGP, at.legal, noise_NGKZ, maximised)
         advantage_NG = self._advantages(judged, own)
         weight_NG = self._imitation_weights(at.mask, advantage_NG)
@@ -222,12 +222,12 @@ class Agent(nn.Module):
         weight_NG = torch.ones_like(log_prob_NG) if verdict is None else verdict.weight_NG
         if at.importance_N is not None:
             weight_NG = weight_NG * at.importance_N[:, None]
-        loss = self.kind.offline_weight * imitation_loss(log_prob_NG, weight_NG)
+        loss = self.kind.bc_weight * imitation_loss(log_prob_NG, weight_NG)
         if verdict is not None and verdict.own.least_NG is not None:
             critics, popart = self._critics()
             value_NG = verdict.own.least_NG
             value_NG = value_NG if critics.normalized else popart.normalize(value_NG)
-            loss = loss + self.kind.online_weight * maximization_loss(value_NG, at.importance_N)
+            loss = loss + self.kind.actor_weight * maximization_loss(value_NG, at.importance_N)
         return loss
 
     @torch.no_grad()
@@ -242,7 +242,7 @@ class Agent(nn.Module):
         actor = (heads if settings.target_actor else critics).actor
         params_NGP = actor(self._policy_rows(next_h_ND, batch, slice(1, None), mask))
         legal = self._legal_rows(batch, slice(1, None), mask)
-        rewards = batch.reward[:, 1:] * settings.reward_multiplier, batch.terminated
+        rewards = batch.reward[:, 1:] * settings.reward_scale, batch.terminated
         if settings.trace == "tree-backup":
             assert isinstance(heads, ExactHeads)
             following = torch.cat((batch.action[:, 2:], batch.action[:, -1:]), 1)[mask]
@@ -259,7 +259,7 @@ class Agent(nn.Module):
             trace_BTG = torch.full_like(value_BTG, settings.trace_decay)
             target_BTG = trace_targets(*rewards, value_BTG, value_BTG, trace_BTG, self.gamma_G, mask)
         else:
-            target_BTG = n_step_targets(*rewards, value_BTG, self.gamma_G, mask, n=settings.num_steps)
+            target_BTG = n_step_targets(*rewards, value_BTG, self.gamma_G, mask, n=settings.n_step)
         return target_BTG[batch.loss_mask]
 
     def _scaled_rewards(self, value_NG: Tensor, mask_BT: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ class Agent(nn.Module):
         critics, popart = self._critics()
         advantage_NG = judged.data_CNG.mean(0) - own.all_CNG.mean(0)
         advantage_NG = advantage_NG * popart.sigma_G if critics.normalized else advantage_NG
-        return advantage_NG / self.settings.reward_multiplier
+        return advantage_NG / self.settings.reward_scale
 
     @torch.no_grad()
     def _imitation_weights(self, mask_BT: Tensor, advantage_NG: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ class Agent(nn.Module):
         self.timestep.update_statistics(batches)
         self.sequence.update_statistics()
         for extra in self.extra:
-            assert isinstance(extra, ExtraLoss)
+            assert isinstance(extra, AuxiliaryLoss)
             extra.update_statistics(batches)
 
     def _update_popart(self, targets_NG: Tensor) -> None:
@@ -326,7 +326,7 @@ class Agent(nn.Module):
     def _td_errors(self, batch: TensorBatch, verdict: Verdict, target_NG: Tensor) -> Tensor:
         """Mean absolute TD error of each window (B,), of the acting discount, in reward units; NaN without one."""
         value_CN = self.reward_units(verdict.judged.data_CNG)[..., -1]
-        error_N = (value_CN - target_NG[:, -1] / self.settings.reward_multiplier).abs().mean(0)
+        error_N = (value_CN - target_NG[:, -1] / self.settings.reward_scale).abs().mean(0)
         error_BT = scattered(error_N, batch.loss_mask)
         return error_BT.sum(1) / batch.loss_mask.sum(1)
 
@@ -334,7 +334,7 @@ class Agent(nn.Module):
         """The critics' values (..., G) in the units of the environment's rewards."""
         critics, popart = self._critics()
         value = popart.denormalize(value) if critics.normalized else value
-        return value / self.settings.reward_multiplier
+        return value / self.settings.reward_scale
 
     @torch.no_grad()
     def _metrics(self, at: Steps, log_prob_NG: Tensor, steps: int, losses: Metrics) -> Metrics:
@@ -349,17 +349,17 @@ class Agent(nn.Module):
     def _value_metrics(self, verdict: Verdict, target_NG: Tensor, steps: int) -> Metrics:
         """As `_metrics`, in reward units; `NAME@GAMMA` for each discount beside the acting one."""
         share = len(target_NG) / steps
-        value_CNG, target_NG = self.reward_units(verdict.judged.data_CNG), target_NG / self.settings.reward_multiplier
+        value_CNG, target_NG = self.reward_units(verdict.judged.data_CNG), target_NG / self.settings.reward_scale
         _, popart = self._critics()
         by_discount = {
             "q": value_CNG.mean(0).sum(0) / steps,
             "v": self.reward_units(verdict.own.all_CNG).mean(0).sum(0) / steps,
             "target": target_NG.sum(0) / steps,
             "td_error": (value_CNG - target_NG).abs().mean(0).sum(0) / steps,
-            "ensemble_spread": (value_CNG.amax(0) - value_CNG.amin(0)).sum(0) / steps,
+            "ensemble_disagreement": (value_CNG.amax(0) - value_CNG.amin(0)).sum(0) / steps,
             "filter_acceptance": verdict.weight_NG.sum(0) / steps,
-            "popart_mu": popart.mu_G * (share / self.settings.reward_multiplier),
-            "popart_sigma": popart.sigma_G * (share / self.settings.reward_multiplier),
+            "popart_mu": popart.mu_G * (share / self.settings.reward_scale),
+            "popart_sigma": popart.sigma_G * (share / self.settings.reward_scale),
         }
         metrics: Metrics = {}
         for name, values_G in by_discount.items():

@@ -1,6 +1,6 @@
 """Built-in auxiliary losses, which train the memory beside values and policy. B batch, T time, D state width.
 
-They are named under `[[agent.losses]]`, as losses of the user's own are (see `pipelines.learning.extra`).
+They are named under `[[agent.auxiliary_losses]]`, as losses of the user's own are (see `pipelines.learning.extra`).
 """
 
 from __future__ import annotations

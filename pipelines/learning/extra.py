@@ -1,6 +1,6 @@
 """Losses of the user's own, named by `module:attr`: a function, or a class of module with parameters of its own.
 
-    def smooth(states, batch, mask):                                  # under agent.losses: kind = "mine:smooth"
+    def smooth(states, batch, mask):      # under agent.auxiliary_losses: kind = "mine:smooth"
         return (states[:, 1:] - states[:, :-1]).square().mean(-1)     # (B, T)
 
     class Forward(nn.Module):                                         # made with spaces, the states' width, options
@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipelines.config.model import LOSSES, ExtraLossSettings
+from pipelines.config.model import LOSSES, AuxiliaryLossSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.tensors import TensorBatch
 
 
-class ExtraLoss(nn.Module):
+class AuxiliaryLoss(nn.Module):
     """One such loss; UsageError for options that it does not take."""
 
-    def __init__(self, settings: ExtraLossSettings, spaces: Spaces, state_size: int) -> None:
+    def __init__(self, settings: AuxiliaryLossSettings, spaces: Spaces, state_size: int) -> None:
         super().__init__()
         self.settings = settings
         target = LOSSES.get(settings.kind)
@@ -40,7 +40,7 @@ class ExtraLoss(nn.Module):
         try:
             inspect.signature(target).bind(*arguments, **settings.options)
         except TypeError as error:
-            raise UsageError(f"loss '{settings.kind}': {error}", hint="see agent.losses") from error
+            raise UsageError(f"loss '{settings.kind}': {error}", hint="see agent.auxiliary_losses") from error
         # Either, never both: a module under two names is two sets of tensors to a checkpoint.
         self.module: nn.Module | None = target(spaces, state_size, **settings.options) if made else None
         self._function: Callable[..., Tensor] | None = None if made else target

@@ -19,7 +19,7 @@ def inspect(agent: Agent, batch: TensorBatch, *, seed: int = 0) -> dict[str, np.
 
     (B, T, G), discounts as `agent.gammas`, the last one acts; values in reward units:
     `q` of the action taken (mean of the critics), `v` of the policy, `advantage` = q - v, `weight` the filter's,
-    `spread` between the highest and the lowest critic's q, `target` y as an update would have it, `log_prob` of
+    `disagreement` between the highest and the lowest critic's q, `target` y as an update would have it, `log_prob` of
     the action taken, `entropy` of the policy. `mask` (B, T) bool: real steps. `seed` decides the drawn actions and
     critics. UsageError for an agent without critics.
     """
@@ -52,8 +52,8 @@ def _steps(agent: Agent, batch: TensorBatch, generator: torch.Generator) -> dict
         "v": v_CNG.mean(0),
         "advantage": verdict.advantage_NG,
         "weight": verdict.weight_NG,
-        "spread": q_CNG.amax(0) - q_CNG.amin(0),
-        "target": target_NG / agent.settings.reward_multiplier,
+        "disagreement": q_CNG.amax(0) - q_CNG.amin(0),
+        "target": target_NG / agent.settings.reward_scale,
         "log_prob": agent.log_prob(at),
         "entropy": agent.heads.policy.entropy(at.params_NGP, at.legal),
     }

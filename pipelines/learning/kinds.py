@@ -8,7 +8,7 @@
 
 One of your own is a `Kind` that `agent.kind = "module:attr"` names:
 
-    DPG = Kind(critic="scalar", online_weight=1.0, offline_weight=0.0, actor_samples=2)     # kind = "mine:DPG"
+    DPG = Kind(critic="scalar", actor_weight=1.0, bc_weight=0.0, actor_samples=2)     # kind = "mine:DPG"
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pipelines.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """The choices. `table`: critics of Discrete actions have a value for each, where they are scalar. `soften`: critics
-    are shown choices and bits within [soften, 1 - soften]."""
+    """The choices. `table`: scalar critics of Discrete actions have an output for each action. `label_smoothing`:
+    critics receive choices and bits within [label_smoothing, 1 - label_smoothing]."""
 
     critic: Literal["scalar", "two-hot"] | None
-    online_weight: float
-    offline_weight: float
+    actor_weight: float
+    bc_weight: float
     critic_samples: int = 1
     actor_samples: int = 1
     table: bool = True
-    soften: float = 0.0
+    label_smoothing: float = 0.0
 
 
-ACTOR_CRITIC = Kind(critic="scalar", online_weight=1.0, offline_weight=0.1)
-MULTI_TASK = Kind(critic="two-hot", online_weight=0.0, offline_weight=1.0, actor_samples=3, table=False, soften=0.01)
-BEHAVIOUR_CLONING = Kind(critic=None, online_weight=0.0, offline_weight=1.0)
+ACTOR_CRITIC = Kind(critic="scalar", actor_weight=1.0, bc_weight=0.1)
+MULTI_TASK = Kind(critic="two-hot", actor_weight=0.0, bc_weight=1.0, actor_samples=3, table=False, label_smoothing=0.01)
+BEHAVIOUR_CLONING = Kind(critic=None, actor_weight=0.0, bc_weight=1.0)
 
 
 def resolve(settings: AgentSettings) -> Kind:
@@ -48,8 +48,8 @@ def resolve(settings: AgentSettings) -> Kind:
             f"agent '{settings.kind}' is not a Kind but of type {type(kind).__name__}",
             hint="let it name an instance of pipelines.learning.kinds.Kind",
         )
-    names = ("offline_weight",) if kind.critic is None else (
-        "online_weight", "offline_weight", "critic_samples", "actor_samples"
+    names = ("bc_weight",) if kind.critic is None else (
+        "actor_weight", "bc_weight", "critic_samples", "actor_samples"
     )  # fmt: skip
     said = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     if kind.critic is not None and settings.critic.kind is not None:

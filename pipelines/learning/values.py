@@ -154,7 +154,7 @@ class SampledHeads(CriticHeads):
     ) -> None:  # fmt: skip
         super().__init__(policy_size, distribution(space, settings.actor), len(gammas), settings)
         self.space, self.noise_size = space, self.policy.noise_size
-        self.soften = kind.soften if self.policy.hard else 0.0
+        self.label_smoothing = kind.label_smoothing if self.policy.hard else 0.0
         critic = settings.critic.model_copy(update={"kind": kind.critic})
         self.critic = ActionInput(state_size, space.flat_size, gammas, critic)
         self.normalized = self.critic.readout.normalized
@@ -222,7 +222,7 @@ class SampledHeads(CriticHeads):
 
     def _shown(self, action: Tensor) -> Tensor:
         """Features as critics see them."""
-        return self.soften + (1 - 2 * self.soften) * action if self.soften else action
+        return self.label_smoothing + (1 - 2 * self.label_smoothing) * action if self.label_smoothing else action
 
 
 def heads(

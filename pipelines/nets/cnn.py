@@ -84,11 +84,11 @@ class ImageEncoder(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.head = init.linear(channels * height * width, settings.features)
 
-    def forward(self, image: Tensor, *, recompute: bool = False) -> Tensor:
-        """`recompute`: encode a few images at a time and keep only the images, as stored, for the backward, which
+    def forward(self, image: Tensor, *, activation_checkpointing: bool = False) -> Tensor:
+        """Encode images. With `activation_checkpointing`, a few at a time, keeping only the stored images: the backward
         encodes them again."""
         flat = image.reshape(-1, *image.shape[-3:])
-        if not recompute:
+        if not activation_checkpointing:
             return self._encode(flat).view(*image.shape[:-3], -1)
         encode = self._encode
         if torch.is_grad_enabled():  # nothing in it is random, so no generator's state needs to be kept

@@ -158,8 +158,8 @@ class ActionInput(Ensemble):
         super().__init__(input_size + action_size + 1, own, readout.outputs // own, settings)
         self.readout = readout
         self.parts = (input_size, action_size, 1)
-        self.register_buffer("horizon_G", symlog(1 / (1 - torch.tensor(gammas))), persistent=False)
-        self.horizon_G: Tensor
+        self.register_buffer("effective_horizon_G", symlog(1 / (1 - torch.tensor(gammas))), persistent=False)
+        self.effective_horizon_G: Tensor
 
     @torch.no_grad()
     def states(self, h_ND: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class ActionInput(Ensemble):
     def _loss(
         self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, target_NG: Tensor, scale_N: Tensor, learn: bool
     ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-        dtype, discounts = state_CNW.dtype, len(self.horizon_G)
+        dtype, discounts = state_CNW.dtype, len(self.effective_horizon_G)
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
         out_CGN = torch.empty((self.members, discounts, len(h_ND)), device=h_ND.device)
         loss, target_GN = out_CGN.new_zeros(()), target_NG.t().contiguous()
@@ -275,7 +275,7 @@ class ActionInput(Ensemble):
                     slope_GnW = slope_RW.unflatten(0, (discounts, -1))
                     slope_nW, slope_GW = slope_GnW.sum(0), slope_GnW.sum(1).float()
                     add_product(grad.weights[0][:-1], input_nI.t(), slope_nW)
-                    grad.weights[0][-1] += self.horizon_G @ slope_GW
+                    grad.weights[0][-1] += self.effective_horizon_G @ slope_GW
                     grad.biases[0].add_(slope_GW.sum(0))
                     add_product(grad_h[rows], slope_nW, member.weights[0][: self.parts[0]].t())
         return loss, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
@@ -286,12 +286,12 @@ class ActionInput(Ensemble):
     def _by_horizon(self, member: Member) -> Tensor:
         """What discounts (and the bias) add to the first layer (G, W)."""
         return torch.addcmul(
-            member.biases[0], self.horizon_G[:, None].to(member.biases[0].dtype), member.weights[0][-1]
+            member.biases[0], self.effective_horizon_G[:, None].to(member.biases[0].dtype), member.weights[0][-1]
         )
 
     def _discounts(self, action_SnF: Tensor) -> Tensor:
         """The discount of each of a chunk's S n rows."""
-        discounts = len(self.horizon_G)
+        discounts = len(self.effective_horizon_G)
         index_G = torch.arange(discounts, device=action_SnF.device)
         return index_G.repeat_interleave(action_SnF.shape[:2].numel() // discounts)
 
@@ -299,7 +299,7 @@ class ActionInput(Ensemble):
         self, member: Member, state_nW: Tensor, action_SnF: Tensor, picked: Tensor | None
     ) -> tuple[list[Tensor], Tensor]:
         """Activations, and values (S, n) of one critic; or (R,) of the `picked` of the chunk's rows."""
-        by_action, discounts = member.weights[0][self.parts[0] : -1], len(self.horizon_G)
+        by_action, discounts = member.weights[0][self.parts[0] : -1], len(self.effective_horizon_G)
         discount_R, by_horizon_GW = self._discounts(action_SnF), self._by_horizon(member)
         if picked is None:
             first_SnW = (action_SnF.flatten(0, 1) @ by_action).view(*action_SnF.shape[:2], -1)

@@ -43,7 +43,9 @@ class SequenceEncoder(nn.Module, ABC):
 
     output_size: int
     max_time: int | None = None  # number of time indices it can encode; None: any
-    recompute = False  # forget what blocks compute inside, and compute it again in the backward: memory for time
+    activation_checkpointing = (
+        False  # forget what blocks compute inside, and compute it again in the backward: memory for time
+    )
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
@@ -89,7 +91,7 @@ class SequenceEncoder(nn.Module, ABC):
 
     def run(self, block: nn.Module, *inputs: Any) -> Any:
         """`block(*inputs)`, which is computed again in the backward if so wanted."""
-        if self.recompute and torch.is_grad_enabled():
+        if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, *inputs, use_reentrant=False)
         return block(*inputs)
 

@@ -44,7 +44,7 @@ class TimestepEncoder(nn.Module):
     """Flat inputs and sequences: MLP and LayerNorm. With images: each image's features, each sequence's, and a few of
     all the rest, merged by a linear and LayerNorm."""
 
-    recompute = False  # encode images in chunks, and again in the backward: less memory, more time
+    activation_checkpointing = False  # encode images in chunks, and again in the backward: less memory, more time
 
     def __init__(self, spaces: Spaces, settings: TimestepSettings) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class TimestepEncoder(nn.Module):
         if not self.images:
             return self.out(self.body(torch.cat((flat, *texts), -1) if texts else flat))
         parts = [
-            encoder(observation[name], recompute=self.recompute)
+            encoder(observation[name], activation_checkpointing=self.activation_checkpointing)
             for name, encoder in zip(self.images, self.image_encoders, strict=True)
         ]
         merged = torch.cat((*parts, *texts, self.extras(flat)), -1)
@@ -95,10 +95,10 @@ class TimestepEncoder(nn.Module):
     def augment(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Columns (B, T, ...) as they are to be learned from: with images shifted, if so wanted."""
         image = self.settings.image
-        if not (image.shift and self.images):
+        if not (image.random_shift and self.images):
             return observation
         moved = {
-            name: shifted(observation[name], image.shift, image.shift_share, first=channels_first(shape))
+            name: shifted(observation[name], image.random_shift, image.random_shift_share, first=channels_first(shape))
             for name, shape in self.images.items()
         }
         return {**observation, **moved}

@@ -11,10 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pipelines.envs.env import Env
+from pipelines.envs.exploration import random_actions
 from pipelines.envs.legal import LegalActions
 from pipelines.envs.tape import Tape
 from pipelines.errors import AmagoError, StageFailed, UsageError
-from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.spaces import Space, Spaces
 from pipelines.registry import Registry
 
 _POLICIES = Registry("policy", {})
@@ -72,14 +73,7 @@ class RandomPolicy:
         return self._drawn(len(time)) if part is None else self._tape.take(part)[self._tape.places[part]]
 
     def _drawn(self, num_actors: int) -> np.ndarray:
-        space, size = self._space, (num_actors, *self._space.shape)
-        if isinstance(space, Discrete):
-            return self._rng.integers(space.n, size=size, dtype=np.int32)
-        if isinstance(space, Box):
-            return self._rng.uniform(-1.0, 1.0, size=size).astype(np.float32)
-        if isinstance(space, MultiDiscrete):
-            return self._rng.integers(space.nvec, size=size, dtype=np.int32)
-        return self._rng.integers(2, size=size, dtype=np.uint8)
+        return random_actions(self._space, num_actors, self._rng)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}

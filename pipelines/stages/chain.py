@@ -21,7 +21,7 @@ from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
-from pipelines.sources.make import open_source
+from pipelines.formats.make import open_source
 from pipelines.stages import evaluate
 from pipelines.stages.context import with_stored_window, with_window
 from pipelines.stages.environment import collect_steps, make_env, with_actors

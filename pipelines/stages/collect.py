@@ -166,7 +166,7 @@ class Collector:
                 actors,
                 horizon=spec.horizon,
                 seed=exploration_seed,
-                legal=self._legal(settings.agent.legal_actions),
+                legal=self._legal(settings.agent.action_mask),
             )
             self.exploration.steps = self.before // actors
         self._unfinished = 0
@@ -203,7 +203,7 @@ class Collector:
                 self.env,
                 seed=self.policy_seed,
                 greedy=wanted.greedy,
-                legal_actions=self._settings.agent.legal_actions,
+                action_mask=self._settings.agent.action_mask,
             )
         if wanted.policy != "auto":
             raise UsageError(
@@ -217,7 +217,7 @@ class Collector:
             greedy=wanted.greedy,
             seconds=wanted.reload_seconds,
             listener=listener,
-            legal_actions=self._settings.agent.legal_actions,
+            action_mask=self._settings.agent.action_mask,
         )
         return self._following.first()
 
@@ -246,7 +246,7 @@ class Collector:
     def _let_explore(self, acting: Acting) -> None:
         """Exploration keeps to what is legal by the settings, or else by whoever acts."""
         if self.exploration is not None:
-            self.exploration.legal = self._legal(self._settings.agent.legal_actions or acting.legal_actions)
+            self.exploration.legal = self._legal(self._settings.agent.action_mask or acting.action_mask)
 
     def _store(self, trajectories: Trajectories) -> None:
         assert self.writer is not None

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import BaseModel
 
 from pipelines.config.cores import available_cores
 from pipelines.config.settings import Settings
-from pipelines.envs.env import Env
-from pipelines.envs.gymnasium_env import GymnasiumEnv
-from pipelines.envs.make import Split, make, require_trust, settings_model
+from pipelines.envs.env import Env, Trial
+from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Listener, silent
-from pipelines.rollout.policy_client import RandomPolicy
 
 STEPS = 10_000  # of a collect; more where two episodes may have more
 FEW, MANY = 16, 128  # actors
@@ -27,8 +22,6 @@ MOST = 256  # of environments that are stepped in workers
 _EPISODES = 4  # of each actor in a run, at least, with more than FEW
 _LEAST_EPISODES = 2  # of each actor outside a chain
 _BATCH_SECONDS = 1e-3  # a step of all actors, of which the loop about the environments takes some 0.1 ms
-_TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
-_ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that tell how long they are
 _WORTH_SECONDS = 2e-3  # a step of all actors that is shorter is not shared out
 _SHARE_SECONDS = 1e-3  # least part of it for a worker
 _QUICK_SECONDS = 30e-6  # a step of one actor that takes no longer than passing on what it brought
@@ -70,47 +63,9 @@ def make_env(
     return make(name, num_envs=actors, seed=seed, split=split, params=params)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What playing an environment at random for a moment showed. `seconds`: what a step of one actor takes, resets
-    included; `length`: steps of an episode, None where none ended.
-    """
-
-    seconds: float
-    length: float | None
-
-
-def try_out(env: Env, longest: float = 0.0) -> Trial | None:
-    """None where all actors step as one batch, or where it breaks. It takes a quarter of a second; up to one where too
-    few episodes have ended and they may yet be shorter than `longest` steps.
-
-    Times are medians: what else the machine does meanwhile makes a few steps long.
-    """
-    if not isinstance(env, GymnasiumEnv):
-        return None
-    policy, zero = RandomPolicy(env.spec.spaces.action, seed=0), np.zeros(env.num_envs)
-    steps: list[float] = []
-    resets = [0.0]
-    try:
-        observation, start = env.reset(), time.perf_counter()
-        while (took := time.perf_counter() - start) < _ENDED_SECONDS and (
-            (took < _TRIAL_SECONDS and len(steps) < _TRIAL_STEPS)
-            or (len(resets) <= _ENDED and len(steps) < longest * len(resets))
-        ):
-            began = time.perf_counter()
-            result = env.step(policy.act(observation, zero, zero, zero))
-            steps.append(time.perf_counter() - began)
-            observation, over = result.observation, result.terminated | result.truncated
-            if over.any():
-                began = time.perf_counter()
-                observation = env.reset(over)
-                resets.append(time.perf_counter() - began)
-    except StageFailed:  # will be told when it is used
-        return None
-    number = len(resets) - 1
-    seconds = np.median(steps) + np.median(resets[1:] or resets) * number / len(steps)
-    length = len(steps) / number if number else None  # with an episode that is not over, so at most:
-    return Trial(float(seconds), min(length, env.spec.horizon or length) if length else None)
+def candidate(settings: Settings) -> Env:
+    """Return one actor of the run's environment, to be asked and tried; the user's own in a process that it may end."""
+    return make_env(settings, actors=1, seed=0, workers=int(is_users(settings.env.name or "")))
 
 
 def with_actors(
@@ -118,7 +73,7 @@ def with_actors(
     stored: Mapping[str, Any] | None = None,
     *,
     collects: Sequence[int] = (),
-    trial: Callable[[Env, float], Trial | None] = try_out,
+    trial: Callable[[Env, float], Trial | None] = lambda env, longest: env.try_out(longest),
 ) -> Settings:
     """Return `settings` with numbers in place of "auto" for steps and actors: those of the run that has begun, if it is
     `stored`. `collects`: the steps of each time that a chain collects.
@@ -132,7 +87,7 @@ def with_actors(
     if collects and steps is None:
         steps = STEPS
     if steps is None or actors is None:
-        with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
+        with contextlib.closing(candidate(settings)) as env:
             steps = steps or max(STEPS, _LEAST_EPISODES * (env.spec.horizon or 0))
             actors = actors or _enough_actors(settings, env, collects, steps, trial)
     return settings.model_copy(update={"collect": wanted.model_copy(update={"steps": steps, "actors": actors})})
@@ -155,11 +110,16 @@ def _enough_actors(
 
     Episodes are as long as random ones where that is who acts, at first at least, else as the longest.
     """
-    alone, wanted, cores = isinstance(env, GymnasiumEnv), settings.collect.workers, available_cores()
+    alone, wanted, cores = env.steps_one_by_one, settings.collect.workers, available_cores()
     share = min(collects[0], sum(collects) / _EPISODES) if collects else steps / _EPISODES
     seen = None
     if alone and (wanted != 0 or not collects) and not settings.collect.env_timeout_seconds:
         seen = trial(env, share / (2 * FEW) if collects else steps / _LEAST_EPISODES)
+    if seen and seen.death and wanted == 0:
+        raise StageFailed(
+            f"environment '{env.spec.name}' cannot be stepped in this process, which it ends: {seen.death}",
+            hint="give --workers 1",
+        )
     seconds = seen.seconds if seen else 0.0
     length: float | None = env.spec.horizon
     if seen and seen.length and settings.collect.policy in ("auto", "random") and not settings.collect.follow:
@@ -219,11 +179,12 @@ def workers(settings: Settings, *, actors: int) -> int:
     cores = available_cores()
     if limit:
         return min(cores, actors)
-    if cores < 2 or actors < 2:
+    if (cores < 2 or actors < 2) and not is_users(settings.env.name or ""):
         return 0
-    env = make_env(settings, actors=1, seed=0)
-    with contextlib.closing(env):
-        seen = try_out(env)
+    with contextlib.closing(candidate(settings)) as env:
+        seen = env.try_out()
+    if seen and seen.death:  # in workers, where that is reported
+        return min(cores, actors)
     return share_out(seen.seconds * actors, actors=actors, cores=cores) if seen else 0
 
 

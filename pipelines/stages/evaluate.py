@@ -25,8 +25,8 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
+from pipelines.formats.scores import Reference, reference, reference_of_environment
 from pipelines.lake.store import Lake
-from pipelines.sources.scores import Reference, reference, reference_of_environment
 from pipelines.stages.adaptation import MOST_COLUMNS, adaptation_tables, curves_of
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.played import differences

@@ -10,8 +10,8 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, silent
-from pipelines.export import datasets
 from pipelines.export.policy_bundle import write_bundle
+from pipelines.formats import export as datasets
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake

@@ -21,7 +21,7 @@ class Following:
     checkpoint (one of a lower number too, after a fresh start).
 
     Until the run has a checkpoint, uniformly random actions are taken (of those that are legal, by the column
-    `legal_actions`): a trainer that waits for experience would otherwise wait for ever. What is gone or half gone when
+    `action_mask`): a trainer that waits for experience would otherwise wait for ever. What is gone or half gone when
     it is read is looked for again at the next time.
     """
 
@@ -34,10 +34,10 @@ class Following:
         greedy: bool,
         seconds: float,
         listener: Listener,
-        legal_actions: str = "",
+        action_mask: str = "",
     ) -> None:
         self._run, self._env, self._seed, self._greedy = RunDirectory(run), env, seed, greedy
-        self._legal_actions = legal_actions
+        self._action_mask = action_mask
         self._seconds, self._listener = seconds, listener
         self._loaded: tuple[int, int] | None = None
         self._refused: tuple[int, int] | None = None
@@ -50,7 +50,7 @@ class Following:
         if acting is not None:
             return acting
         self._listener(Notice(text=f"run '{self._run.path}' has no checkpoint yet: acting at random until it has one"))
-        return random_policy(self._env.spec.spaces, seed=self._seed, legal_actions=self._legal_actions)
+        return random_policy(self._env.spec.spaces, seed=self._seed, action_mask=self._action_mask)
 
     def newer(self) -> Acting | None:
         """The newest checkpoint's policy if it is not the one given last; None too when it is not time to look."""

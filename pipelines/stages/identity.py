@@ -35,7 +35,7 @@ def behaviour(settings: Settings) -> dict[str, Any]:
         "follow": str(Path(wanted.follow).resolve()) if wanted.follow else "",
         "greedy": wanted.greedy,
         "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
-        "legal_actions": settings.agent.legal_actions,
+        "action_mask": settings.agent.action_mask,
     }
 
 

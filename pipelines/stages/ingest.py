@@ -20,6 +20,8 @@ from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
+from pipelines.formats.base import EPISODE, Source
+from pipelines.formats.make import open_source
 from pipelines.lake import collectors
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
@@ -28,8 +30,6 @@ from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.trajectory import Trajectories
-from pipelines.sources.base import EPISODE, Source
-from pipelines.sources.make import open_source
 from pipelines.stages.result import Result
 
 

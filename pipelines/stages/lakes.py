@@ -165,8 +165,8 @@ def make_mixture(
         weighting=train.weighting,
         placement=train.placement,
         half_life=train.half_life,
-        priority=train.priority,
-        beta=train.priority_beta,
+        per_alpha=train.per_alpha,
+        per_beta=train.per_beta,
     )
     views, versions = [], []
     for lake, share in lakes:
@@ -180,7 +180,7 @@ def make_mixture(
             versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
     return Mixture(
         views,
-        length=train.context_length,
+        length=train.resolved_context_length,
         seed=seed,
         strategy=strategy,
         anneal_steps=train.anneal_steps,

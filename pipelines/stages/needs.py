@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.envs import make as envs
-from pipelines.sources import make as sources
+from pipelines.formats import make as sources
 
 
 def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:

@@ -28,18 +28,18 @@ class Acting:
     policy_id: str
     version: int = -1
     run: Path | None = None
-    legal_actions: str = ""
+    action_mask: str = ""
 
 
-def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, legal_actions: str = "") -> Acting:
-    """The policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `legal_actions` is the column that
+def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_mask: str = "") -> Acting:
+    """The policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `action_mask` is the column that
     tells the random one what it may do.
 
     InputMissing where there is none, or where it was trained for other spaces.
     """
     spaces = env.spec.spaces
     if name in ("auto", "random"):
-        return random_policy(spaces, seed=seed, legal_actions=legal_actions)
+        return random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
     path = name.partition("@")[0]
@@ -55,11 +55,11 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, legal_a
     return Acting(policy=policy, policy_id=name)
 
 
-def random_policy(spaces: Spaces, *, seed: int, legal_actions: str = "") -> Acting:
-    """UsageError where `legal_actions` names no such column."""
-    legal = LegalActions(legal_actions, spaces) if legal_actions else None
+def random_policy(spaces: Spaces, *, seed: int, action_mask: str = "") -> Acting:
+    """UsageError where `action_mask` names no such column."""
+    legal = LegalActions(action_mask, spaces) if action_mask else None
     policy = RandomPolicy(spaces.action, seed=seed, legal=legal)
-    return Acting(policy=policy, policy_id="random", legal_actions=legal_actions)
+    return Acting(policy=policy, policy_id="random", action_mask=action_mask)
 
 
 def load_checkpoint(name: str) -> tuple[RunDirectory, Checkpoint]:
@@ -81,7 +81,7 @@ def trained(
         policy = AgentPolicy(
             agent,
             num_actors=env.num_envs,
-            capacity=checkpoint.record["window"],
+            capacity=checkpoint.record["context_length"],
             greedy=greedy,
             seed=seed,
             precision=checkpoint.record["precision"],
@@ -90,7 +90,7 @@ def trained(
         policy=policy,
         policy_id=policy_id,
         version=checkpoint.update,
-        legal_actions=agent.settings.legal_actions,
+        action_mask=agent.settings.action_mask,
     )
 
 

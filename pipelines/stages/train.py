@@ -206,9 +206,9 @@ class Trainer:
         mixture, train = self._mixture, self.settings.train
         assert mixture is not None, "draw_from comes first"
         self.directory.update_record(compute=self.learner.described())
-        ahead = train.prefetch if not train.priority else 0  # priorities follow from the update before
-        size = train.batch_size // train.accumulate
-        plan = ((size, update) for update in range(self.learner.update, target) for _ in range(train.accumulate))
+        ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
+        size = train.batch_size // train.grad_accumulation
+        plan = ((size, update) for update in range(self.learner.update, target) for _ in range(train.grad_accumulation))
         with Prefetch(mixture, plan, ahead=ahead) as self._batches:
             try:
                 return self._train(self._batches, mixture, target, listener)
@@ -217,7 +217,7 @@ class Trainer:
 
     def _train(self, batches: Prefetch, mixture: Mixture, target: int, listener: Listener) -> dict[str, Any]:
         learner, began = self.learner, time.monotonic()
-        learnt = mixture.prioritise if self.settings.train.priority else None
+        learnt = mixture.prioritise if self.settings.train.per_alpha else None
         first = learner.update
         figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
         while learner.update < target:

@@ -17,7 +17,7 @@ from pipelines.learning.tensors import TensorBatch
 from pipelines.stages.policies import load_checkpoint
 from pipelines.training.learner import load_agent
 
-FIGURES = ("q", "v", "advantage", "weight", "spread", "target", "log_prob", "entropy")
+FIGURES = ("q", "v", "advantage", "weight", "disagreement", "target", "log_prob", "entropy")
 _STEPS = 4096  # of windows that are judged at once: bounds the memory of a long trajectory
 
 
@@ -40,7 +40,7 @@ class Values:
                 hint="name the run of an agent that has",
             )
         self.run: Path = run.path
-        self.update, self.window = checkpoint.update, int(checkpoint.record["window"])
+        self.update, self.window = checkpoint.update, int(checkpoint.record["context_length"])
         self.discounts: tuple[float, ...] = self._agent.gammas
 
     def __call__(self, trajectory: Trajectory, schema: Schema) -> dict[str, np.ndarray]:

@@ -88,7 +88,7 @@ class Workshop:
                     collector.env,
                     seed=collector.policy_seed,
                     greedy=greedy,
-                    legal_actions=settings.agent.legal_actions,
+                    action_mask=settings.agent.action_mask,
                 )
             return self._other_policies[name, greedy]
         learner = self._training(listener).learner
@@ -98,7 +98,7 @@ class Workshop:
             self._agent_policy = AgentPolicy(
                 learner.agent,
                 num_actors=collector.env.num_envs,
-                capacity=settings.train.context_length,
+                capacity=settings.train.resolved_context_length,
                 seed=collector.policy_seed,
                 device=learner.device,
                 precision=settings.train.precision,

@@ -53,7 +53,7 @@ class Record(Form):
     skipped_in_a_row: int = 0
     spaces: dict[str, Any] = Field(default_factory=dict)
     agent: dict[str, Any] = Field(default_factory=dict)
-    window: int = Field(1, ge=1)
+    context_length: int = Field(1, ge=1)
     precision: Literal["float32", "bf16"] = "float32"
     seed: int = 0
     env: dict[str, Any] = Field(default_factory=dict)

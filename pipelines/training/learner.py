@@ -38,14 +38,15 @@ Learnt = Callable[[Batch, np.ndarray], None]
 class Learner:
     """Trains an `Agent` for `spaces`.
 
-    `draw` given to `step` returns a batch of so many windows; with `accumulate` > 1 it is called once per
+    `draw` given to `step` returns a batch of so many windows; with `grad_accumulation` > 1 it is called once per
     micro-batch and the sum of all gradients makes the update.
     """
 
     def __init__(self, spaces: Spaces, agent: AgentSettings, train: TrainSettings, *, seed: int) -> None:
-        if train.batch_size % train.accumulate:
+        if train.batch_size % train.grad_accumulation:
             raise UsageError(
-                f"train.batch_size {train.batch_size} is not a multiple of train.accumulate {train.accumulate}"
+                f"train.batch_size {train.batch_size} is not a multiple of "
+                f"train.grad_accumulation {train.grad_accumulation}"
             )
         require_loss_mask(train.loss_mask, spaces)
         use_threads(train.threads)
@@ -61,7 +62,7 @@ class Learner:
         self.parameters = list(self.agent.trainable_parameters())
         self.parts = _parts(self.agent)
         self.optimizer = make_optimizer(self.agent, train)
-        self.average = self._copied() if train.average else []
+        self.average = self._copied() if train.ema_decay else []
         self.update = 0
         self.steps_seen = 0
         self.skipped_updates = self.skipped_in_a_row = 0
@@ -74,7 +75,7 @@ class Learner:
 
         Where windows have an importance, `learnt` receives the mean absolute TD errors (B,) of each batch.
         """
-        size, parts = self.settings.batch_size, self.settings.accumulate
+        size, parts = self.settings.batch_size, self.settings.grad_accumulation
         batches = [draw(size // parts) for _ in range(parts)]
         for batch in batches:
             require_choices(batch, self.spaces)
@@ -139,7 +140,7 @@ class Learner:
     def _update_average(self) -> None:
         """Move the mean towards the weights; early on faster, so that the initial weights are forgotten."""
         if self.average:
-            decay = min(self.settings.average, (1 + self.update) / (10 + self.update))
+            decay = min(self.settings.ema_decay, (1 + self.update) / (10 + self.update))
             torch._foreach_lerp_(self.average, [*self.parameters], 1 - decay)
 
     def _named_average(self) -> dict[str, torch.Tensor]:
@@ -175,7 +176,7 @@ class Learner:
                 "skipped_in_a_row": self.skipped_in_a_row,
                 "spaces": self.spaces.to_json(),
                 "agent": self.agent_settings.model_dump(mode="json"),
-                "window": self.settings.context_length,
+                "context_length": self.settings.resolved_context_length,
                 "precision": self.settings.precision,
                 "seed": self.seed,
             },

@@ -25,7 +25,7 @@ def prepare(encoders: list[nn.Module], settings: TrainSettings, device: torch.de
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     for encoder in encoders:
-        encoder.recompute = settings.recompute  # type: ignore[assignment]
+        encoder.activation_checkpointing = settings.activation_checkpointing  # type: ignore[assignment]
     if not settings.compile:
         return []
     reason = why_not_compiled(device)
@@ -56,7 +56,7 @@ def described(sequence: nn.Module, settings: TrainSettings, device: torch.device
         dtype = DTYPES[settings.precision]
         if device.type == "cpu":
             dtype = torch.float32  # see attention.attend
-        length, model = settings.context_length + 1, cast(TransformerSettings, sequence.settings)
+        length, model = settings.resolved_context_length + 1, cast(TransformerSettings, sequence.settings)
         sight = replace(sight.within(length), dropout=model.dropout_attention)
         facts["attention"] = choose(model.attention, device, dtype, sight, length=length, packed=settings.packing)
     return facts

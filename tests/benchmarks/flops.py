@@ -49,9 +49,9 @@ def _critics(agent: Agent, steps: int) -> float:
     per_value = sum(deeper) + (last // discounts if isinstance(critic.readout, Scalar) else last)
     samples: float = kind.actor_samples
     space = agent.spaces.action
-    if kind.online_weight == 0 and isinstance(space, Discrete):  # distinct ones beside the one taken, of uniform draws
+    if kind.actor_weight == 0 and isinstance(space, Discrete):  # distinct ones beside the one taken, of uniform draws
         samples = (space.n - 1) * (1 - (1 - 1 / space.n) ** samples)
-    back = 1 / critic.members if kind.online_weight > 0 else 0
+    back = 1 / critic.members if kind.actor_weight > 0 else 0
     drawn = agent.settings.critic.subset / critic.members * kind.critic_samples
     values = discounts * per_value * (3 + samples * (1 + back) + drawn)
     return rows * (values + state * (3 + 1) + action * (2 + discounts * (samples + drawn)))

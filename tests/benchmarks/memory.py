@@ -35,7 +35,7 @@ SETTINGS = {
         "actor": {"hidden": [8]},
         "critic": {"hidden": [8]},
     },
-    "train": {"window": 128, "batch_size": 24, "threads": 1, "log_every": 50},
+    "train": {"context_length": 128, "batch_size": 24, "threads": 1, "log_every": 50},
 }
 
 

@@ -63,7 +63,7 @@ class Collecting:
         acting = collector.first_policy()
         if agent:
             learner = Agent(collector.env.spec.spaces, settings.agent).eval()
-            policy = AgentPolicy(learner, num_actors=actors, capacity=settings.train.context_length)
+            policy = AgentPolicy(learner, num_actors=actors, capacity=settings.train.resolved_context_length)
             acting = Acting(policy=policy, policy_id="bench", version=0)
         collector.act_by(acting)
         assert collector.rollout is not None

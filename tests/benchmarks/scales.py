@@ -113,7 +113,13 @@ def trained(kind: dict[str, Any], scales: list[float], updates: int, seed: int, 
     lakes = [played(task, scale, rng) for task, scale in enumerate(scales)]
     spaces = Spaces(observation={"obs": Box(shape=(8,))}, action=Discrete(n=4))
     settings = TrainSettings(
-        batch_size=48, window=LIMIT, learning_rate=rate, warmup_steps=50, threads=1, device="cpu", log_every=10**9
+        batch_size=48,
+        context_length=LIMIT,
+        learning_rate=rate,
+        warmup_steps=50,
+        threads=1,
+        device="cpu",
+        log_every=10**9,
     )
     learner = Learner(spaces, AgentSettings.model_validate(NETWORK | kind), settings, seed=seed)
 

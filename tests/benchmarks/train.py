@@ -5,11 +5,11 @@
 
 Configuration P: Transformer of width 128 and 2 layers over a 512-512-256 timestep encoder, 20 numbers observed, 4
 actions, 7 discounts, 4 critics, 24 windows. Drawing them from a lake is not counted, and told beside it. The last rows
-are 6 windows of 64 x 64 images through IMPALA's convolutions, without and with `train.recompute`. Each row runs in a
-process of its own, which measures the rate of float32 products of the critics' shape between the updates. Seconds
-are CPU seconds, medians. The floor is the time that the products alone would take at that rate; the goals, stated for
-150 GFLOP/s, are scaled to it. Memory: peak resident set of the process (VmHWM, Linux) above what it had after import
-and one small product.
+are 6 windows of 64 x 64 images through IMPALA's convolutions, without and with `train.activation_checkpointing`. Each
+row runs in a process of its own, which measures the rate of float32 products of the critics' shape between the updates.
+Seconds are CPU seconds, medians. The floor is the time that the products alone would take at that rate; the goals,
+stated for 150 GFLOP/s, are scaled to it. Memory: peak resident set of the process (VmHWM, Linux) above what it had
+after import and one small product.
 `--malloc` lets glibc keep freed memory instead of giving it back to the system each time. `--device cuda` measures
 another table, on a GPU: see train_cuda.py.
 """
@@ -51,7 +51,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "discrete L512": {"action": DISCRETE, "length": 512, "goal": 1.6, "goal_gb": 1.1},
     "continuous L512": {"action": BOX, "length": 512, "goal": 3.5, "goal_gb": 1.1},
     "images L128": IMAGES,
-    "images L128 recompute": IMAGES | {"train": {"recompute": True}},
+    "images L128 checkpointing": IMAGES | {"train": {"activation_checkpointing": True}},
 }
 KEPT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 

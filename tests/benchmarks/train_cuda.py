@@ -38,7 +38,7 @@ ROWS: dict[str, dict[str, Any]] = {  # of each the attention backend, the switch
     "bf16 eager": {"attention": "sdpa", "train": {"precision": "bf16"}},
     "bf16 compiled": {"attention": "sdpa", "train": FAST},
     "bf16 compiled flash": {"attention": "flash", "train": FAST},
-    "bf16 compiled recompute": {"attention": "auto", "train": FAST | {"recompute": True}},
+    "bf16 compiled checkpointing": {"attention": "auto", "train": FAST | {"activation_checkpointing": True}},
     "bf16 compiled uneven padded": {"attention": "auto", "train": FAST, "uneven": True},
     "bf16 compiled uneven packed": {"attention": "auto", "train": FAST | {"packing": True}, "uneven": True},
 }
@@ -72,7 +72,9 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """One row's figures."""
     settings = AgentSettings.model_validate({"sequence": model | {"attention": row["attention"]}})
-    train = TrainSettings(batch_size=batch, window=length, device=str(device), threads=0, **row.get("train", {}))
+    train = TrainSettings(
+        batch_size=batch, context_length=length, device=str(device), threads=0, **row.get("train", {})
+    )
     now, rng = clock_of(device), np.random.default_rng(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

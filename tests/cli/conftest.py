@@ -24,7 +24,7 @@ TINY = (
     "agent.sequence.d_ff=8",
     "agent.actor.hidden=[8]",
     "agent.critic.hidden=[8]",
-    "train.window=16",
+    "train.context_length=16",
     "train.batch_size=4",
     "train.threads=1",
 )

@@ -18,10 +18,10 @@ def request(*assignments: str, config: Path | None = None, **named: Any) -> Requ
 
 def test_options_win_over_the_file_and_the_file_over_the_run(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
-    file.write_text("[train]\nsteps = 2\nwindow = 2\n")
-    stored = {"train": {"steps": 1, "window": 1, "batch_size": 1}}
-    settings = request("train.window=3", config=file).settings(stored)
-    assert (settings.train.steps, settings.train.window, settings.train.batch_size) == (2, 3, 1)
+    file.write_text("[train]\nsteps = 2\ncontext_length = 2\n")
+    stored = {"train": {"steps": 1, "context_length": 1, "batch_size": 1}}
+    settings = request("train.context_length=3", config=file).settings(stored)
+    assert (settings.train.steps, settings.train.context_length, settings.train.batch_size) == (2, 3, 1)
 
 
 def test_options_not_given_say_nothing() -> None:

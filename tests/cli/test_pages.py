@@ -18,6 +18,7 @@ from tests.cli.conftest import Amago
 from tests.cli.pages import ROOT, Typed, install, script, typed
 
 PAGES = ("README.md", "docs/tutorial.md")
+PLUGINS = "CONTRIBUTING.md"
 
 
 def shorter(words: list[str]) -> list[str]:
@@ -42,7 +43,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
-    for name in ("mymaze", "corridor"):
+    for name in ("mymaze", "corridor", "plugins"):
         if name not in before:
             sys.modules.pop(name, None)
 
@@ -50,7 +51,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("own_modules")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, PLUGINS])
 def test_the_commands_of_a_page_follow_one_another(page: str, amago: Amago) -> None:
     for one in typed(page):
         if one.file:

@@ -31,7 +31,7 @@ def problems(document: dict[str, Any], *assignments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
-        ("train.window=45", ["train", "window"], 45),
+        ("train.context_length=45", ["train", "context_length"], 45),
         ("train.learning_rate=3e-4", ["train", "learning_rate"], 3e-4),
         ("evaluate.greedy=false", ["evaluate", "greedy"], False),
         ("agent.timestep.hidden=[64, 64]", ["agent", "timestep", "hidden"], [64, 64]),
@@ -45,20 +45,20 @@ def test_an_assignment_is_a_dotted_key_and_a_toml_value(text: str, path: list[st
     assert parse_assignment(text) == (path, value)
 
 
-@pytest.mark.parametrize("text", ["train.window", "=3", "train..window=3", ""])
+@pytest.mark.parametrize("text", ["train.context_length", "=3", "train..context_length=3", ""])
 def test_a_malformed_assignment_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="key=value"):
         parse_assignment(text)
 
 
 def test_a_later_document_wins_key_by_key_and_neither_is_changed() -> None:
-    base = {"train": {"steps": 1, "window": 2}, "seed": 0}
+    base = {"train": {"steps": 1, "context_length": 2}, "seed": 0}
     assert merge(base, {"train": {"steps": 3}, "about": "x"}) == {
-        "train": {"steps": 3, "window": 2},
+        "train": {"steps": 3, "context_length": 2},
         "seed": 0,
         "about": "x",
     }
-    assert base == {"train": {"steps": 1, "window": 2}, "seed": 0}
+    assert base == {"train": {"steps": 1, "context_length": 2}, "seed": 0}
 
 
 def test_a_list_replaces_a_list() -> None:
@@ -114,14 +114,14 @@ def test_resolving_the_resolved_changes_nothing() -> None:
 def test_every_problem_is_found_at_once_with_the_nearest_key() -> None:
     document = {
         "env": {"name": "maze", "coridor": 3, "penalty": "low"},
-        "train": {"widow": 4, "steps": 0},
+        "train": {"context_lenght": 4, "steps": 0},
         "stages": [{"stage": "evaluate", "episods": 3}, {"stage": "collect", "steps": "x"}],
     }
     found = problems(document, "evaluat.episodes=3")
     keys = [line.split(":")[0] for line in found]
     assert sorted(keys) == sorted(
         [
-            "train.widow",
+            "train.context_lenght",
             "train.steps",
             "evaluat",
             "env.coridor",
@@ -131,7 +131,7 @@ def test_every_problem_is_found_at_once_with_the_nearest_key() -> None:
         ]
     )
     text = "\n".join(found)
-    for nearest in ("'train.window'", "'evaluate'", "'env.corridor'", "'stages.0.episodes'"):
+    for nearest in ("'train.context_length'", "'evaluate'", "'env.corridor'", "'stages.0.episodes'"):
         assert nearest in text
 
 

@@ -81,7 +81,7 @@ def test_the_defaults_are_those_of_the_settings() -> None:
 def test_a_key_a_table_and_the_end_of_a_key_are_found() -> None:
     assert [setting.key for setting in reference.find("train.steps")] == ["train.steps"]
     assert {setting.table for setting in reference.find("export")} == {"export"}
-    assert {"agent.sequence.window", "train.window"} == {setting.key for setting in reference.find("window")}
+    assert {"agent.actor.hidden", "agent.critic.hidden"} < {setting.key for setting in reference.find("hidden")}
     assert {setting.kind for setting in reference.find("agent.sequence.num_layers")} >= {"transformer", "gru"}
 
 

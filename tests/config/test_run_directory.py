@@ -41,12 +41,12 @@ def test_an_identity_is_kept_for_good_and_tells_runs_of_one_name_apart(tmp_path:
 def test_only_the_tables_of_a_stage_that_was_done_are_compared(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.record("collect", Settings())
-    other = Settings.model_validate({"train": {"window": 7}})
+    other = Settings.model_validate({"train": {"context_length": 7}})
     run.record("collect", other)
     run.record("train", other)
     with pytest.raises(UsageError) as refused:
         run.record("train", Settings())
-    assert refused.value.problems == ("train.window: 7 -> 'auto'",)
+    assert refused.value.problems == ("train.context_length: 7 -> 'auto'",)
 
 
 def test_a_fresh_start_forgets_what_was_said_of_the_checkpoints(tmp_path: Path) -> None:

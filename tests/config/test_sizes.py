@@ -67,7 +67,7 @@ def test_a_wrong_size_is_named() -> None:
 
 
 def test_widths_and_depths_are_settings_of_the_network_and_its_kind_is_not() -> None:
-    assert not names_network({"agent": {"sequence": {"kind": "gru"}, "gammas": [0.9]}, "train": {"window": 3}})
+    assert not names_network({"agent": {"sequence": {"kind": "gru"}, "gammas": [0.9]}, "train": {"context_length": 3}})
     assert names_network({"agent": {"sequence": {"kind": "gru", "hidden": 8}}})
     base = preset("base", "transformer")
     assert names_network(base)

@@ -59,7 +59,7 @@ mixture.refresh(0)
 opened = time.monotonic() - began
 for update in range(40):
     batch = mixture.sample(256, update)
-    if strategy.priority:
+    if strategy.per_alpha:
         mixture.prioritise(batch, np.ones(len(batch)))
 print(json.dumps({"before": before, "after": private() - before, "peak": max(peak, private()) - before,
                   "seconds": opened, "trajectories": view.num_trajectories, "steps": view.num_steps}))
@@ -134,7 +134,7 @@ def measure(lake: Lake, **strategy: Any) -> dict[str, float]:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell private memory")
 def test_a_million_trajectories_fit_into_300_mb_beside_the_model(tmp_path: Path) -> None:
     lake = make_lake(tmp_path / "lake")
-    for strategy in ({}, {"weighting": "task", "half_life": 1e6, "priority": 0.6}):
+    for strategy in ({}, {"weighting": "task", "half_life": 1e6, "per_alpha": 0.6}):
         found = measure(lake, **strategy)
         print({name: round(value / 2**20) if value > 1e4 else value for name, value in found.items()})
         assert found["trajectories"] == SEGMENTS * TRAJECTORIES

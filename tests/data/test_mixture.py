@@ -126,7 +126,7 @@ def test_nothing_anywhere_is_said(lakes: list[Lake]) -> None:
         mixture.sample(2, 0)
 
 
-@pytest.mark.parametrize("strategy", [Strategy(), Strategy(weighting="task", half_life=30, priority=0.5)])
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy(weighting="task", half_life=30, per_alpha=0.5)])
 def test_draws_go_on_exactly_after_a_restart(lakes: list[Lake], strategy: Strategy) -> None:
     for seed, lake in enumerate(lakes):
         fill(lake, [9, 30, 4, 12], seed=seed, seal_every=2)
@@ -136,7 +136,7 @@ def test_draws_go_on_exactly_after_a_restart(lakes: list[Lake], strategy: Strate
         batches = []
         for update in updates:
             batches.append(mixture.sample(9, update))
-            if strategy.priority:
+            if strategy.per_alpha:
                 mixture.prioritise(batches[-1], errors[update])
         return batches
 

@@ -19,7 +19,7 @@ from tests.data.rewriting import rewrite
 from tests.data.test_sampler import assert_same_batch, check_batch
 from tests.lake.factories import SCHEMA, columns, derive, fill, flip_a_bit, live_ids
 
-EVERYTHING = Strategy(weighting="task", half_life=100.0, priority=0.7)
+EVERYTHING = Strategy(weighting="task", half_life=100.0, per_alpha=0.7)
 
 
 @pytest.fixture

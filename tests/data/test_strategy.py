@@ -178,7 +178,7 @@ def test_the_mass_is_the_product_of_its_parts(lengths, data, weighting, placemen
     np.testing.assert_allclose(mass / mass.sum(), expected, rtol=1e-9, atol=1e-300)
 
 
-PRIORITISED = Strategy(priority=0.6, beta=0.4)
+PRIORITISED = Strategy(per_alpha=0.6, per_beta=0.4)
 ERRORS = {0: 4.0, 2: 0.5, 4: 9.0, 6: 0.01}
 
 
@@ -220,7 +220,7 @@ def test_windows_without_an_error_leave_priorities_alone(lake: Lake) -> None:
 
 def test_importance_undoes_the_priorities_in_expectation(lake: Lake) -> None:
     """With beta 1, importance times probability is in proportion to the shares without priorities."""
-    strategy = Strategy(weighting="task", priority=0.6, beta=1.0)
+    strategy = Strategy(weighting="task", per_alpha=0.6, per_beta=1.0)
     sampler = sampler_of(lake, strategy, weights=WEIGHTS)
     sampler.draw(1)
     sampler.prioritise(np.array(list(ERRORS)), np.array(list(ERRORS.values())))

@@ -82,3 +82,10 @@ class Shy(gymnasium.Env):
 
     def __init__(self):
         raise StageFailed("not today")
+
+
+class Gone(gymnasium.Env):
+    """Ends the process that makes it."""
+
+    def __init__(self):
+        os._exit(8)

@@ -103,7 +103,7 @@ def test_a_bundle_and_an_environment_exchange_the_values_of_their_own_spaces(tmp
     spaces = convert_spaces(env.observation_space, env.action_space, name="x")
     assert Spaces.from_json(json.loads(json.dumps(spaces.to_json()))) == spaces
     owner = Agent(spaces, settings()).eval()
-    record = {"spaces": spaces.to_json(), "agent": owner.settings.model_dump(mode="json"), "window": 8}
+    record = {"spaces": spaces.to_json(), "agent": owner.settings.model_dump(mode="json"), "context_length": 8}
     write_bundle(owner.state_dict(), record | {"update": 0, "env": {}}, tmp_path)
     deployed = load_policy(tmp_path)
     trained = AgentPolicy(owner, num_actors=1, capacity=8, greedy=True)
@@ -153,7 +153,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
     {"kind": "behaviour-cloning"},
     {"actor": {"hidden": [8], "distribution": "beta"}},
     {"actor": {"hidden": [8], "distribution": "gaussian-mixture"}},
-    {"legal_actions": "obs.legal"},
+    {"action_mask": "obs.legal"},
 ])  # fmt: skip
 def test_every_agent_and_distribution_acts_from_its_bundle(tmp_path: Path, changes: dict) -> None:
     action = "box" if "actor" in changes else "discrete"
@@ -162,7 +162,7 @@ def test_every_agent_and_distribution_acts_from_its_bundle(tmp_path: Path, chang
     record = {
         "spaces": owner.spaces.to_json(),
         "agent": owner.settings.model_dump(mode="json"),
-        "window": 8,
+        "context_length": 8,
         "update": 0,
         "env": {},
     }
@@ -177,7 +177,7 @@ def test_every_agent_and_distribution_acts_from_its_bundle(tmp_path: Path, chang
         previous = trained.act(columns, previous, np.ones(1, np.float32), np.array([time]))
         chosen = deployed.act(seen, 1.0)
         np.testing.assert_array_equal(chosen, executed(previous[0], owner.spaces.action))
-        if "legal_actions" in changes:
+        if "action_mask" in changes:
             assert seen["legal"][chosen]
             done.add(chosen)
-    assert "legal_actions" not in changes or done == {1, 2}
+    assert "action_mask" not in changes or done == {1, 2}

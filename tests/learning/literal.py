@@ -21,8 +21,13 @@ def symexp(x):
 class Literal:
     """`agent` is used up: its statistics move, its parameters receive gradients."""
 
-    def __init__(self, agent, weights, *, critic, samples=(1, 1), soften=0.0):
-        self.agent, self.settings, self.critic_kind, self.soften = agent, agent.settings, critic, soften
+    def __init__(self, agent, weights, *, critic, samples=(1, 1), label_smoothing=0.0):
+        self.agent, self.settings, self.critic_kind, self.label_smoothing = (
+            agent,
+            agent.settings,
+            critic,
+            label_smoothing,
+        )
         self.online, self.offline = weights
         self.samples = samples
         self.gammas = [*agent.settings.gammas, agent.settings.acting_gamma]
@@ -62,7 +67,7 @@ class Literal:
         return isinstance(critic, ActionValues)
 
     def shown(self, feature):
-        return feature.clamp(self.soften, 1 - self.soften) if self.soften else feature
+        return feature.clamp(self.label_smoothing, 1 - self.label_smoothing) if self.label_smoothing else feature
 
     def value_of_state(self, heads, actor, c, h, g, noise, legal, frozen=False):
         """Values (samples,) of the policy's actions, or their expectation (1,); gradient to the policy."""
@@ -73,8 +78,8 @@ class Literal:
         values = []
         for uniform in noise:
             action = heads.policy.sample(params, uniform, legal)
-            if self.soften:
-                action = self.soften + (1 - 2 * self.soften) * action
+            if self.label_smoothing:
+                action = self.label_smoothing + (1 - 2 * self.label_smoothing) * action
             values.append(self.value(heads.critic, c, h.detach(), action, g, frozen))
         return torch.stack(values)
 
@@ -115,7 +120,7 @@ class Literal:
         return split, noise[..., size:].argsort(-1, descending=True)[..., : self.settings.critic.subset]
 
     def legal(self, data, b, t):
-        name = self.settings.legal_actions
+        name = self.settings.action_mask
         return data.observation[name][b, t] > 0 if name else None
 
     def next_value(self, data, h, b, t, i, g, noise, drawn):
@@ -145,7 +150,7 @@ class Literal:
             for b, t in reversed(rows):
                 for g, gamma in enumerate(self.gammas):
                     i = place[b, t]
-                    out[i, g] = self.settings.reward_multiplier * data.reward[b, t + 1]
+                    out[i, g] = self.settings.reward_scale * data.reward[b, t + 1]
                     if data.terminated[b, t]:
                         continue
                     value = self.next_value(data, h, b, t, i, g, noise, drawn)
@@ -160,12 +165,12 @@ class Literal:
             return out
         for i, (b, t) in enumerate(rows):
             for g, gamma in enumerate(self.gammas):
-                for k in range(self.settings.num_steps):
+                for k in range(self.settings.n_step):
                     at = (b, t + k)
-                    out[i, g] += gamma**k * self.settings.reward_multiplier * data.reward[b, t + k + 1]
+                    out[i, g] += gamma**k * self.settings.reward_scale * data.reward[b, t + k + 1]
                     if data.terminated[at]:
                         break
-                    if k + 1 == self.settings.num_steps or (b, t + k + 1) not in place:
+                    if k + 1 == self.settings.n_step or (b, t + k + 1) not in place:
                         out[i, g] += gamma ** (k + 1) * self.next_value(data, h, *at, place[at], g, noise, drawn)
                         break
         return out
@@ -236,7 +241,7 @@ class Literal:
                     online = online - importance * least / discounts
                 difference = (torch.stack(q)[:, None] - torch.stack(v).detach()).mean()
                 scaled = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
-                advantage[b, t, g] = scaled / settings.reward_multiplier
+                advantage[b, t, g] = scaled / settings.reward_scale
                 log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():

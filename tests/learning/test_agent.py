@@ -55,11 +55,11 @@ def test_an_update_with_images_and_everything_else():
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_padding_changes_no_loss_and_no_gradient(action, num_steps):
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_padding_changes_no_loss_and_no_gradient(action, n_step):
     results = []
     for extra in (0, 5):
-        owner = agent(action, num_steps=num_steps)
+        owner = agent(action, n_step=n_step)
         source = padded(windows(owner.spaces), extra) if extra else windows(owner.spaces)
         data = TensorBatch.from_numpy(source, owner.spaces)
         if extra:  # padding is cut by from_numpy: put it back by one full window whose steps are then masked
@@ -124,7 +124,7 @@ def test_the_policy_term_reaches_policy_and_encoder_but_never_the_critics(action
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_the_critic_loss_trains_the_encoder_and_never_the_policy(action):
-    owner = agent(action, online_weight=0.0, offline_weight=0.0)
+    owner = agent(action, actor_weight=0.0, bc_weight=0.0)
     owner.loss(batch(owner), generator())[0].backward()
     for name, grad in gradients(owner).items():
         moved = grad is not None and grad.abs().sum() > 0
@@ -197,7 +197,7 @@ def test_discrete_losses_equal_the_equations_written_out():
 
 def test_means_replace_minima_where_no_value_is_maximised():
     assert agent().reduction == "min"
-    assert agent(online_weight=0.0).reduction == "mean"
+    assert agent(actor_weight=0.0).reduction == "mean"
 
 
 def test_equal_seeds_give_equal_agents_whatever_the_global_generator():

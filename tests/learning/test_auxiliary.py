@@ -10,7 +10,7 @@ from pipelines.learning.auxiliary import NextStep
 from tests.learning.factories import ACTIONS, agent, batch
 from tests.learning.test_agent import generator, gradients
 
-NEXT = {"losses": [{"kind": "next-step", "weight": 0.5}]}
+NEXT = {"auxiliary_losses": [{"kind": "next-step", "weight": 0.5}]}
 MIXED = {"obs": Box(shape=(2,)), "place": Discrete(n=3), "image": Box(shape=(16, 16, 3), dtype="uint8")}
 
 
@@ -21,7 +21,7 @@ def test_guessing_the_mean_costs_one_for_each_feature_that_varies():
     assert isinstance(loss, NextStep)
     torch.nn.init.zeros_(loss.net.last.weight)
     _, metrics = owner.loss(batch(owner, lengths=(9,) * 40), generator())
-    assert metrics["extra_loss_0"].item() == pytest.approx(6, rel=1e-3)
+    assert metrics["auxiliary_loss_0"].item() == pytest.approx(6, rel=1e-3)
 
 
 def test_targets_are_the_observation_and_the_reward_that_the_action_led_to():

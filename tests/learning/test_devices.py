@@ -23,7 +23,7 @@ SEQUENCES = {
 CASES = [
     *((kind, action, {}) for kind in ("actor-critic", "multi-task", "behaviour-cloning") for action in ACTIONS),
     *(("actor-critic", "discrete", {"sequence": sequence}) for sequence in SEQUENCES.values()),
-    ("actor-critic", "box", {"actor": {"hidden": [8], "distribution": "beta"}, "num_steps": 3}),
+    ("actor-critic", "box", {"actor": {"hidden": [8], "distribution": "beta"}, "n_step": 3}),
     ("multi-task", "box", {"actor": {"hidden": [8], "distribution": "gaussian-mixture"}}),
     ("multi-task", "discrete", {"critic": {"hidden": [8], "labels": "hl-gauss"}, "filter": {"kind": "exp"}}),
 ]

@@ -16,7 +16,7 @@ ACTIONS = ["discrete", "box", "multi_discrete", "multi_binary"]
 
 def constant(action, **changes):
     """Three discounts; values neither normalized nor scaled."""
-    changes = {"critic": CRITICS, "popart": {"enabled": False}, "reward_multiplier": 1, "offline_weight": 0} | changes
+    changes = {"critic": CRITICS, "popart": {"enabled": False}, "reward_scale": 1, "bc_weight": 0} | changes
     owner = agent(action, sequence="identity", **changes)
     for heads in (owner.heads, owner.target_heads):
         heads.critic.last_weight.data.zero_()
@@ -39,7 +39,7 @@ def test_the_policy_maximises_the_least_of_the_drawn_critics(action):
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize(("online", "values", "mean"), [(1.0, [1.0, 2.0], 4 / 3), (0.0, [1.5, 2.5, 3.0], 7 / 3)])
 def test_a_next_state_has_the_least_or_the_mean_of_the_drawn_critics(action, online, values, mean):
-    owner = constant(action, online_weight=online)
+    owner = constant(action, actor_weight=online)
     data = many(owner)
     target = owner.targets(data, owner.encode(data), generator()) / owner.gamma_G
     found = target.flatten().unique().tolist()
@@ -51,7 +51,7 @@ def test_a_next_state_has_the_least_or_the_mean_of_the_drawn_critics(action, onl
 @pytest.mark.parametrize("action", ACTIONS)
 def test_advantages_are_between_means_of_all_critics(action):
     """All actions have the same values, so nothing is an advantage."""
-    owner = constant(action, filter={"kind": f"{__name__}:seen"}, offline_weight=1)
+    owner = constant(action, filter={"kind": f"{__name__}:seen"}, bc_weight=1)
     SEEN.clear()
     owner.loss(many(owner), generator())
     torch.testing.assert_close(SEEN[0], torch.zeros_like(SEEN[0]), atol=1e-5, rtol=0)

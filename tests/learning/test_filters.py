@@ -45,7 +45,7 @@ def test_leaky_relu_by_hand():
 @pytest.mark.parametrize("changes", [{}, {"kind": "multi-task"}], ids=["scalar", "two-hot"])
 def test_filters_see_the_advantages_that_inspection_reports(changes):
     """In the environment's reward units, whatever critics compute in."""
-    owner = agent(filter={"kind": "exp", "options": {"beta": 0.5}}, reward_multiplier=4.0, **changes)
+    owner = agent(filter={"kind": "exp", "options": {"beta": 0.5}}, reward_scale=4.0, **changes)
     data = batch(owner)
     owner.loss(data)
     figures = inspect(owner, data)

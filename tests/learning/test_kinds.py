@@ -33,10 +33,10 @@ def test_every_kind_takes_an_update_on_every_action_space(kind, action):
 
 def test_defaults_of_the_kinds():
     found = {kind: agent(kind=kind).kind for kind in KINDS}
-    weights = {kind: (k.online_weight, k.offline_weight) for kind, k in found.items()}
+    weights = {kind: (k.actor_weight, k.bc_weight) for kind, k in found.items()}
     assert weights == {"actor-critic": (1.0, 0.1), "multi-task": (0.0, 1.0), "behaviour-cloning": (0.0, 1.0)}
     assert [found["multi-task"].critic_samples, found["multi-task"].actor_samples] == [1, 3]
-    assert agent(kind="multi-task", offline_weight=0.5, actor_samples=2).kind.offline_weight == 0.5
+    assert agent(kind="multi-task", bc_weight=0.5, actor_samples=2).kind.bc_weight == 0.5
 
 
 def test_behaviour_cloning_is_the_likelihood_of_the_actions_and_nothing_else():
@@ -52,17 +52,17 @@ def test_behaviour_cloning_is_the_likelihood_of_the_actions_and_nothing_else():
     assert "q" not in metrics
 
 
-OWN = Kind(critic="scalar", online_weight=0.5, offline_weight=0.3, actor_samples=2)
+OWN = Kind(critic="scalar", actor_weight=0.5, bc_weight=0.3, actor_samples=2)
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_a_kind_of_ones_own_is_named_in_the_settings(action):
-    said = {"online_weight": 0.5, "offline_weight": 0.3, "actor_samples": 2}
+    said = {"actor_weight": 0.5, "bc_weight": 0.3, "actor_samples": 2}
     own, same = agent(action, kind=f"{__name__}:OWN"), agent(action, **said)
     assert own.kind == OWN
     losses = [owner.loss(batch(owner), generator())[0] for owner in (own, same)]
     assert torch.equal(*losses)
-    assert agent(action, kind=f"{__name__}:OWN", online_weight=0.0).kind.online_weight == 0.0
+    assert agent(action, kind=f"{__name__}:OWN", actor_weight=0.0).kind.actor_weight == 0.0
 
 
 def test_what_is_not_a_kind_is_refused():
@@ -139,7 +139,7 @@ def test_an_update_in_lower_precision(kind, action):
 def test_what_is_illegal_is_never_done(kind, action):
     size = ACTIONS[action].flat_size
     observation = {"obs": Box(shape=(3,)), "obs.legal": MultiBinary(n=size)}
-    owner = agent(action, observation, kind=kind, legal_actions="obs.legal")
+    owner = agent(action, observation, kind=kind, action_mask="obs.legal")
     source = windows(owner.spaces, lengths=(9,) * 200)
     legal = source.columns["obs.legal"][:, 0].astype(bool)
     shown = {name: source.columns[name][:, 0] for name in observation}
@@ -176,8 +176,8 @@ def split(array, sizes):
     ("obs", {"obs": Box(shape=(2,))}, "box"),
 ])  # fmt: skip
 def test_a_column_that_cannot_say_what_is_legal_is_the_users_error(name, observation, action):
-    with pytest.raises(UsageError, match="legal_actions"):
-        agent(action, observation, legal_actions=name)
+    with pytest.raises(UsageError, match="action_mask"):
+        agent(action, observation, action_mask=name)
 
 
 # Losses of the user's own
@@ -203,18 +203,18 @@ def wrong_shape(states, batch, mask):
 
 def test_a_function_adds_its_masked_mean():
     losses = [{"kind": f"{__name__}:smooth", "weight": 0.5, "options": {"factor": 2.0}}]
-    plain, owner = agent(sequence="gru"), agent(sequence="gru", losses=losses)
+    plain, owner = agent(sequence="gru"), agent(sequence="gru", auxiliary_losses=losses)
     data = batch(owner)
     base, _ = plain.loss(data, generator())
     total, metrics = owner.loss(data, generator())
     states = plain.encode(data)
     by_step = 2 * (states[:, 1:] - states[:, :-1]).square().mean(-1)
-    torch.testing.assert_close(metrics["extra_loss_0"], by_step[data.mask].mean().detach())
+    torch.testing.assert_close(metrics["auxiliary_loss_0"], by_step[data.mask].mean().detach())
     torch.testing.assert_close(total, base + 0.5 * by_step[data.mask].mean())
 
 
 def test_a_module_is_trained_and_saved():
-    owner = agent(losses=[{"kind": f"{__name__}:Forward"}])
+    owner = agent(auxiliary_losses=[{"kind": f"{__name__}:Forward"}])
     before = copy.deepcopy(owner.state_dict())
     extra = {name for name in before if name.startswith("extra.")}
     assert extra == {"extra.0.module.net.weight", "extra.0.module.net.bias"}
@@ -225,11 +225,11 @@ def test_a_module_is_trained_and_saved():
 @pytest.mark.parametrize("wrong", [{"kind": "smooth", "options": {"x": 1}}, {"kind": "Forward", "options": {"x": 1}}])
 def test_options_that_a_loss_does_not_take_are_the_users_error(wrong):
     with pytest.raises(UsageError, match="unexpected keyword"):
-        agent(losses=[wrong | {"kind": f"{__name__}:{wrong['kind']}"}])
+        agent(auxiliary_losses=[wrong | {"kind": f"{__name__}:{wrong['kind']}"}])
 
 
 def test_a_loss_has_a_number_for_each_step():
-    owner = agent(losses=[{"kind": f"{__name__}:wrong_shape"}])
+    owner = agent(auxiliary_losses=[{"kind": f"{__name__}:wrong_shape"}])
     with pytest.raises(UsageError, match="not one for each"):
         owner.loss(batch(owner))
 
@@ -268,7 +268,7 @@ def test_an_agent_without_critics_has_no_values():
 
 
 def test_every_metric_is_documented():
-    owner = agent(gammas=[0.9], losses=[{"kind": f"{__name__}:smooth"}])
+    owner = agent(gammas=[0.9], auxiliary_losses=[{"kind": f"{__name__}:smooth"}])
     _, metrics = owner.loss(batch(owner), generator())
     text = (Path(__file__).parents[2] / "docs" / "learning.md").read_text()
     table = text[text.index("## Metrics") : text.index("## Speed")]

@@ -18,8 +18,8 @@ LENGTHS = {"lengths": (5, 3), "rows": 5}
 CASES = {
     **{f"actor-critic {action}": (action, {}) for action in ACTIONS},
     **{f"multi-task {action}": (action, MULTI) for action in ACTIONS},
-    "n-step": ("discrete", {"num_steps": 3}),
-    "n-step box": ("box", {"num_steps": 3}),
+    "n-step": ("discrete", {"n_step": 3}),
+    "n-step box": ("box", {"n_step": 3}),
     "peng": ("discrete", {"trace": "peng", "trace_decay": 0.7}),
     "peng box": ("box", {"trace": "peng", "trace_decay": 0.7}),
     "tree backup": ("discrete", {"trace": "tree-backup", "trace_decay": 0.9}),
@@ -40,8 +40,8 @@ CASES = {
     "bins even in value maximised": ("box", {"critic": EVEN | {"kind": "two-hot"}}),
     "gaussian over bins even in value": ("discrete", MULTI | {"critic": EVEN | {"labels": "hl-gauss"}}),
     "scalar multi-task": ("discrete", MULTI | {"critic": {"kind": "scalar", "hidden": [6]}}),
-    "weights by hand": ("box", MULTI | {"online_weight": 0.5, "offline_weight": 0.3}),
-    "means instead of minima": ("box", {"online_weight": 0.0}),
+    "weights by hand": ("box", MULTI | {"actor_weight": 0.5, "bc_weight": 0.3}),
+    "means instead of minima": ("box", {"actor_weight": 0.0}),
     "one discount": ("box", {"gammas": []}),
     "without value normalization": ("discrete", {"popart": {"enabled": False}}),
     "beta": ("box", {"actor": {"distribution": "beta", "hidden": [8]}}),
@@ -69,7 +69,7 @@ def literal(owner):
     multi = owner.settings.kind == "multi-task"
     said = owner.settings
     weights = (0.0, 1.0) if multi else (1.0, 0.1)
-    given = (said.online_weight, said.offline_weight)
+    given = (said.actor_weight, said.bc_weight)
     weights = tuple(w if g is None else g for w, g in zip(weights, given, strict=True))
     box = isinstance(owner.spaces.action, Box)
     return Literal(
@@ -77,7 +77,7 @@ def literal(owner):
         weights,
         critic=said.critic.kind or ("two-hot" if multi else "scalar"),
         samples=(said.critic_samples or 1, said.actor_samples or (3 if multi else 1)),
-        soften=0.01 if multi and not box else 0.0,
+        label_smoothing=0.01 if multi and not box else 0.0,
     )
 
 
@@ -123,7 +123,7 @@ def test_importance_multiplies_what_a_window_adds(kind, action):
 def test_legal_actions(kind, action):
     size = ACTIONS[action].flat_size
     observation = {"obs": Box(shape=(3,)), "obs.legal": MultiBinary(n=size)}
-    owner = made(action, {"kind": kind, "legal_actions": "obs.legal"}, observation=observation)
+    owner = made(action, {"kind": kind, "action_mask": "obs.legal"}, observation=observation)
     data = batch(owner, **LENGTHS)
     assert not data.observation["obs.legal"].all()
     compare(owner, data)

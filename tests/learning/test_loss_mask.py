@@ -62,7 +62,7 @@ def test_a_column_that_cannot_say_it_is_refused(column):
         require_loss_mask(column, SPACES)
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_steps": 3}, {"kind": "behaviour-cloning"}, {"filter": {"kind": "exp"}}])
+@pytest.mark.parametrize("changes", [{}, {"n_step": 3}, {"kind": "behaviour-cloning"}, {"filter": {"kind": "exp"}}])
 def test_losses_and_gradients_of_two_masks_add_up_to_those_of_both(changes):
     whole = made(**changes)
     first, second = copy.deepcopy(whole), copy.deepcopy(whole)
@@ -85,10 +85,10 @@ def test_losses_and_gradients_of_two_masks_add_up_to_those_of_both(changes):
         )
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("action", ["discrete", "box"])
-def test_targets_of_the_steps_that_count_are_summed_over_and_bootstrapped_from_all_valid_steps(action, num_steps):
-    owner = agent(action, sequence="gru", num_steps=num_steps)
+def test_targets_of_the_steps_that_count_are_summed_over_and_bootstrapped_from_all_valid_steps(action, n_step):
+    owner = agent(action, sequence="gru", n_step=n_step)
     data = batch(owner)
     half = torch.rand(data.mask.shape, generator=generator()) < 0.5
     h = owner.encode(data).detach()
@@ -164,11 +164,11 @@ def seen_mask_by_a_loss(states, data, mask):
 
 def test_filters_and_losses_of_ones_own_are_told_what_counts():
     name = __name__
-    owner = agent(filter={"kind": f"{name}:seen_mask"}, losses=[{"kind": f"{name}:seen_mask_by_a_loss"}])
+    owner = agent(filter={"kind": f"{name}:seen_mask"}, auxiliary_losses=[{"kind": f"{name}:seen_mask_by_a_loss"}])
     data = batch(owner)
     counted = torch.zeros_like(data.mask)
     counted[0, 1:4] = True
-    assert owner.loss(masked(data, counted), generator())[1]["extra_loss_0"].item() == 1.0
+    assert owner.loss(masked(data, counted), generator())[1]["auxiliary_loss_0"].item() == 1.0
 
 
 def test_td_errors_are_means_over_the_steps_that_count_and_nan_where_none_does():

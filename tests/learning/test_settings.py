@@ -9,7 +9,7 @@ from tests.learning.factories import agent
 def test_defaults_are_those_of_the_specification():
     settings = AgentSettings()
     assert (*settings.gammas, settings.acting_gamma) == (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999)
-    assert (settings.reward_multiplier, settings.target_tau) == (10, 0.003)
+    assert (settings.reward_scale, settings.target_tau) == (10, 0.003)
     assert (settings.sequence.d_model, settings.sequence.num_layers, settings.sequence.num_heads) == (256, 3, 8)
 
 
@@ -29,7 +29,7 @@ def test_settings_survive_a_round_trip():
     {"gammas": [1.0]},
     {"filter": {"kind": "nope"}},
     {"kind": "nope"},
-    {"losses": [{"kind": "nope"}]},
+    {"auxiliary_losses": [{"kind": "nope"}]},
     {"critic": {"low": 1.0, "high": 1.0}},
     {"critic": {"bins": 1}},
     {"actor": {"distribution": "gauss"}},

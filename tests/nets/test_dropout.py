@@ -33,10 +33,10 @@ def inputs():
     return torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)), torch.arange(5).expand(3, -1)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_in_training_it_is_on_the_embedding_and_on_every_feed_forward(recompute):
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_in_training_it_is_on_the_embedding_and_on_every_feed_forward(activation_checkpointing):
     net, (x, time) = encoder().train(), inputs()
-    net.recompute = recompute
+    net.activation_checkpointing = activation_checkpointing
     torch.manual_seed(7)
     actual = net(x, time)
     torch.manual_seed(7)

@@ -173,7 +173,7 @@ def test_windows_that_share_rows_are_as_windows_with_rows_of_their_own(case):
 def test_computing_again_in_the_backward_changes_no_gradient(case):
     encoder, gradients = build(case).train(), []
     x, time = torch.randn(2, 40, INPUT), torch.arange(40).expand(2, -1)
-    for encoder.recompute in (False, True):
+    for encoder.activation_checkpointing in (False, True):
         encoder.zero_grad()
         torch.manual_seed(3)  # dropout
         encoder(x, time).square().sum().backward()

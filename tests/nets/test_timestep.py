@@ -137,7 +137,7 @@ def test_images_are_shifted_only_if_so_wanted():
     spaces = {"obs": Box(shape=(7, 7, 3), dtype="uint8"), "obs.x": Box(shape=(2,))}
     pixels = {"obs": torch.randint(256, (8, 2, 7, 7, 3), dtype=torch.uint8), "obs.x": torch.randn(8, 2, 2)}
     assert encoder(spaces).augment(pixels) is pixels
-    image = ImageSettings(shift=3, shift_share=1.0)
+    image = ImageSettings(random_shift=3, random_shift_share=1.0)
     moved = encoder(spaces, settings=SMALL.model_copy(update={"image": image})).augment(pixels)
     assert not torch.equal(moved["obs"], pixels["obs"])
     assert moved["obs.x"] is pixels["obs.x"]
@@ -150,17 +150,17 @@ def test_recomputed_images_have_the_same_gradients_and_keep_no_activations(kind,
     net = ImageEncoder((36, 36, 3), ImageSettings(kind=kind, features=5)).double()
     image = torch.randint(256, (2, 7, 36, 36, 3), dtype=torch.uint8)
     outs, grads, kept = [], [], []
-    for recompute in (False, True):
+    for activation_checkpointing in (False, True):
         net.zero_grad()
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
-            out = net(image, recompute=recompute)
+            out = net(image, activation_checkpointing=activation_checkpointing)
         out.square().sum().backward()
         outs.append(out)
         grads.append([parameter.grad for parameter in net.parameters()])
         kept.append(sum(x.nbytes for x in saved if x.is_floating_point()))
         with torch.no_grad():
-            torch.testing.assert_close(net(image, recompute=recompute), out.detach())
+            torch.testing.assert_close(net(image, activation_checkpointing=activation_checkpointing), out.detach())
     torch.testing.assert_close(outs[1], outs[0])
     for again, plain in zip(grads[1], grads[0], strict=True):
         torch.testing.assert_close(again, plain, rtol=1e-10, atol=1e-12)
@@ -170,12 +170,12 @@ def test_recomputed_images_have_the_same_gradients_and_keep_no_activations(kind,
 def test_recomputing_images_draws_the_same_shifts(monkeypatch):
     monkeypatch.setattr(cnn, "CPU_PIXELS", 4 * 9 * 9)
     spaces = {"obs": Box(shape=(9, 9, 3), dtype="uint8"), "obs.x": Box(shape=(2,))}
-    image = ImageSettings(shift=3, shift_share=0.5)
+    image = ImageSettings(random_shift=3, random_shift_share=0.5)
     net = encoder(spaces, settings=SMALL.model_copy(update={"image": image}))
     pixels = {"obs": torch.randint(256, (2, 7, 9, 9, 3), dtype=torch.uint8), "obs.x": torch.randn(2, 7, 2)}
     rest = torch.zeros(2, 7, dtype=torch.int32), torch.zeros(2, 7), torch.arange(7).expand(2, -1)
     found = []
-    for net.recompute in (False, True):
+    for net.activation_checkpointing in (False, True):
         net.zero_grad()
         torch.manual_seed(5)
         out = net(net.augment(pixels), *rest)

@@ -22,7 +22,7 @@ TINY: dict[str, Any] = {
     "collect": {"actors": 4, "steps": 100},
     "train": {
         "steps": 6,
-        "window": 5,
+        "context_length": 5,
         "batch_size": 4,
         "warmup_steps": 2,
         "log_every": 2,

@@ -26,7 +26,7 @@ def warnings(heard: list[Event]) -> list[str]:
 
 
 def window(run: Path) -> int:
-    return checkpoints.load(RunDirectory(run).checkpoints).record["window"]
+    return checkpoints.load(RunDirectory(run).checkpoints).record["context_length"]
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def window(run: Path) -> int:
         ({}, "feedforward", 1500, 256, False),
         ({}, "transformer", None, 128, False),
         ({"burn_in": 40}, "gru", 34, 41, False),
-        ({"window": 21}, "transformer", 34, 21, True),
-        ({"window": 21}, "transformer", 21, 21, False),
-        ({"window": 300}, "transformer", 1500, 300, True),
+        ({"context_length": 21}, "transformer", 34, 21, True),
+        ({"context_length": 21}, "transformer", 21, 21, False),
+        ({"context_length": 300}, "transformer", 1500, 300, True),
     ],
 )
 def test_the_window_is_the_horizon_up_to_a_bound(
@@ -49,7 +49,7 @@ def test_the_window_is_the_horizon_up_to_a_bound(
 ) -> None:
     heard: list[Event] = []
     settings = Settings.model_validate({"train": train, "agent": {"sequence": {"kind": kind}}})
-    assert with_window(settings, horizon, heard.append).train.window == expected
+    assert with_window(settings, horizon, heard.append).train.context_length == expected
     assert len(warnings(heard)) == warned
     assert not warned or (f"{expected:,}" in warnings(heard)[0] and f"{horizon:,}" in warnings(heard)[0])
 
@@ -72,29 +72,31 @@ def test_recipes_of_the_built_in_environments_see_whole_episodes(recipe: str, ex
     settings = resolve(shipped_recipes()[recipe], env_model=env_model)
     env = make_env(settings, actors=1, seed=0)
     heard: list[Event] = []
-    assert settings.train.window == "auto"
-    assert with_window(settings, env.spec.horizon, heard.append).train.window == expected
+    assert settings.train.context_length == "auto"
+    assert with_window(settings, env.spec.horizon, heard.append).train.context_length == expected
     assert not heard
 
 
 def test_a_longer_corridor_is_seen_whole_by_a_chain_and_by_train(tmp_path: Path) -> None:
-    long = tiny(env={"corridor": 33}, train={"window": "auto", "steps": 2}, collect={"steps": 160})
+    long = tiny(env={"corridor": 33}, train={"context_length": "auto", "steps": 2}, collect={"steps": 160})
     stages = long.model_copy(update={"stages": tiny(stages=[{"stage": "collect"}, {"stage": "train"}]).stages})
     chain.run(stages, run=tmp_path / "chain")
     assert window(tmp_path / "chain") == 34
-    assert RunDirectory(tmp_path / "chain").load_document()["train"]["window"] == 34
+    assert RunDirectory(tmp_path / "chain").load_document()["train"]["context_length"] == 34
     assert chain.run(stages, run=tmp_path / "chain").status == "skipped"
     collect.run(long, lake=tmp_path / "lake")
-    train.run(nowhere(train={"window": "auto", "steps": 2}), run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)])
+    train.run(
+        nowhere(train={"context_length": "auto", "steps": 2}), run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)]
+    )
     assert window(tmp_path / "run") == 34
 
 
 def test_a_training_goes_on_with_the_window_that_it_began_with(tmp_path: Path) -> None:
-    auto = tiny(train={"window": "auto", "steps": 2})
+    auto = tiny(train={"context_length": "auto", "steps": 2})
     collect.run(tiny(), lake=tmp_path / "lake")
     train.run(auto, run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)])
     collect.run(tiny(env={"corridor": 9}), lake=tmp_path / "lake")
-    more = tiny(train={"window": "auto", "steps": 3})
+    more = tiny(train={"context_length": "auto", "steps": 3})
     assert train.run(more, run=tmp_path / "run", lakes=[(tmp_path / "lake", 1.0)]).metrics["updates_done"] == 1
     assert window(tmp_path / "run") == 5
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
+from pipelines.envs import gymnasium_env
+from pipelines.envs.env import Env, Trial
 from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
-from pipelines.stages import chain, environment
-from pipelines.stages.environment import Trial, enough, make_env, share_out, try_out, with_actors, workers
+from pipelines.errors import StageFailed
+from pipelines.stages import chain, collect, environment
+from pipelines.stages.environment import enough, make_env, share_out, with_actors, workers
 
 WALK = "tests.envs.breaking:Walk"
+
+
+def try_out(env: Env, longest: float = 0.0) -> Trial | None:
+    with contextlib.closing(env):
+        return env.try_out(longest)
 
 
 def settings(name="meta-frozen-lake", *, env=None, **collect):
@@ -55,7 +65,7 @@ def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name,
     ],
 )
 def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, length, collect, actors):
-    quick, seen = settings(WALK, **({"steps": 10**9} | collect)), Trial(milliseconds * 1e-3, length)
+    quick, seen = settings(WALK, **({"steps": 10**9} | collect)), Trial(seconds=milliseconds * 1e-3, length=length)
     assert with_actors(quick, trial=lambda env, longest: seen).collect.actors == actors
 
 
@@ -96,8 +106,8 @@ def test_a_chain_collects_as_many_steps_however_long_episodes_are():
 
 def test_episodes_that_are_short_at_random_need_no_fewer_actors():
     walk = settings(WALK, env={"length": 6000}, workers=0)
-    assert with_actors(walk, trial=lambda env, longest: Trial(1e-3, 180.0)).collect.actors == 16
-    assert with_actors(walk, trial=lambda env, longest: Trial(1e-3, None)).collect.actors == 1
+    assert with_actors(walk, trial=lambda env, longest: Trial(seconds=1e-3, length=180.0)).collect.actors == 16
+    assert with_actors(walk, trial=lambda env, longest: Trial(seconds=1e-3, length=None)).collect.actors == 1
 
 
 def test_a_run_goes_on_with_the_steps_that_it_began_with():
@@ -177,14 +187,32 @@ def test_a_trial_finds_out_what_a_step_takes():
     assert workers(settings(WALK, env={"fault": "raise"}), actors=16) == 0
 
 
+def test_a_users_environment_is_tried_in_a_process_that_it_may_end(monkeypatch):
+    monkeypatch.setattr(environment, "available_cores", lambda: 2)
+    ends = settings(WALK, env={"fault": "leave"})
+    assert workers(ends, actors=16) == 2
+    assert workers(ends, actors=1) == 1
+    assert with_actors(ends).collect.actors
+    with pytest.raises(StageFailed, match=r"cannot be stepped in this process.* exit code 7") as caught:
+        with_actors(settings(WALK, env={"fault": "leave"}, workers=0))
+    assert caught.value.hint == "give --workers 1"
+
+
+def test_an_environment_that_ends_its_process_is_one_line(tmp_path):
+    with pytest.raises(StageFailed, match=r"is gone: worker process .* ended with exit code 7"):
+        collect.run(settings(WALK, env={"fault": "leave"}), lake=tmp_path / "lake")
+    with pytest.raises(StageFailed, match=r"cannot be made: worker process .* ended with exit code 8"):
+        collect.run(settings("tests.envs.breaking:Gone"), lake=tmp_path / "lake")
+
+
 def test_a_trial_finds_out_how_long_an_episode_is(monkeypatch):
     short = try_out(make(WALK, num_envs=1, seed=0, params={"length": 2}))  # 1 or 2 steps
     assert short is not None
     assert short.length is not None
     assert 1.4 < short.length < 1.6
     fixed = try_out(make("gym:Pendulum-v1", num_envs=1, seed=0), 1000.0)  # 200 steps, and some of the next episode
-    assert fixed == Trial(fixed.seconds if fixed else 0.0, 200.0)
-    monkeypatch.setattr(environment, "_TRIAL_STEPS", 1)
+    assert fixed == Trial(seconds=fixed.seconds if fixed else 0.0, length=200.0)
+    monkeypatch.setattr(gymnasium_env, "_TRIAL_STEPS", 1)
     none, some, long = (try_out(make(WALK, num_envs=1, seed=0), longest) for longest in (0.0, 12.0, 4.0))
     assert none is not None
     assert none.length is None
@@ -196,7 +224,7 @@ def test_a_trial_finds_out_how_long_an_episode_is(monkeypatch):
 
 
 def test_a_trial_does_not_wait_for_an_end_that_is_far(monkeypatch):
-    monkeypatch.setattr(environment, "_ENDED_SECONDS", 0.05)
+    monkeypatch.setattr(gymnasium_env, "_ENDED_SECONDS", 0.05)
     far = try_out(make(WALK, num_envs=1, seed=0, params={"length": 200, "seconds": 2e-3}), 200.0)
     assert far is not None
     assert far.length is None

@@ -14,15 +14,15 @@ import pytest
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError
 from pipelines.events import Event, Progress
+from pipelines.formats.flat import reader as d4rl
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.sources import d4rl
 from pipelines.stages import ingest
 from pipelines.stages.result import Result
+from tests.formats.d4rl_data import flat, without, write
 from tests.lake.factories import fill
-from tests.sources.d4rl_data import flat, without, write
 
 LENGTHS = [5, 1, 7, 3, 30, 1, 2, 9]
 
@@ -190,7 +190,7 @@ _TAKE = """
 import sys
 from pipelines.config.settings import Settings
 from pipelines.lake.writer import Writer
-from pipelines.sources import d4rl
+from pipelines.formats.flat import reader as d4rl
 from pipelines.stages import ingest
 d4rl.BATCH_BYTES = 20_000
 append = Writer.append_many

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.config.recipes import shipped_recipes
 from tests.benchmarks.smoke import missing_extra, run_smoke
-from tests.sources.d4rl_data import flat, write
+from tests.formats.d4rl_data import flat, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.smoke]
 CPU_SECONDS = 2 * 120

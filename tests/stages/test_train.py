@@ -147,7 +147,7 @@ def test_a_lake_of_other_spaces_is_refused_by_a_trained_run(tmp_path: Path, lake
         train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "other", 1.0)])
 
 
-@pytest.mark.parametrize("wrong", [{"device": "nonsense"}, {"batch_size": 5, "accumulate": 2}])
+@pytest.mark.parametrize("wrong", [{"device": "nonsense"}, {"batch_size": 5, "grad_accumulation": 2}])
 def test_nothing_is_made_or_lost_for_a_training_that_cannot_start(tmp_path: Path, lake: Path, wrong: dict) -> None:
     with pytest.raises(UsageError):
         train.run(tiny(train=wrong), run=tmp_path / "run", lakes=[(lake, 1.0)])
@@ -190,8 +190,8 @@ def same_training(a: Path, b: Path) -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_batches_read_ahead_change_nothing(tmp_path: Path, lake: Path, prefetch: int) -> None:
-    two_parts = {"accumulate": 2, "prefetch": prefetch}
-    train.run(tiny(train={"accumulate": 2, "prefetch": 0}), run=tmp_path / "plain", lakes=[(lake, 1.0)])
+    two_parts = {"grad_accumulation": 2, "prefetch": prefetch}
+    train.run(tiny(train={"grad_accumulation": 2, "prefetch": 0}), run=tmp_path / "plain", lakes=[(lake, 1.0)])
     train.run(tiny(train={**two_parts, "steps": 3}), run=tmp_path / "ahead", lakes=[(lake, 1.0)])
     train.run(tiny(train=two_parts), run=tmp_path / "ahead", lakes=[(lake, 1.0)])
     same_training(tmp_path / "plain", tmp_path / "ahead")
@@ -200,8 +200,8 @@ def test_batches_read_ahead_change_nothing(tmp_path: Path, lake: Path, prefetch:
 EVERYTHING = {
     "weighting": "task",
     "half_life": 200.0,
-    "priority": 0.6,
-    "priority_beta": 0.5,
+    "per_alpha": 0.6,
+    "per_beta": 0.5,
     "anneal_steps": 4,
     "checkpoint_every": 2,
 }
@@ -340,7 +340,7 @@ class EverySecondIsNaN(torch.nn.Module):
 
 
 def test_the_log_counts_skipped_updates_and_means_are_of_the_others(tmp_path: Path, lake: Path) -> None:
-    settings = tiny(agent={"losses": [{"kind": "tests.stages.test_train:EverySecondIsNaN"}]})
+    settings = tiny(agent={"auxiliary_losses": [{"kind": "tests.stages.test_train:EverySecondIsNaN"}]})
     result = train.run(settings, run=tmp_path / "run", lakes=[(lake, 1.0)])
     lines = MetricsLog(tmp_path / "run" / "metrics.jsonl").read()
     assert [line["skipped_updates"] for line in lines] == [1, 2, 3]
@@ -349,7 +349,9 @@ def test_the_log_counts_skipped_updates_and_means_are_of_the_others(tmp_path: Pa
 
 
 def test_a_log_line_of_skipped_updates_alone_has_no_loss(tmp_path: Path, lake: Path) -> None:
-    settings = tiny(agent={"losses": [{"kind": "tests.stages.test_train:EverySecondIsNaN"}]}, train={"log_every": 1})
+    settings = tiny(
+        agent={"auxiliary_losses": [{"kind": "tests.stages.test_train:EverySecondIsNaN"}]}, train={"log_every": 1}
+    )
     train.run(settings, run=tmp_path / "run", lakes=[(lake, 1.0)])
     lines = MetricsLog(tmp_path / "run" / "metrics.jsonl").read()
     assert ["loss" in line for line in lines] == [True, False] * 3

@@ -43,7 +43,7 @@ def found(home: Path) -> dict[str, np.ndarray]:
 
 
 def test_a_trajectory_within_the_window_is_one_window(tmp_path: Path) -> None:
-    home = trained(tmp_path / "run", train={"window": 5})
+    home = trained(tmp_path / "run", train={"context_length": 5})
     expected, figures = judged(home, 0, 5), found(home)
     assert set(figures) == set(FIGURES)
     for name, figure in figures.items():
@@ -54,14 +54,14 @@ def test_a_trajectory_within_the_window_is_one_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 def test_without_memory_windows_make_no_difference(tmp_path: Path, window: int) -> None:
     agent = {"sequence": {"kind": "feedforward", "d_model": 8, "num_layers": 1, "d_ff": 8}}
-    home = trained(tmp_path / "run", agent=agent, train={"window": window})
+    home = trained(tmp_path / "run", agent=agent, train={"context_length": window})
     expected, figures = judged(home, 0, 5), found(home)
     for name in set(FIGURES) - {"target"}:  # of critics drawn at random, by others in another batch
         np.testing.assert_allclose(figures[name], expected[name][0], atol=1e-5, err_msg=name)
 
 
 def test_later_steps_are_judged_from_the_latter_half_of_a_window(tmp_path: Path) -> None:
-    home = trained(tmp_path / "run", train={"window": 4})  # of five steps: the windows [0, 4) and [2, 5)
+    home = trained(tmp_path / "run", train={"context_length": 4})  # of five steps: the windows [0, 4) and [2, 5)
     first, second, figures = judged(home, 0, 4), judged(home, 2, 5), found(home)
     np.testing.assert_allclose(figures["q"][:4], first["q"][0], atol=1e-6)
     np.testing.assert_allclose(figures["q"][4], second["q"][0, 2], atol=1e-6)

@@ -40,7 +40,7 @@ def units(rng: np.random.Generator, reward: float) -> Batch:
 @pytest.mark.parametrize("action", [Discrete(n=4), Box(shape=(2,))], ids=["table", "sampled"])
 def test_the_average_of_last_layers_is_that_of_their_values_whatever_popart_does(action: Space) -> None:
     """An average of the layers in true units needs no correction when the statistics move: both must agree."""
-    settings = tiny(train={"average": 0.9, "learning_rate": 1e-2}, agent={"popart": {"beta": 0.3}})
+    settings = tiny(train={"ema_decay": 0.9, "learning_rate": 1e-2}, agent={"popart": {"beta": 0.3}})
     spaces = Spaces(observation=SPACES.observation, action=action)
     trained = Learner(spaces, settings.agent, settings.train, seed=3)
     names = [name for name, p in trained.agent.named_parameters() if p.requires_grad]
@@ -71,7 +71,7 @@ def test_the_average_of_last_layers_is_that_of_their_values_whatever_popart_does
 
 def test_values_of_an_averaged_checkpoint_do_not_move_when_only_the_statistics_do(tmp_path: Path) -> None:
     """As `lake sample --values` reports them. The rate is next to nothing, so weights stay where they are."""
-    settings = tiny(train={"average": 0.9, "learning_rate": 1e-12}, agent={"timestep": {"normalize": False}})
+    settings = tiny(train={"ema_decay": 0.9, "learning_rate": 1e-12}, agent={"timestep": {"normalize": False}})
     trained = Learner(SPACES, settings.agent, settings.train, seed=3)
     trained.step(lambda size: units(np.random.default_rng(0), 1.0))
     windows = TensorBatch.from_numpy(batch(np.random.default_rng(5)), SPACES)
@@ -90,7 +90,7 @@ def test_values_of_an_averaged_checkpoint_do_not_move_when_only_the_statistics_d
 
 def test_the_average_is_a_running_mean_that_survives_a_checkpoint(tmp_path: Path) -> None:
     data = batch(np.random.default_rng(0))
-    trained = learner(average=0.9)
+    trained = learner(ema_decay=0.9)
     names = [name for name, p in trained.agent.named_parameters() if p.requires_grad]
     plain = [i for i, name in enumerate(names) if "critic.last" not in name]  # those two follow PopArt: see above
     expected = {i: trained.parameters[i].detach().clone() for i in plain}
@@ -102,7 +102,7 @@ def test_the_average_is_a_running_mean_that_survives_a_checkpoint(tmp_path: Path
         torch.testing.assert_close(trained.average[i], value, rtol=1e-5, atol=1e-6)
     trained.save(tmp_path, {"env": {}})
     checkpoint = checkpoints.load(tmp_path)
-    again = learner(average=0.9)
+    again = learner(ema_decay=0.9)
     again.restore(checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(trained.average, again.average, strict=True))
     name, parameter = next(iter(trained.agent.named_parameters()))
@@ -114,7 +114,7 @@ def test_the_average_is_a_running_mean_that_survives_a_checkpoint(tmp_path: Path
 @pytest.mark.parametrize("kind", ["actor-critic", "multi-task", "behaviour-cloning"])
 def test_an_averaged_run_continues_from_a_checkpoint_to_the_bit(tmp_path: Path, kind: str) -> None:
     def fresh() -> Learner:
-        settings = tiny(train={"average": 0.9}, agent={"kind": kind})
+        settings = tiny(train={"ema_decay": 0.9}, agent={"kind": kind})
         return Learner(SPACES, settings.agent, settings.train, seed=3)
 
     data: list[Any] = [units(np.random.default_rng(seed), 10.0**seed) for seed in range(4)]

@@ -42,7 +42,7 @@ WAYS: list[dict[str, object]] = [
     {},
     {"tf32": True},
     {"packing": True},
-    {"recompute": True},
+    {"activation_checkpointing": True},
     {"compile": True},
     {"precision": "bf16"},
     {"precision": "bf16", "packing": True},
@@ -152,10 +152,16 @@ def test_a_window_of_ten_thousand_steps_fits(sequence: dict[str, object]) -> Non
     spaces = factories.agent().spaces
     data = factories.windows(spaces, lengths=(10_001,), rows=10_001, terminated=0.0)
     peaks = []
-    for recompute in (False, True):
+    for activation_checkpointing in (False, True):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        train = TrainSettings(batch_size=1, window=10_000, device="cuda", precision="bf16", recompute=recompute)
+        train = TrainSettings(
+            batch_size=1,
+            context_length=10_000,
+            device="cuda",
+            precision="bf16",
+            activation_checkpointing=activation_checkpointing,
+        )
         trained = Learner(spaces, AgentSettings.model_validate({"sequence": sequence}), train, seed=0)
         assert torch.isfinite(trained.step(lambda size: data)["loss"])
         peaks.append(torch.cuda.max_memory_allocated())
@@ -166,13 +172,13 @@ def test_a_window_of_ten_thousand_steps_fits(sequence: dict[str, object]) -> Non
 
 def test_a_checkpoint_of_cuda_continues_there_and_acts_on_the_cpu(tmp_path: Path) -> None:
     data = batch(np.random.default_rng(0))
-    whole, parts = learner(device="cuda", average=0.9), learner(device="cuda", average=0.9)
+    whole, parts = learner(device="cuda", ema_decay=0.9), learner(device="cuda", ema_decay=0.9)
     for _ in range(4):
         whole.step(lambda size: data)
     for _ in range(2):
         parts.step(lambda size: data)
     parts.save(tmp_path, {"env": {}})
-    again = learner(device="cuda", average=0.9)
+    again = learner(device="cuda", ema_decay=0.9)
     again.restore(checkpoints.load(tmp_path))
     assert again.notices == []
     for _ in range(2):
@@ -191,7 +197,7 @@ def test_a_checkpoint_of_cuda_continues_there_and_acts_on_the_cpu(tmp_path: Path
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
 def test_a_run_goes_on_on_the_other_device(tmp_path: Path, first: str, then: str) -> None:
     data = batch(np.random.default_rng(0))
-    whole, parts, again = (learner(device=device, average=0.9) for device in (first, first, then))
+    whole, parts, again = (learner(device=device, ema_decay=0.9) for device in (first, first, then))
     for trained in (whole, parts):
         trained.step(lambda size: data)
     parts.save(tmp_path, {"env": {}})

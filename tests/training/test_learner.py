@@ -43,7 +43,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
         )
         for part in (slice(0, 2), slice(2, 4))
     ]
-    one, two = learner(), learner(accumulate=2)
+    one, two = learner(), learner(grad_accumulation=2)
     for _ in range(3):
         one.step(lambda size: whole)
         parts = iter(halves)
@@ -55,7 +55,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
 
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(UsageError, match="multiple"):
-        learner(accumulate=3)
+        learner(grad_accumulation=3)
     for nonsense in ("tpu-please", "meta"):
         with pytest.raises(UsageError):
             resolve_device(nonsense)
@@ -142,7 +142,7 @@ def test_micro_batches_add_up_in_bf16_too() -> None:
         )
         for part in (slice(0, 2), slice(2, 4))
     ]
-    one, two = learner(precision="bf16"), learner(precision="bf16", accumulate=2)
+    one, two = learner(precision="bf16"), learner(precision="bf16", grad_accumulation=2)
     parts = iter(halves)
     expected, actual = one.step(lambda size: whole), two.step(lambda size: next(parts))
     for part in ("timestep", "sequence", "actor", "critic"):  # a cast kept from a pass without gradient would lose it
@@ -150,7 +150,7 @@ def test_micro_batches_add_up_in_bf16_too() -> None:
         assert actual[name].item() == pytest.approx(expected[name].item(), rel=0.05), name
 
 
-@pytest.mark.parametrize("switch", ["recompute", "compile"])
+@pytest.mark.parametrize("switch", ["activation_checkpointing", "compile"])
 def test_switches_of_speed_change_no_loss(switch: str) -> None:
     data = batch(np.random.default_rng(0))
     plain, other = learner(), learner(**{switch: True})
@@ -198,7 +198,7 @@ def test_a_record_says_what_is_computed_with() -> None:
     assert learner().described() == {
         "device": "cpu", "precision": "float32", "compiled": False, "attention": "sdpa",
     }  # fmt: skip
-    assert encoding("transformer-window", window=64).described()["attention"] == "banded"
+    assert encoding("transformer-window", context_length=64).described()["attention"] == "banded"
     assert "attention" not in encoding("gru").described()
 
 
@@ -238,8 +238,10 @@ def test_burn_in_and_the_mask_column_reach_the_loss() -> None:
     data = Batch(columns=columns, lengths=data.lengths, start=data.start)
 
     def counted(**train: object) -> float:
-        settings = tiny(train=train, agent={"losses": [{"kind": f"{__name__}:steps_that_count"}]})
-        return Learner(spaces, settings.agent, settings.train, seed=3).step(lambda size: data)["extra_loss_0"].item()
+        settings = tiny(train=train, agent={"auxiliary_losses": [{"kind": f"{__name__}:steps_that_count"}]})
+        return (
+            Learner(spaces, settings.agent, settings.train, seed=3).step(lambda size: data)["auxiliary_loss_0"].item()
+        )
 
     assert counted() == 4 * 5
     assert counted(burn_in=2) == 4 * 3

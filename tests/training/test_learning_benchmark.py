@@ -42,8 +42,8 @@ def test_seeds_are_lists_and_ranges() -> None:
 
 def test_variants_may_be_written_as_tables_or_with_dots(tmp_path: Path) -> None:
     file = tmp_path / "variants.toml"
-    file.write_text('[a]\nagent.num_steps = 5\n[b]\n"agent.num_steps" = 5\n[c.agent]\nnum_steps = 5\n')
-    assert tasks.load_variants(file) == {name: {"agent.num_steps": 5} for name in "abc"}
+    file.write_text('[a]\nagent.n_step = 5\n[b]\n"agent.n_step" = 5\n[c.agent]\nn_step = 5\n')
+    assert tasks.load_variants(file) == {name: {"agent.n_step": 5} for name in "abc"}
 
 
 def test_overrides_lie_over_the_task_and_a_new_kind_drops_the_settings_of_the_old_one() -> None:

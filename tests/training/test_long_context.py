@@ -19,7 +19,7 @@ from tests.learning import factories
 
 sequence, train = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 spaces = make("tmaze", num_envs=1, seed=0, params={"corridor": 9_999}).spec.spaces
-settings = TrainSettings(batch_size=1, window=10_000, threads=1, device="cpu", **train)
+settings = TrainSettings(batch_size=1, context_length=10_000, threads=1, device="cpu", **train)
 learner = Learner(spaces, AgentSettings.model_validate({"sequence": sequence}), settings, seed=0)
 data = factories.windows(spaces, lengths=(10_001,), rows=10_001, terminated=0.0)
 loss = learner.step(lambda size: data)["loss"].item()
@@ -32,11 +32,11 @@ print(json.dumps({"loss": loss, "peak": resource.getrusage(resource.RUSAGE_SELF)
     ("sequence", "train"),
     [
         ({}, {}),
-        ({}, {"recompute": True}),
-        ({"window": 512, "sink": 1}, {"recompute": True}),
+        ({}, {"activation_checkpointing": True}),
+        ({"window": 512, "sink": 1}, {"activation_checkpointing": True}),
         ({"kind": "gru"}, {}),
         ({"kind": "mingru"}, {}),
-        ({"kind": "mamba"}, {"recompute": True}),
+        ({"kind": "mamba"}, {"activation_checkpointing": True}),
     ],
     ids=str,
 )

@@ -23,7 +23,7 @@ SHIFT = 2
 
 def made(**train: Any) -> tuple[Learner, list[torch.Tensor]]:
     """A learner that shifts every image while learning, and what its image encoder sees."""
-    image = {"shift": SHIFT, "shift_share": 1.0}
+    image = {"random_shift": SHIFT, "random_shift_share": 1.0}
     settings = tiny(agent={"timestep": {"image": image}, "sequence": {"dropout": 0.0}}, train=train)
     trained, seen = Learner(SPACES, settings.agent, settings.train, seed=3), []
     encoder = trained.agent.timestep.image_encoders[0]

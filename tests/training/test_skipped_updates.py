@@ -27,7 +27,7 @@ SPECTRAL = (".left", ".right")  # estimates of the weights alone: an update that
 
 
 def learner(agent: dict[str, Any] | None = None, **train: Any) -> Learner:
-    settings = tiny(train={"average": 0.9} | train, agent=agent or {})
+    settings = tiny(train={"ema_decay": 0.9} | train, agent=agent or {})
     return Learner(SPACES, settings.agent, settings.train, seed=3)
 
 

@@ -36,7 +36,7 @@ def made(**train: Any) -> Learner:
     settings = tiny(
         train={
             "learning_rate": 0.01, "weight_decay": DECAY, "grad_clip": CLIP, "warmup_steps": 4, "decay_steps": 10,
-            "average": AVERAGE, "log_every": 100, **train,
+            "ema_decay": AVERAGE, "log_every": 100, **train,
         },
         agent={"target_tau": TAU, "sequence": {"dropout": 0.3}},
     )  # fmt: skip

@@ -40,7 +40,7 @@ def sample(
     A line is a column of the steps, its scale at the right; of flags, r is a soft reset, T the end, t a cut. Texts are
     shown as texts, with the step at which another one begins; what has no line is named in the last one.
     With --values: q, the critics' value of the action taken; v, of the policy's own; advantage, q - v; weight, how much
-    it would be imitated; spread, between the highest and the lowest critic. In reward units, of the acting discount;
+    it would be cloned; disagreement, highest minus lowest critic. In reward units, of the acting discount;
     JSON has all discounts.
 
     Example: amago lake sample runs/x --where 'success'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Amago
-from tests.sources.d4rl_data import flat, write
+from tests.formats.d4rl_data import flat, write
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ steps = 40
 actors = 2
 [train]
 steps = 2
-window = 4
+context_length = 4
 batch_size = 2
 threads = 1
 [evaluate]
@@ -196,10 +196,10 @@ print(app.main(sys.argv[1:]), "torch" in sys.modules)
 def test_a_change_is_refused_before_torch_is_imported(amago: Amago, recipe: Path, command: list[str]) -> None:
     assert amago("run", recipe).code == 0
     assert amago("train", "--from-lake", "runs/short", "--steps", 5).code == 0
-    words = [*command, "--set", "agent.num_steps=2"]
+    words = [*command, "--set", "agent.n_step=2"]
     done = subprocess.run([sys.executable, "-P", "-c", _ASKED, *words], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["2", "False"], done.stderr
-    assert "agent.num_steps: 1 -> 2" in done.stderr
+    assert "agent.n_step: 1 -> 2" in done.stderr
 
 
 def test_auto_stands_for_what_a_run_has_decided(amago: Amago, recipe: Path) -> None:

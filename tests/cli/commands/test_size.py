@@ -20,7 +20,7 @@ actors = 2
 workers = 0
 [train]
 steps = 1
-window = 4
+context_length = 4
 batch_size = 2
 [[stages]]
 stage = "collect"

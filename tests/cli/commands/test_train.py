@@ -89,7 +89,7 @@ def test_lakes_are_mixed_and_another_mixture_is_refused(amago: Amago, small: Pat
         (["--from-lake", "small", "--where", "success"], 2, "train.where: '' -> 'success'"),
         (["--from-lake", "small", "--steps", "0"], 2, "train.steps"),
         (["--from-lake", "small", "--encoder", "grue"], 2, "agent.sequence"),
-        (["--from-lake", "small", "--set", "train.widow=4"], 2, "did you mean 'train.window'"),
+        (["--from-lake", "small", "--set", "train.context_lenght=4"], 2, "did you mean 'train.context_length'"),
         (["--from-lake", "small", "--steps", "4", "--set", "train.steps=5"], 2, "given twice"),
     ],
 )

@@ -51,9 +51,9 @@ def test_values_are_shown_as_lines_and_step_by_step(amago: Amago, small: Path) -
     assert shown.code == 0, shown.err
     lines = [line.split() for line in shown.out.splitlines() if line.strip()]
     names = [line[0] for line in lines]
-    assert {"q", "v", "advantage", "weight", "spread"} <= set(names)
+    assert {"q", "v", "advantage", "weight", "disagreement"} <= set(names)
     (header,) = [line for line in lines if line[0] == "step" and line[1] != "by"]
-    assert header == ["step", "action", "reward", "q", "v", "advantage", "weight", "spread"]
+    assert header == ["step", "action", "reward", "q", "v", "advantage", "weight", "disagreement"]
     rows = [line for line in lines if len(line) == len(header) and line[0].isdigit()]
     assert [int(row[0]) for row in rows] == list(range(int(lines[0][2])))
     assert {row[1] for row in rows} <= {"0", "1"}

@@ -1,0 +1,130 @@
+"""Arrays of a flat file, of HDF5 or NPZ, and slices of their columns."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.malformed import open_regular, reason
+from pipelines.formats import hdf5
+from pipelines.formats.base import require_file
+
+_SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
+
+
+class NpzArrays:
+    """An NPZ file behind the part of h5py's interface that flat files need; an array is read whole, once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.attrs = path, dict[str, Any]()
+        self._file = open_regular(require_file(path))
+        try:
+            self._archive = np.load(self._file, allow_pickle=False)
+        except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+            self._file.close()
+            raise self._damaged(error) from error
+        self._read: dict[str, _Loaded] = {}
+
+    def close(self) -> None:
+        self._archive.close()
+        self._file.close()
+
+    def keys(self) -> list[str]:
+        """The names of the arrays."""
+        return list(self._archive.files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._archive.files
+
+    def __getitem__(self, name: str) -> _Loaded:
+        if name not in self._read:
+            try:
+                self._read[name] = _Loaded(name, self._archive[name])
+            except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
+                raise self._damaged(error) from error
+        return self._read[name]
+
+    def _damaged(self, error: BaseException) -> IntegrityError:
+        return IntegrityError(f"'{self._path}' is damaged: {reason(error)}", hint="fetch or make it again")
+
+
+class _Loaded:
+    """An array in memory as h5py's datasets are."""
+
+    chunks = None
+
+    def __init__(self, name: str, values: np.ndarray) -> None:
+        self.name, self._values = name, values
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __len__(self) -> int:
+        return len(self._values) if self.shape else 0
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._values[rows]
+
+
+class Columns:
+    """Columns [start, stop) of an array of vectors, read when they are asked for."""
+
+    def __init__(self, base: Any, start: int, stop: int) -> None:
+        self._base, self._columns = base, slice(start, stop)
+        self.name, self.dtype, self.chunks = f"{base.name}[{start}:{stop}]", base.dtype, base.chunks
+        self.shape = (len(base), stop - start)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._base[:, self._columns] if isinstance(rows, tuple) else self._base[rows, self._columns]
+
+
+def open_flat(path: Path, *, cache_bytes: int) -> Any:
+    """Open an NPZ or HDF5 file for reading. Errors as `hdf5.open_file`."""
+    if path.suffix == ".npz":
+        return NpzArrays(path)
+    return hdf5.open_file(path, cache_bytes=cache_bytes)
+
+
+def array(file: Any, text: str, *, path: Path) -> Any:
+    """The array `NAME`, or the columns `NAME[START:STOP]` of one. InputMissing if there is none."""
+    name, bounds = part_of(text)
+    if isinstance(file, NpzArrays):
+        if name not in file:
+            raise InputMissing(f"'{path}': '{name}' is missing", hint=f"it has: {', '.join(sorted(file.keys()))}")
+        values: Any = file[name]
+    else:
+        values = hdf5.array(file, name, path=path)
+    return values if bounds is None else Columns(values, *within(bounds, values.shape, text, what=f"'{path}'"))
+
+
+def part_of(text: str) -> tuple[str, tuple[str, str] | None]:
+    """Split `NAME[START:STOP]` into the name and the bounds; None for `NAME` alone."""
+    found = _SLICE.fullmatch(text)
+    return (found["name"], (found["start"], found["stop"])) if found else (text, None)
+
+
+def within(bounds: tuple[str, str], shape: tuple[int, ...], text: str, *, what: str) -> tuple[int, int]:
+    """Return bounds as numbers. InputMissing unless arrays of this shape have such columns; `text` names them."""
+    width = shape[1] if len(shape) == 2 else 0
+    start, stop = int(bounds[0] or 0), int(bounds[1] or width)
+    if not 0 <= start < stop <= width:
+        size = f"{width} columns" if width else f"the shape {shape}"
+        name = text.partition("[")[0]
+        raise InputMissing(f"{what}: there is no '{text}': '{name}' has {size}", hint="NAME[START:STOP], from 0")
+    return start, stop
+
+
+def leaves(file: Any, name: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """The arrays at or below `name`, as `hdf5.leaves`."""
+    if isinstance(file, NpzArrays):
+        yield "", file[name]
+    else:
+        yield from hdf5.leaves(file[name], path)

@@ -1,0 +1,163 @@
+"""Where the trajectories of a flat file begin and end.
+
+An episode ends where `terminals` or `timeouts` say so, and at the last step. It also ends where `next_observations` is
+not what the next row observes: rows were left out there, or shuffled. If that holds for most rows, the file is a buffer
+of unrelated transitions, and each row is a trajectory of one step.
+
+Without `timeouts`, an episode that is longer than the time limit of its environment is cut there: D4RL's own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing
+from pipelines.events import Notice
+from pipelines.formats.base import Request
+from pipelines.formats.intake import flags
+from pipelines.formats.transitions import MOST_UNRELATED, breaks_notice, differ, unrelated_notice
+
+_SCAN = 1 << 20  # steps of flags read at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """Datasets of a file; `following` has those of `observation` whose next value is there.
+
+    `closing`: the last row of a trajectory only observes what the one before it led to. `stride`: a trajectory ends
+    after each so many steps at the latest (0: anywhere), where environments lie one after another.
+    """
+
+    observation: Mapping[str, Any]
+    following: Mapping[str, Any]
+    action: Any
+    reward: Any
+    terminal: Any
+    timeout: Any
+    reset: Any
+    records: Any
+    closing: bool = False
+    stride: int = 0
+
+    @property
+    def steps(self) -> int:
+        return len(self.reward)
+
+    def all(self) -> Iterator[Any]:
+        """Those with a value for each step."""
+        yield from self.observation.values()
+        yield from self.following.values()
+        yield from (self.action, self.reward, self.terminal)
+        yield from (values for values in (self.timeout, self.reset) if values is not None)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Trajectories as steps [begin, end) of the file, (n,) each.
+
+    `continued`: the next row observes what the last step led to. `unsure`: cut at a time limit where the file has the
+    next episode's first observation, if anything, in place of what the last step led to.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    continued: np.ndarray
+    unsure: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+def find_pieces(
+    arrays: Arrays, request: Request, *, limit: int | None, block_rows: int, path: Path, exported: bool
+) -> Pieces:
+    """Find the trajectories of a file; `limit` is the time limit of its environment, as far as that is known.
+
+    InputMissing where it cannot be known where episodes end: there are neither timeouts nor next observations, no limit
+    is known, and `source.horizon` says nothing. `exported`: our own export, which marks every end.
+    """
+    settings, listener = request.settings, request.listener
+    over = _flags(arrays.terminal, path)
+    cut = _flags(arrays.timeout, path) if arrays.timeout is not None else np.zeros_like(over)
+    marks = over | cut
+    marks[-1] = True
+    if arrays.stride:
+        marks[arrays.stride - 1 :: arrays.stride] = True
+    if arrays.following and not exported:
+        breaks = _breaks(arrays, block_rows) & ~marks
+        inside = int((~marks).sum())
+        count = int(breaks.sum())
+        if count > MOST_UNRELATED * inside:
+            marks[:] = True
+            listener(unrelated_notice(f"'{path}'", count, inside))
+        elif count:
+            marks |= breaks
+            listener(breaks_notice(f"'{path}'", count, inside))
+    ends = np.flatnonzero(marks) + 1
+    horizon = settings.horizon if isinstance(settings.horizon, int) else 0
+    if settings.horizon == "auto" and not cut.any() and not exported:
+        horizon = _known_limit(arrays, ends, limit, request, path)
+    within = _divided(ends, horizon) if horizon else ends
+    pieces = _divided(within, settings.longest)
+    last = pieces - 1
+    return Pieces(
+        begin=np.concatenate([[0], pieces[:-1]]),
+        end=pieces,
+        terminated=over[last],
+        truncated=cut[last] | ~over[last],
+        continued=~np.isin(pieces, within),
+        unsure=np.isin(pieces, within) & ~marks[last],
+    )
+
+
+def _known_limit(arrays: Arrays, ends: np.ndarray, limit: int | None, request: Request, path: Path) -> int:
+    """Steps at which episodes without timeouts are cut; 0: nowhere."""
+    if limit is None:
+        if arrays.timeout is None and not arrays.following:
+            raise InputMissing(
+                f"'{path}' has no timeouts, and the time limit of its environment is not known: episodes that ran into "
+                "it would be joined",
+                hint="give the limit by --set source.horizon=STEPS (0: terminals mark every end), or name --env",
+            )
+        return 0
+    longest = int(np.diff(ends, prepend=0).max())
+    if longest <= limit:
+        return 0
+    text = f"'{path}' marks no timeouts: episodes are cut after {limit:,} steps, the time limit (source.horizon)"
+    request.listener(Notice(text=text))
+    return limit
+
+
+def _breaks(arrays: Arrays, block_rows: int) -> np.ndarray:
+    """(N,) whether a row's next observation is another one than the next row has."""
+    found = np.zeros(arrays.steps, dtype=bool)
+    for at in range(0, arrays.steps - 1, block_rows):
+        stop = min(at + block_rows, arrays.steps - 1)
+        for name, following in arrays.following.items():
+            found[at:stop] |= differ(following[at:stop], arrays.observation[name][at + 1 : stop + 1])
+    return found
+
+
+def _divided(ends: np.ndarray, most: int) -> np.ndarray:
+    """Ends of pieces of at most `most` steps of what ends at `ends`."""
+    begin = np.concatenate([[0], ends[:-1]])
+    if (ends - begin).max() <= most:
+        return ends
+    parts = [np.append(np.arange(a + most, b, most), b) for a, b in zip(begin.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate(parts)
+
+
+def _flags(values: Any, path: Path) -> np.ndarray:
+    """(N,) bool from flags of any dtype and of shape (N,) or (N, 1)."""
+    if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
+        raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
+    name, what = values.name.lstrip("/"), f"'{path}'"
+    starts = range(0, len(values), _SCAN)
+    return np.concatenate([flags(values[at : at + _SCAN], name, what=what, first=at) for at in starts])

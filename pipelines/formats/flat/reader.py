@@ -1,0 +1,316 @@
+"""Flat arrays over N steps, as D4RL's HDF5 files of all families have them, our own `export --format hdf5`, and NPZ
+files of the same names.
+
+    observations (N, ...), or a group of such   actions (N, ...)   rewards (N,) or (N, 1)   terminals, bool or float
+    timeouts            optional: where an episode ends otherwise
+    next_observations   optional: what each step led to
+    resets              optional (ours): steps that led to a soft reset
+    trajectories        optional (ours): what is known of each trajectory, as JSON
+    infos/*, metadata/* infos may become observations; metadata of one line goes into tags
+
+`flat_names` has what other tools call them. `source.columns` names arrays that are called otherwise still, ours to
+theirs: obs, obs.NAME, next_obs, action, reward, terminated, truncated, reset. An obs.NAME is a further observation, or
+a part of the one there is: `{"obs.observation" = "observations[0:27]", "obs.desired_goal" = "infos/goal"}`.
+
+Where episodes end: see `d4rl_episodes`. The last observation of one is next_observations there; without these it is in
+no file. Then a truncated episode loses its last step, the observation of which is what it ends with. A terminated one
+keeps it, for with it would go the reward that ended the episode: the observation before it is repeated, which no target
+is computed from (`source.missing_final = "drop"` drops it too).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Notice
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
+from pipelines.formats.flat.arrays import array, leaves, open_flat
+from pipelines.formats.flat.datasets import environment, locate, time_limit
+from pipelines.formats.flat.episodes import Arrays, find_pieces
+from pipelines.formats.flat.names import (
+    NAMES,
+    Environments,
+    environments,
+    flags_of,
+    is_reward_free,
+    lacking,
+    names_in,
+    observations_name,
+    zeros,
+)
+from pipelines.formats.hdf5 import CHUNK_CACHE, chunk_bytes, reading, scalar
+from pipelines.formats.intake import Intake, action_box, agreed, inferred
+from pipelines.formats.minari.reader import own_paths
+from pipelines.formats.records import info_of, spaces_of
+from pipelines.formats.transitions import Steps, lay
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED
+from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+
+_SCAN = 1 << 20  # actions read at a time
+_LONGEST_TAG = 200
+_MOST_PACKED, _SPARE = 2_000, 1 << 30  # deflate packs 1,032 bytes into one at best
+_LARGEST_CACHE = 64 << 20  # of each array
+SPACES = "amago_spaces"  # attribute of a file that we wrote
+
+
+class D4rl:
+    """See the module."""
+
+    def __init__(self, request: Request) -> None:
+        self._settings, self._kind = request.settings, request.kind
+        self._path = locate(request.place, request.listener)
+        self._what = f"'{self._path}'"
+        self.label = self._path.stem
+        self.env = environment(self.label)
+        self.dropped = 0
+        self._file = open_flat(self._path, cache_bytes=CHUNK_CACHE)
+        self._observations = observations_name(self._file)
+        self.fingerprint = fingerprint([self._path])
+        try:
+            with reading(self._path):
+                self._arrays = self._open_arrays()
+                largest = max(map(chunk_bytes, self._arrays.all()))
+                if largest > CHUNK_CACHE:  # else a chunk would be unpacked for each block of it
+                    self._file.close()
+                    self._file = open_flat(self._path, cache_bytes=min(largest, _LARGEST_CACHE))
+                    self._arrays = self._open_arrays()
+                self.spaces = self._spaces(request.spaces)
+                self._pieces = find_pieces(
+                    self._arrays,
+                    request,
+                    limit=time_limit(self.label) or request.horizon,
+                    block_rows=self._block_rows(),
+                    path=self._path,
+                    exported=SPACES in self._file.attrs,
+                )
+                self._tags = self._metadata()
+        except BaseException:
+            self._file.close()
+            raise
+        self.steps: int | None = self._arrays.steps
+        self._say_what_is_assumed(request)
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open_arrays(self) -> Arrays:
+        file, path = self._file, self._path
+        named = {ours: theirs for ours, theirs in self._settings.columns.items() if ours in NAMES}
+        given = {ours: theirs for ours, theirs in self._settings.columns.items() if ours not in NAMES}
+        names = names_in(file, named)
+        unknown = [name for name in given if name.removeprefix("next_").partition(".")[0] != OBSERVATION]
+        if unknown:
+            raise InputMissing(
+                f"source.columns: no such column of ours: {', '.join(unknown)}",
+                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, next_{OBSERVATION}, {', '.join(NAMES)}",
+            )
+        observed = any(not name.startswith("next_") for name in given)
+        missing = lacking(file, names)
+        missing += [] if observed or self._observations in file else [self._observations]
+        if missing:
+            raise InputMissing(
+                f"{self._what} lacks {', '.join(repr(name) for name in missing)}",
+                hint=f"say what is what by source.columns; it has: {', '.join(sorted(file.keys())) or 'nothing'}",
+            )
+        action = array(file, names[ACTION], path=path)
+        beside = environments(action, array(file, names[TERMINATED], path=path)) if names[TERMINATED] in file else 0
+
+        def read(name: str) -> Any:
+            values = array(file, name, path=path)
+            return Environments(values) if beside and tuple(values.shape[:2]) == tuple(action.shape[:2]) else values
+
+        observation, following = self._observed(given, read)
+        flags = flags_of(file, names, named, followed=bool(following), read=read, what=self._what)
+        self._notes = flags.notes
+        found = Arrays(
+            observation=observation,
+            following=following,
+            action=read(names[ACTION]),
+            reward=zeros(REWARD, len(flags.terminal), "float32")
+            if is_reward_free(file, names)
+            else read(names[REWARD]),
+            terminal=flags.terminal,
+            timeout=flags.timeout,
+            reset=read(names[RESET]) if names[RESET] in file else None,
+            records=array(file, "trajectories", path=path) if "trajectories" in file else None,
+            closing=flags.closing,
+            stride=len(action) if beside else 0,
+        )
+        sizes = {values.name.lstrip("/"): len(values) for values in found.all()}
+        if len(set(sizes.values())) != 1:
+            told = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+            raise IntegrityError(f"{self._what} has arrays of different lengths: {told}", hint="fetch it again")
+        if not found.steps:
+            raise InputMissing(f"{self._what} has no steps")
+        claimed, size = sum(_bytes(values) for values in found.all()), path.stat().st_size
+        if claimed > _MOST_PACKED * size + _SPARE:
+            raise IntegrityError(
+                f"{self._what} claims {claimed:,} bytes of arrays, and has {size:,}", hint="make or fetch it again"
+            )
+        return found
+
+    def _say_what_is_assumed(self, request: Request) -> None:
+        arrays = self._arrays
+        for note in self._notes:
+            request.listener(Notice(text=f"{self._what}: {note}", level="warning"))
+        alone = [name for name in arrays.observation if name not in arrays.following]
+        if arrays.following and alone and self._settings.missing_final == "repeat":
+            text = f"{self._what}: of {', '.join(alone)} the value after an episode's last step is unknown: repeated"
+            request.listener(Notice(text=text, level="warning"))
+
+    def _observed(self, given: Mapping[str, str], read: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arrays of what is observed, and of what each step led to, by column; `given`: those of the settings."""
+        observed = {name: theirs for name, theirs in given.items() if not name.startswith("next_")}
+        observation, following = {}, {}
+        for column, theirs in {**self._places(observed), **observed}.items():
+            observation[column] = read(theirs)
+            after = given.get(f"next_{column}")
+            if after is None and theirs.startswith(self._observations):
+                after = f"next_{theirs}"
+                after = after if after.partition("[")[0] in self._file else None
+            if after is not None:
+                following[column] = read(after)
+                if following[column].shape != observation[column].shape:
+                    raise IntegrityError(
+                        f"{self._what}: {after} has the shape {following[column].shape}, "
+                        f"{theirs} {observation[column].shape}",
+                        hint="make or fetch it again",
+                    )
+        return observation, following
+
+    def _places(self, observed: Mapping[str, str]) -> dict[str, str]:
+        """Column -> array, of the observations of the file; none where those that were asked for are parts of them."""
+        if SPACES in self._file.attrs:
+            own = spaces_of(self._file.attrs[SPACES], what=self._what)
+            paths = own_paths(list(own.observation))
+            return {column: "/".join([self._observations, *path]) for column, path in paths.items()}
+        parts = any(theirs.partition("[")[0] == self._observations for theirs in observed.values())
+        if parts or OBSERVATION in observed or self._observations not in self._file:
+            return {}
+        names = [name for name, _ in leaves(self._file, self._observations, self._path)]
+        return {
+            ".".join([OBSERVATION, *filter(None, name.split("/"))]): "/".join(filter(None, [self._observations, name]))
+            for name in names
+        }
+
+    def _spaces(self, wanted: Spaces | None) -> Spaces:
+        if SPACES in self._file.attrs:
+            own = spaces_of(self._file.attrs[SPACES], what=self._what)
+            return own if wanted is None else agreed(_shapes(own), wanted, what=self._what)
+        shapes = {name: values.shape[1:] for name, values in self._arrays.observation.items()}
+        if wanted is not None:
+            return agreed(shapes, wanted, what=self._what)
+        observation: dict[str, Space] = {
+            name: inferred(values.shape[1:], values.dtype) for name, values in self._arrays.observation.items()
+        }
+        return Spaces(observation=observation, action=self._action_space())
+
+    def _action_space(self) -> Space:
+        action = self._arrays.action
+        if action.dtype.kind not in "iu":
+            return action_box(action.shape[1:], self._settings, what=self._what)
+        size = int(np.prod(action.shape[1:], dtype=np.int64))
+        count = self._settings.num_actions
+        if not count:
+            count = 1 + max(int(action[at : at + _SCAN].max()) for at in range(0, len(action), _SCAN))
+        return Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size)
+
+    def _metadata(self) -> dict[str, str]:
+        if "metadata" not in self._file:
+            return {}
+        found = {}
+        for name, values in leaves(self._file, "metadata", self._path):
+            if values.shape == () and len(text := str(scalar(values[()]))) <= _LONGEST_TAG:
+                found[name.replace("/", ".")] = text
+        return texts(found)
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """See `Source`."""
+        self.dropped = 0
+        pieces, block = self._pieces, self._block_rows()
+        number = start
+        while number < len(pieces):
+            begin = int(pieces.begin[number])
+            after = int(np.searchsorted(pieces.end, max(begin + block, int(pieces.end[number])), side="right"))
+            with reading(self._path):
+                batch = self._batch(number, max(after, number + 1))
+            if batch is not None:
+                yield batch
+            number = max(after, number + 1)
+
+    def _block_rows(self) -> int:
+        """Steps that are read at a time: whole chunks of the file, and `BATCH_BYTES` where these are smaller."""
+        values = list(self._arrays.all())
+        chunk = max([array.chunks[0] for array in values if array.chunks] or [1])
+        step = sum(array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) for array in values)
+        wanted = max(BATCH_BYTES // max(step, 1), 1)
+        return max(chunk * round(wanted / chunk), 1) if chunk <= 2 * wanted else wanted
+
+    def _batch(self, first: int, last: int) -> Trajectories | None:
+        """Trajectories [first, last) of the file's numbering; None where none of them has a step."""
+        arrays, pieces = self._arrays, self._pieces
+        origin, stop = int(pieces.begin[first]), int(pieces.end[last - 1])
+        continued = pieces.continued[first:last]
+        after = {}
+        unfollowed = {name: values for name, values in arrays.observation.items() if name not in arrays.following}
+        if continued.any() and unfollowed:
+            next_rows = np.minimum(pieces.end[first:last], arrays.steps - 1)
+            after = {name: np.stack([values[int(r)] for r in next_rows]) for name, values in unfollowed.items()}
+        unsure = pieces.unsure[first:last]
+        if unfollowed and self._settings.missing_final == "drop":
+            unsure = unsure | ~continued
+        steps = Steps(
+            begin=pieces.begin[first:last] - origin,
+            end=pieces.end[first:last] - origin,
+            terminated=pieces.terminated[first:last],
+            truncated=pieces.truncated[first:last] | self._both(first, last),
+            observation={name: values[origin:stop] for name, values in arrays.observation.items()},
+            following={name: values[origin:stop] for name, values in arrays.following.items()},
+            after=after,
+            known=continued if after else None,
+            unsure=unsure,
+            action=arrays.action[origin:stop],
+            reward=arrays.reward[origin:stop],
+            reset=None if arrays.reset is None else arrays.reset[origin:stop].reshape(-1).astype(np.uint8),
+        )
+        laid = lay(steps, keep_terminated=self._settings.missing_final == "repeat")
+        self.dropped += int((~laid.usable).sum())
+        if laid.raw is None:
+            return None
+        columns = self._intake.columns(laid.raw, first=first)
+        infos = [self._info(first + int(place), bool(laid.dropped[place])) for place in np.flatnonzero(laid.usable)]
+        return Trajectories(columns, laid.raw.rows, infos)
+
+    def _both(self, first: int, last: int) -> np.ndarray:
+        """(k,) whether a trajectory was truncated as well as terminated, which flat files cannot say: our own record
+        does.
+        """
+        records = self._arrays.records
+        if records is None:
+            return np.zeros(last - first, dtype=bool)
+        return np.array([bool(json.loads(scalar(text)).get("truncated")) for text in records[first:last]], dtype=bool)
+
+    def _info(self, number: int, dropped: bool) -> TrajectoryInfo:
+        tags = {**self._tags, EPISODE: str(number)}
+        arrays = self._arrays
+        if len(arrays.following) < len(arrays.observation) and not (arrays.closing or self._pieces.continued[number]):
+            tags["final_observation"] = "last step dropped" if dropped else "repeated"
+        if self._arrays.records is not None:
+            return info_of(json.loads(scalar(self._arrays.records[number])), source=self._kind, tags=tags)
+        return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source=self._kind, tags=tags)
+
+
+def _bytes(values: Any) -> int:
+    return math.prod(values.shape) * int(values.dtype.itemsize)
+
+
+def _shapes(spaces: Spaces) -> dict[str, tuple[int, ...]]:
+    return {name: space.shape for name, space in spaces.observation.items()}

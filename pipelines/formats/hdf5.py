@@ -1,0 +1,118 @@
+"""HDF5 files, opened and read so that a damaged one is reported in a line, and one that points elsewhere is refused.
+
+An HDF5 file can name other files of this machine, whose content would then be read as if it were the dataset's own:
+external links, external storage, virtual datasets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.malformed import reason
+from pipelines.formats.base import require, require_file
+
+CHUNK_CACHE = 16 << 20  # of an array: a chunk that ends in the next block is not unpacked twice
+_SLOTS = 10_007
+_DEEPEST = 64  # groups in groups; more is a link to a group around itself
+
+
+def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
+    """Open the file for reading. InputMissing if there is none, no h5py, or it links to other files; IntegrityError if
+    it is damaged."""
+    require("h5py", "hdf5", f"'{path}'")
+    import h5py
+
+    require_file(path)
+    try:
+        file = h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=_SLOTS)
+        _refuse_external_links(file, path)
+        return file
+    except PermissionError as error:
+        raise InputMissing(f"cannot read '{path}': permission denied") from error
+    except OSError as error:
+        if not h5py.is_hdf5(path):
+            raise IntegrityError(f"'{path}' is no HDF5 file", hint="fetch it again") from error
+        raise _damaged(path, error) from error
+
+
+def _refuse_external_links(file: Any, path: Path) -> None:
+    import h5py
+
+    def is_external(name: bytes, info: Any) -> bytes | None:
+        return name if info.type == h5py.h5l.TYPE_EXTERNAL else None
+
+    with reading(path):
+        found = file.id.links.visit(is_external, info=True)
+    if found is not None:
+        file.close()
+        raise _elsewhere(path, found.decode(errors="replace"), "is a link into another file")
+
+
+def contained(dataset: Any, path: Path) -> Any:
+    """Return a dataset whose values are in this file; InputMissing for one that takes them from others."""
+    if dataset.external:
+        raise _elsewhere(path, dataset.name, "has its values in other files")
+    if dataset.is_virtual:
+        raise _elsewhere(path, dataset.name, "is virtual: its values are in other datasets")
+    return dataset
+
+
+def _elsewhere(path: Path, name: str, what: str) -> InputMissing:
+    hint = "it could bring in any file of this machine; if you trust it, copy it into one file with h5repack or h5py"
+    return InputMissing(f"'{path}': '{name}' {what}", hint=hint)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what h5py raises over a damaged file into IntegrityError."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, EOFError) as error:
+        raise _damaged(path, error) from error
+
+
+def array(group: Any, name: str, *, path: Path) -> Any:
+    """The dataset `name` (a path) in `group`. InputMissing if there is none; lists what there is."""
+    import h5py
+
+    found = group.get(name)
+    if not isinstance(found, h5py.Dataset):
+        what = "is a group, not an array" if found is not None else "is missing"
+        raise InputMissing(f"'{path}': '{name}' {what}", hint=f"it has: {', '.join(sorted(group.keys())) or 'nothing'}")
+    return contained(found, path)
+
+
+def leaves(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The datasets at or below `node` as ("a/b", dataset); "" for `node` itself. Errors as `array`, IntegrityError for
+    groups that are nested without end."""
+    import h5py
+
+    if isinstance(node, h5py.Dataset):
+        yield prefix, contained(node, path)
+        return
+    if prefix.count("/") > _DEEPEST:
+        raise IntegrityError(f"'{path}': '{prefix[:60]}...' is nested without end", hint="fetch or make it again")
+    for name in node:
+        yield from leaves(node[name], path, f"{prefix}/{name}" if prefix else name)
+
+
+def chunk_bytes(values: Any) -> int:
+    """Size of a chunk of a dataset once it is unpacked; 0 where it has none."""
+    return int(np.prod(values.chunks, dtype=np.int64)) * values.dtype.itemsize if values.chunks else 0
+
+
+def scalar(value: Any) -> Any:
+    """A scalar of h5py as Python has it."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _damaged(path: Path, error: BaseException) -> IntegrityError:
+    return IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again")

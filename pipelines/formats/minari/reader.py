@@ -1,0 +1,366 @@
+"""Minari's datasets: a folder `data` with `metadata.json`, and episodes in HDF5, Arrow or Parquet files.
+
+Read without the package minari, which only fetches datasets. An episode's observations include the last one. Its seed
+is kept, and whether `infos/success` is ever set. Other numeric `infos` become observations when `source.columns` asks
+for them, `{"obs.qpos" = "infos/qpos"}`; an export writes them to `infos` again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Notice
+from pipelines.files.malformed import read_limited
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
+from pipelines.formats.intake import Intake, Raw, agreed, flags, inferred
+from pipelines.formats.minari.spaces import Leaf, SpaceReader, ragged_columns
+from pipelines.formats.records import info_of, spaces_of
+from pipelines.lake.spaces import LENGTH, OBSERVATION, Ragged, Spaces
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+
+METADATA = "metadata.json"
+SPACES = "amago_spaces"  # in the metadata of a dataset that we wrote
+INFOS = "infos"
+OUR_INFOS = "amago_infos"  # in the metadata of a dataset that we wrote: columns that are infos there
+RECORD = "amago"  # of an episode of it
+_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+?-v\d+")
+_TAGS = ("dataset_id", "algorithm_name", "author", "author_email", "code_permalink", "description", "minari_version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One episode as stored: T + 1 observations by leaf, T of the others. `attributes` say what is known of it."""
+
+    observations: Mapping[str, Any]
+    actions: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    success: bool | None
+    attributes: Mapping[str, Any]
+
+
+class Episodes(Protocol):
+    """Episodes in files of one format."""
+
+    files: list[Path]
+
+    def read(self, number: int) -> Episode:
+        """IntegrityError or InputMissing where it cannot be read."""
+        ...
+
+    def infos(self, number: int) -> dict[str, np.ndarray]:
+        """Read the `infos` of an episode by path, as far as they are arrays. Errors as `read`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Minari:
+    """See the module."""
+
+    def __init__(self, request: Request) -> None:
+        data = locate(request.place)
+        self._settings = request.settings
+        self._what = f"Minari dataset '{data.parent if data.name == 'data' else data}'"
+        metadata = self._metadata(data / METADATA)
+        self.label = (data.parent if data.name == "data" else data).name
+        self.env = _env_id(metadata) or self.label
+        self.dropped = 0
+        jpeg = bool(metadata.get("jpeg_encoding", True))
+        reader = SpaceReader(
+            self._space(metadata, "observation_space"),
+            self._space(metadata, "action_space"),
+            what=self._what,
+            jpeg=jpeg,
+            max_length=self._settings.max_length,
+        )
+        self._ours = metadata.get(SPACES)
+        self._places = self._infos_asked_for(json.loads(metadata.get(OUR_INFOS) or "{}"))
+        found = spaces_of(self._ours, what=self._what) if self._ours is not None else reader.spaces
+        self.spaces = found
+        self._leaves = self._own_leaves(reader.leaves)
+        self.steps: int | None = int(metadata.get("total_steps", 0)) or None
+        self._count = int(metadata.get("total_episodes", 0))
+        if not self._count:
+            raise InputMissing(f"{self._what} has no episodes")
+        # What the collector's record keeps of it, so that an export can say it again.
+        self.described = {
+            "env_spec": metadata.get("env_spec") or "",
+            "observation_space": self._space(metadata, "observation_space"),
+            INFOS: self._places,
+        }
+        self._tags = texts({name: _line(metadata.get(name)) for name in _TAGS})
+        self._episodes = _open(data, str(metadata.get("data_format", "hdf5")), self._leaves, reader.action_jpeg)
+        if self._ours is None:
+            self._take_infos(request)
+        if request.spaces is not None:
+            shapes = {name: space.shape for name, space in self.spaces.observation.items()}
+            self.spaces = agreed(shapes, request.spaces, what=self._what)
+        self.fingerprint = fingerprint([data / METADATA, *self._episodes.files], self._count, self.steps)
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
+
+    def close(self) -> None:
+        self._episodes.close()
+
+    def _metadata(self, path: Path) -> dict[str, Any]:
+        try:
+            metadata = json.loads(read_limited(path))
+            if isinstance(metadata, dict):
+                return metadata
+        except FileNotFoundError as error:
+            raise InputMissing(f"'{path.parent}' is no Minari dataset: it has no {METADATA}") from error
+        except OSError as error:
+            raise InputMissing(f"cannot read '{path}': {error.strerror or error}") from error
+        except (ValueError, RecursionError):
+            pass
+        raise IntegrityError(f"'{path}' is damaged", hint="fetch or make the dataset again")
+
+    def _space(self, metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        if name not in metadata:
+            raise InputMissing(f"{self._what} does not say its {name}", hint="update its metadata with minari")
+        try:
+            return dict(json.loads(metadata[name]))
+        except (ValueError, TypeError) as error:
+            raise IntegrityError(f"{self._what}: its {name} is damaged", hint="fetch or make it again") from error
+
+    def _infos_asked_for(self, written: Mapping[str, str]) -> dict[str, str]:
+        """Column -> path below `infos`: of a dataset that we wrote as `written`, else as the settings ask."""
+        if self._ours is not None:
+            return dict(written)
+        found = {}
+        for column, place in self._settings.columns.items():
+            root, _, path = place.partition("/")
+            if root != INFOS or not path or not column.startswith(f"{OBSERVATION}."):
+                raise InputMissing(
+                    f'source.columns: "{column}" = "{place}": a Minari dataset keeps its names, and only adds infos',
+                    hint='write {"obs.NAME" = "infos/NAME"}',
+                )
+            found[column] = path
+        return found
+
+    def _take_infos(self, request: Request) -> None:
+        """Add the infos that are asked for to the observation, and report the others."""
+        infos = {name: values for name, values in self._episodes.infos(0).items() if values.dtype.kind in "biuf"}
+        found = dict(self.spaces.observation)
+        for column, path in self._places.items():
+            if path not in infos:
+                known = ", ".join(sorted(infos)) or "none"
+                raise InputMissing(f"{self._what} has no numeric '{INFOS}/{path}'", hint=f"its numeric infos: {known}")
+            if column in found:
+                raise InputMissing(f"source.columns: there is a '{column}' already", hint="choose another name")
+            found[column] = inferred(infos[path].shape[1:], infos[path].dtype)
+            self._leaves.append(Leaf(column=column, path=tuple(path.split("/")), space=found[column], root=INFOS))
+        self.spaces = Spaces(observation=found, action=self.spaces.action)
+        if left := sorted(infos.keys() - {"success", *self._places.values()}):
+            text = f"{self._what}: infos left out: {', '.join(left)} (source.columns takes some as observations)"
+            request.listener(Notice(text=text))
+
+    def _own_leaves(self, leaves: list[Leaf]) -> list[Leaf]:
+        """Of a dataset that we wrote: a ragged column is stored as texts, or padded beside its length."""
+        if self._ours is None:
+            return leaves
+        spaces = self.spaces.observation
+        texts_ = {leaf.column for leaf in leaves if isinstance(leaf.space, Ragged)}
+        stored = [name for name in spaces if name.removesuffix(f".{LENGTH}") not in texts_ or name in texts_]
+        paths = own_paths([name for name in stored if name not in self._places])
+        infos = {name: tuple(path.split("/")) for name, path in self._places.items()}
+        return [
+            Leaf(
+                column=name,
+                path=infos.get(name) or paths[name],
+                space=spaces[name] if name in texts_ else _padded(spaces[name]),
+                root=INFOS if name in infos else "observations",
+            )
+            for name in stored
+        ]
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """See `Source`."""
+        held: list[tuple[int, Episode, dict[str, np.ndarray]]] = []
+        size = self.dropped = 0
+        for number in range(start, self._count):
+            episode = self._episodes.read(number)
+            columns = self._checked(number, episode)
+            if not len(episode.rewards):
+                self.dropped += 1
+                continue
+            held.append((number, episode, columns))
+            size += sum(values.nbytes for values in columns.values())
+            if size >= BATCH_BYTES:
+                yield self._batch(held)
+                held, size = [], 0
+        if held:
+            yield self._batch(held)
+
+    def _checked(self, number: int, episode: Episode) -> dict[str, np.ndarray]:
+        """The observation columns of an episode. IntegrityError where lengths do not agree."""
+        columns: dict[str, np.ndarray] = {}
+        for leaf in self._leaves:
+            values = episode.observations[leaf.column]
+            if isinstance(leaf.space, Ragged):
+                columns |= ragged_columns(leaf, values, what=f"{self._what}, episode {number}")
+            else:
+                columns[leaf.column] = np.asarray(values)
+        steps = len(episode.rewards)
+        lengths = {name: len(values) for name, values in columns.items()}
+        others = (episode.actions, episode.terminations, episode.truncations)
+        if any(length != steps + 1 for length in lengths.values()) or any(len(values) != steps for values in others):
+            raise IntegrityError(
+                f"{self._what}: episode {number} has {steps} rewards, {len(episode.actions)} actions and "
+                f"{max(lengths.values())} observations",
+                hint="fetch or make it again",
+            )
+        self._intake.require_shapes(number, columns, episode.actions)
+        return columns
+
+    def _batch(self, held: list[tuple[int, Episode, dict[str, np.ndarray]]]) -> Trajectories:
+        first = held[0][0]
+        episodes = [episode for _, episode, _ in held]
+        over, cut = self._ends(held, "terminations"), self._ends(held, "truncations")
+        records = [self._record(episode) for episode in episodes]
+        raw = Raw(
+            rows=[len(episode.rewards) + 1 for episode in episodes],
+            observation={
+                name: np.concatenate([columns[name] for _, _, columns in held]) for name in self.spaces.observation
+            },
+            action=np.concatenate([np.asarray(episode.actions) for episode in episodes]),
+            reward=np.concatenate([episode.rewards for episode in episodes]),
+            terminated=over,
+            truncated=cut | ~over,
+            reset=np.concatenate(
+                [_resets(record, len(e.rewards)) for record, e in zip(records, episodes, strict=True)]
+            ),
+        )
+        columns = self._intake.columns(raw, first=first)
+        infos = [
+            self._info(number, episode, record) for (number, episode, _), record in zip(held, records, strict=True)
+        ]
+        return Trajectories(columns, raw.rows, infos)
+
+    def _ends(self, held: list[tuple[int, Episode, dict[str, np.ndarray]]], name: str) -> np.ndarray:
+        """Return (k,): the flag `name` of the last step of each episode."""
+        what = [(f"{name} of episode {number}", getattr(episode, name)) for number, episode, _ in held]
+        return np.array([flags(values, said, what=self._what)[-1] for said, values in what])
+
+    def _record(self, episode: Episode) -> Mapping[str, Any] | None:
+        text = episode.attributes.get(RECORD)
+        return json.loads(text) if isinstance(text, str) else None
+
+    def _info(self, number: int, episode: Episode, record: Mapping[str, Any] | None) -> TrajectoryInfo:
+        tags = {**self._tags, EPISODE: str(number)}
+        if record is not None:
+            return info_of(record, source="minari", tags=tags)
+        seed = episode.attributes.get("seed")
+        return TrajectoryInfo(
+            env=self.env,
+            task=self._settings.task or self.label,
+            source="minari",
+            seed=int(seed) if seed is not None else 0,
+            success=episode.success,
+            tags=tags,
+        )
+
+
+def own_paths(columns: list[str]) -> dict[str, tuple[str, ...]]:
+    """Where our export puts each column in a Minari observation: `obs.a.b` at ("a", "b"); () if there is only `obs`.
+
+    A column whose name others continue lies at "value" below it.
+    """
+    if columns == ["obs"]:
+        return {"obs": ()}
+    paths = {name: tuple(name.split(".")[1:]) for name in columns}
+    return {
+        name: (*path, "value")
+        if any(other != path and other[: len(path)] == path for other in paths.values())
+        else path
+        for name, path in paths.items()
+    }
+
+
+def locate(place: str) -> Path:
+    """The folder with `metadata.json` of a dataset given by its folder or its id.
+
+    An id is looked for where minari keeps datasets, and fetched by minari if it is not there. InputMissing.
+    """
+    path = Path(place)
+    for folder in (path / "data", path):
+        if (folder / METADATA).is_file():
+            return folder
+    if path.exists():
+        raise InputMissing(f"'{path}' is no Minari dataset: it has no data/{METADATA}")
+    if not _ID.fullmatch(place):
+        raise InputMissing(
+            f"no Minari dataset '{place}'", hint="give its folder, or an id like mujoco/hopper/expert-v0"
+        )
+    home = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    folder = home / place / "data"
+    if not (folder / METADATA).is_file():
+        _fetch(place, home)
+    return folder
+
+
+def _fetch(place: str, home: Path) -> None:
+    try:
+        import minari
+    except ImportError as error:
+        raise InputMissing(
+            f"no Minari dataset '{place}' in '{home}', and minari is not installed to fetch it",
+            hint='pip install "amago[minari]", or give the folder of a dataset',
+        ) from error
+    try:
+        minari.download_dataset(place)
+    except Exception as error:  # whatever its stores and their clients raise
+        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        raise InputMissing(
+            f"cannot fetch Minari dataset '{place}': {reason}",
+            hint=f"fetch it elsewhere and give its folder, or put it into '{home}'",
+        ) from error
+
+
+def _open(data: Path, form: str, leaves: list[Leaf], action_jpeg: bool) -> Episodes:
+    if form == "hdf5":
+        from pipelines.formats.minari.hdf5 import Hdf5Episodes
+
+        return Hdf5Episodes(data, leaves, action_jpeg)
+    if form in ("arrow", "parquet"):
+        from pipelines.formats.minari.arrow import ArrowEpisodes
+
+        return ArrowEpisodes(data, form, leaves, action_jpeg)
+    raise InputMissing(f"'{data}' is stored as {form}", hint="known: hdf5, arrow, parquet")
+
+
+def _env_id(metadata: Mapping[str, Any]) -> str:
+    try:
+        name = json.loads(metadata["env_spec"])["id"]
+    except (KeyError, ValueError, TypeError):
+        return ""
+    return f"gym:{name}" if isinstance(name, str) else ""
+
+
+def _line(value: Any) -> str:
+    return ", ".join(sorted(map(str, value))) if isinstance(value, list | set | tuple) else str(value or "")
+
+
+def _padded(space: Any) -> Any:
+    """A ragged space as the array that our export stores."""
+    from pipelines.lake.spaces import Box
+
+    return Box(shape=space.shape, dtype=space.dtype) if isinstance(space, Ragged) else space
+
+
+def _resets(record: Mapping[str, Any] | None, steps: int) -> np.ndarray:
+    """(T + 1,) where a soft reset was."""
+    resets = np.zeros(steps + 1, dtype=np.uint8)
+    if record is not None:
+        resets[[int(row) for row in record.get("resets", ())]] = 1
+    return resets

@@ -1,0 +1,282 @@
+"""Trajectories as a dataset of Minari: `data/` as Minari 0.5 reads it, pictures as they are.
+
+Its spaces are those of the environment that was played, with its bounds and texts, where that is registered with
+gymnasium or the trajectories came from a dataset of Minari; then an episode has the seed of its reset, and the dataset
+an `env_spec`, from which the environment can be made again. Elsewhere they are what the lake knows. Actions are as the
+environment takes them. `infos` has `success`, where the lake knows it, soft resets (`reset`), and the columns that came
+from another dataset's infos. `collect --from minari:DIR` gives the same trajectories again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.files.atomic import explained, write_atomically
+from pipelines.formats.base import require
+from pipelines.formats.flat.writer import GZIP, of_one_schema, outward, written
+from pipelines.formats.intake import is_plain
+from pipelines.formats.items import Exported, Item, plain
+from pipelines.formats.minari import reader as minari
+from pipelines.formats.minari.environment import described
+from pipelines.formats.minari.hdf5 import FILE
+from pipelines.formats.minari.reader import own_paths
+from pipelines.lake import collectors
+from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
+from pipelines.lake.trajectory import Trajectory
+
+_PACKED_BYTES = 1 << 14  # of an array of one episode, from which it is worth compressing
+MINARI_VERSION = "0.5.3"  # whose layout is written
+_NAME = re.compile(r"[^-_\w]+")
+_TAGS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
+
+
+def minari_dataset(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
+    """Write a dataset of Minari to `to`; `about` may have its `author` and `description`.
+
+    InputMissing where the trajectories have different spaces, or without h5py.
+    """
+    require("h5py", "hdf5", "--format minari")
+    folder = to / "data"
+    with explained(f"write '{folder}'"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / minari.METADATA).unlink(missing_ok=True)
+    count = steps = 0
+    known = _Known()
+    form: _Form | None = None
+    with written(folder / FILE) as file:
+        for item, schema in of_one_schema(items):
+            trajectory, row = item.trajectory(), item.row()
+            known.add(item, row)
+            if form is None:
+                form = _Form.of(schema, known.environment())
+            form.write(file.create_group(f"episode_{count}"), count, trajectory, row)
+            count, steps = count + 1, steps + trajectory.length
+    assert form is not None
+    size = (folder / FILE).stat().st_size
+    metadata = {
+        "total_episodes": count,
+        "total_steps": steps,
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": json.dumps(form.observation),
+        "action_space": json.dumps(form.action),
+        "dataset_id": _dataset_id(to),
+        "minari_version": MINARI_VERSION,
+        "dataset_size": round(size / 1e6, 1),
+        minari.SPACES: json.dumps(form.schema.spaces.to_json()),
+        minari.OUR_INFOS: json.dumps(form.infos),
+        **known.metadata(about, count),
+    }
+    write_atomically(folder / minari.METADATA, json.dumps(metadata))
+    return Exported(trajectories=count, steps=steps, written=count, bytes=size)
+
+
+@dataclass
+class _Known:
+    """What trajectories have in common: environments, policies and tags."""
+
+    envs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    policies: set[str] = field(default_factory=set)
+    tags: dict[str, set[str]] = field(default_factory=lambda: {name: set() for name in _TAGS})
+    _collectors: Mapping[str, Mapping[str, Any]] | None = None
+
+    def add(self, item: Item, row: Mapping[str, Any]) -> None:
+        """Take note of another trajectory."""
+        if self._collectors is None:
+            self._collectors = collectors.read_all(item.reader.lake)
+        env = (self._collectors.get(row["collector"]) or {}).get("env")
+        settings = env if isinstance(env, Mapping) and env.get("name") == row["env"] else {"name": row["env"]}
+        self.envs[json.dumps(settings, sort_keys=True, default=str)] = settings
+        self.policies.add(str(row["policy_id"]))
+        tags = dict(row["tags"] or ())
+        for name, values in self.tags.items():
+            values.add(tags.get(name, ""))
+
+    def environment(self) -> Mapping[str, Any]:
+        """What Minari says of the environment, as far as it is known and the only one: `env_spec`,
+        `observation_space`.
+        """
+        return described(next(iter(self.envs.values()))) if len(self.envs) == 1 else {}
+
+    def metadata(self, about: Mapping[str, Any], count: int) -> dict[str, Any]:
+        """Return the metadata that name the environment and tell where the data comes from."""
+        spec = self.environment().get("env_spec")
+        found: dict[str, Any] = {name: next(iter(v)) for name, v in self.tags.items() if len(v) == 1 and v != {""}}
+        found |= {name: about[name] for name in ("author", "description") if about.get(name)}
+        if self.policies - {""}:
+            found.setdefault("algorithm_name", ", ".join(sorted(self.policies - {""})))
+        names = ", ".join(sorted({str(env.get("name")) for env in self.envs.values()}))
+        where = f" where {about['where']}" if about.get("where") else ""
+        found.setdefault("description", f"{count} episodes of {names}, exported by amago{where}")
+        for name in ("author", "author_email"):
+            if name in found:
+                found[name] = [part.strip() for part in str(found[name]).split(",")]
+        return found | ({"env_spec": spec} if spec else {})
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How trajectories of one schema are written: Minari's spaces, and for each column its path and dtype (None: as it
+    is; `str`: a text). `seeds`: the environment can be reset with the seed of an episode.
+    `infos`: columns that are written to `infos`.
+    """
+
+    schema: Schema
+    observation: Mapping[str, Any]
+    action: Mapping[str, Any]
+    columns: Mapping[str, tuple[str, Any]]
+    seeds: bool
+    infos: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, schema: Schema, environment: Mapping[str, Any]) -> _Form:
+        """Take the environment's spaces where they are those of the schema, else what the schema knows of them."""
+        infos = dict(environment.get(minari.INFOS) or {})
+        spaces = {name: space for name, space in schema.spaces.observation.items() if name not in infos}
+        seeds = bool(environment.get("env_spec"))
+        paths = own_paths([name for name in spaces if not _is_length(name, spaces)])
+        action = _space(schema.spaces.action, action=True)
+        found = environment.get("observation_space") or {}
+        leaves = {name: _leaf(found, path) for name, path in paths.items()}
+        if len(leaves) == _leaves(found) and all(_same(leaf, spaces[name]) for name, leaf in leaves.items()):
+            columns = {name: ("/".join(path), _dtype(leaves[name])) for name, path in paths.items()}
+            return cls(schema, found, action, columns, seeds, infos)
+        own = own_paths(list(spaces))
+        columns = {name: ("/".join(path), None) for name, path in own.items()}
+        return cls(schema, _observation_space(spaces), action, columns, seeds, infos)
+
+    def write(self, group: Any, number: int, trajectory: Trajectory, row: Mapping[str, Any]) -> None:
+        """Write an episode."""
+        columns, spaces = trajectory.columns, self.schema.spaces
+        resets = np.flatnonzero(columns[RESET]).tolist()
+        group.attrs["id"], group.attrs["total_steps"] = number, trajectory.length
+        if self.seeds:
+            group.attrs["seed"] = int(row["seed"])
+        group.attrs[minari.RECORD] = json.dumps({**plain(row), "resets": resets})
+        for name, (path, dtype) in self.columns.items():
+            values = outward(columns[name], spaces.observation[name])
+            if dtype is str:
+                _put_texts(group, "/".join(filter(None, ["observations", path])), values, columns[f"{name}.{LENGTH}"])
+            else:
+                values = values if dtype is None else values.astype(dtype, copy=False)
+                _put(group, "/".join(filter(None, ["observations", path])), values)
+        _put(group, "actions", outward(columns[ACTION], spaces.action)[1:])
+        _put(group, "rewards", columns[REWARD][1:].astype(np.float64))
+        _put(group, "terminations", columns[TERMINATED][1:] != 0)
+        cut = columns[TRUNCATED][1:] != 0
+        cut[-1] |= not columns[TERMINATED][-1]
+        _put(group, "truncations", cut)
+        infos = group.create_group(minari.INFOS)
+        for name, path in self.infos.items():
+            _put(infos, path, columns[name])
+        if columns[RESET].any():
+            _put(infos, "reset", columns[RESET] != 0)
+        if row["success"] is not None:  # of every row, as Minari has them: it holds at the end
+            _put(infos, "success", (np.arange(trajectory.length + 1) == trajectory.length) & bool(row["success"]))
+
+
+def _put(group: Any, name: str, values: np.ndarray) -> None:
+    packed = values.nbytes >= _PACKED_BYTES
+    group.create_dataset(name, data=values, **(GZIP | {"chunks": True} if packed else {}))
+
+
+def _put_texts(group: Any, name: str, values: np.ndarray, lengths: np.ndarray) -> None:
+    import h5py
+
+    texts = ["".join(map(chr, row[:length])) for row, length in zip(values.tolist(), lengths.tolist(), strict=True)]
+    group.create_dataset(name, data=texts, dtype=h5py.string_dtype())
+
+
+def _is_length(name: str, spaces: Mapping[str, Space]) -> bool:
+    return name.endswith(f".{LENGTH}") and isinstance(spaces.get(name.removesuffix(f".{LENGTH}")), Ragged)
+
+
+def _leaf(space: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
+    """The space at the end of a path; {} where there is none."""
+    for key in path:
+        space = (space.get("subspaces") or {}).get(key, {}) if space.get("type") == "Dict" else {}
+    return space
+
+
+def _leaves(space: Mapping[str, Any]) -> int:
+    if space.get("type") == "Dict":
+        return sum(map(_leaves, space["subspaces"].values()))
+    return 1
+
+
+def _same(theirs: Mapping[str, Any], ours: Space) -> bool:
+    """Whether values of a space of the lake are values of one of Minari's."""
+    kind = theirs.get("type")
+    if isinstance(ours, Ragged):
+        return kind == "Text"
+    if isinstance(ours, Box):
+        return kind == "Box" and tuple(theirs["shape"]) == tuple(ours.shape)
+    if isinstance(ours, Discrete):
+        return kind == "Discrete" and (theirs["n"], theirs.get("start", 0)) == (ours.n, ours.start)
+    if isinstance(ours, MultiDiscrete):
+        start = np.zeros(len(ours.nvec)) if ours.start is None else np.array(ours.start)
+        same = kind == "MultiDiscrete" and np.array_equal(np.ravel(theirs["nvec"]), ours.nvec)
+        return bool(same and np.array_equal(np.ravel(theirs.get("start", np.zeros(len(ours.nvec)))), start))
+    return kind == "MultiBinary" and int(np.prod(theirs["n"])) == ours.n
+
+
+def _dtype(space: Mapping[str, Any]) -> Any:
+    """The dtype of a space's values; `str` for texts, None where it is all the same."""
+    if space.get("type") == "Text":
+        return str
+    return np.dtype(space["dtype"]) if space.get("type") in ("Box", "Discrete", "MultiDiscrete") else None
+
+
+def _observation_space(spaces: Mapping[str, Space]) -> dict[str, Any]:
+    tree: dict[str, Any] = {"type": "Dict", "subspaces": {}}
+    for name, path in own_paths(list(spaces)).items():
+        space = _space(spaces[name])
+        if not path:
+            return space
+        node = tree
+        for key in path[:-1]:
+            node = node["subspaces"].setdefault(key, {"type": "Dict", "subspaces": {}})
+        node["subspaces"][path[-1]] = space
+    return tree
+
+
+def _space(space: Space, *, action: bool = False) -> dict[str, Any]:
+    """A space as Minari writes gymnasium's."""
+    if isinstance(space, Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": space.start, "n": space.n}
+    if isinstance(space, MultiDiscrete):
+        start = list(space.start or (0,) * len(space.nvec))
+        return {"type": "MultiDiscrete", "dtype": "int64", "nvec": list(space.nvec), "start": start}
+    if isinstance(space, MultiBinary):
+        return {"type": "MultiBinary", "n": space.n}
+    dtype = np.dtype(space.dtype)
+    if dtype == np.bool_:
+        dtype = np.dtype("uint8")
+    limits: tuple[Any, Any] = (-np.inf, np.inf)
+    if dtype.kind in "iu":
+        limits = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if action and isinstance(space, Box) and space.low is not None and space.high is not None:
+        low, high = (np.array(bound).reshape(space.shape) for bound in (space.low, space.high))
+        dtype = dtype if is_plain(space) else np.dtype("float64")
+    else:
+        low, high = (np.full(space.shape, limit) for limit in limits)
+    return {
+        "type": "Box",
+        "dtype": str(dtype),
+        "shape": list(space.shape),
+        "low": low.tolist(),
+        "high": high.tolist(),
+    }
+
+
+def _dataset_id(to: Path) -> str:
+    name = _NAME.sub("-", to.resolve().name).strip("-") or "dataset"
+    return name if re.search(r"-v\d+$", name) else f"{name}-v0"

@@ -1,0 +1,58 @@
+"""What our own exports say of a trajectory and of its spaces, read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from pipelines.errors import IntegrityError
+from pipelines.files.json import Form, fits
+from pipelines.files.malformed import MALFORMED
+from pipelines.formats.base import texts
+from pipelines.lake.spaces import Spaces
+from pipelines.lake.trajectory import TrajectoryInfo
+
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+_KEPT = ("env", "task", "policy_id", "policy_version", "seed", "success", "epsilon", "goal_text", "t_start", "t_end")
+
+
+class Record(Form):
+    """What is read of a trajectory's record."""
+
+    uid: str | None = None
+    env: str | None = None
+    task: str | None = None
+    policy_id: str | None = None
+    policy_version: Int64 | None = None
+    seed: Int64 | None = None
+    success: bool | None = None
+    epsilon: Finite | None = None
+    goal_text: str | None = None
+    t_start: Finite | None = None
+    t_end: Finite | None = None
+    attempts: list[bool] | tuple[bool, ...] | None = None
+    tags: dict[str, str] | None = None
+
+
+def info_of(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) -> TrajectoryInfo:
+    """What a row of the table `trajectories` says, for a trajectory that comes back; `uid` becomes the tag `from_uid`.
+
+    It is new where it goes: collector, uid and times of storage are its own there.
+    """
+    if not fits(dict(record), Record):
+        raise ValueError("what it says of a trajectory has values of wrong types")
+    known = {name: record[name] for name in _KEPT if record.get(name) is not None}
+    own = {**dict(record.get("tags") or {}), **texts({"from_uid": record.get("uid")}), **tags}
+    return TrajectoryInfo(**known, attempts=tuple(record.get("attempts") or ()), source=source, tags=own)
+
+
+def spaces_of(text: Any, *, what: str) -> Spaces:
+    """Spaces from the JSON of an export. IntegrityError if it is damaged."""
+    try:
+        return Spaces.from_json(json.loads(text))
+    except MALFORMED as error:
+        raise IntegrityError(f"{what}: what it says of its spaces is damaged", hint="export it again") from error

@@ -1,0 +1,263 @@
+"""Demonstrations in HDF5 as robomimic and LIBERO keep them: a group a trajectory, `data/demo_0`, `data/demo_1`, ...
+
+    obs/*                 T rows each, nested groups too; each becomes obs.NAME
+    actions, rewards      T rows; without rewards they are 0
+    dones                 optional: the last one says whether the trajectory terminated (earlier ones are not used)
+    next_obs/*            optional: what each step led to; without it see `source.missing_final`
+    data.attrs            env_args and problem_info, JSON: the environment's name, and the instruction as goal_text
+    mask/*                optional: names of demonstrations; becomes the tag `mask`
+
+`source.columns` chooses: `{"obs.eef" = "obs/robot0_eef_pos"}` takes that observation alone, `obs/object[0:3]` some
+columns of one; action, reward and terminated name what is called otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.events import Notice
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
+from pipelines.formats.flat.arrays import array, part_of
+from pipelines.formats.hdf5 import leaves, open_file, reading, scalar
+from pipelines.formats.intake import Intake, action_box, agreed, flags, inferred
+from pipelines.formats.transitions import Steps, lay
+from pipelines.lake.schema import ACTION, REWARD, TERMINATED
+from pipelines.lake.spaces import OBSERVATION, Space, Spaces
+from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
+
+_GROUP, _OBS, _NEXT = "data", "obs", "next_obs"
+_NAMES = {ACTION: "actions", REWARD: "rewards", TERMINATED: "dones"}
+_LARGEST = 4 << 30  # bytes of one demonstration
+_LONGEST_TEXT = 4_096
+_NUMBER = re.compile(r"(\d+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demonstration:
+    """T steps; `following` has the columns of `observation`, or none."""
+
+    number: int
+    name: str
+    observation: Mapping[str, np.ndarray]
+    following: Mapping[str, np.ndarray]
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: bool
+
+
+def has_demonstrations(path: Path) -> bool:
+    """Whether an HDF5 file has a group a trajectory. Errors as `hdf5.open_file`."""
+    with open_file(path) as file, reading(path):
+        group = file.get(_GROUP)
+        return hasattr(group, "keys") and any(
+            "actions" in group[name] for name in group if hasattr(group[name], "keys")
+        )
+
+
+class Demonstrations:
+    """See the module."""
+
+    def __init__(self, request: Request) -> None:
+        self._settings, self._path = request.settings, Path(request.place)
+        self._what = f"'{self._path}'"
+        self.label = self._path.stem
+        self.dropped = 0
+        self.steps: int | None = None
+        self._file = open_file(self._path)
+        self.fingerprint = fingerprint([self._path])
+        try:
+            with reading(self._path):
+                self._open(request)
+        except BaseException:
+            self._file.close()
+            raise
+        self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
+
+    def _open(self, request: Request) -> None:
+        group = self._file.get(_GROUP)
+        if not hasattr(group, "keys"):
+            raise InputMissing(
+                f"{self._what} has no group '{_GROUP}'", hint=f"it has: {', '.join(self._file) or 'nothing'}"
+            )
+        self._group = group
+        self._names = sorted((name for name in group if hasattr(group[name], "keys")), key=_order)
+        if not self._names:
+            raise InputMissing(f"{self._what} has no demonstrations in '{_GROUP}'")
+        self._arrays = _NAMES | {ours: theirs for ours, theirs in self._settings.columns.items() if ours in _NAMES}
+        first = group[self._names[0]]
+        self._places = self._observed(first)
+        self._followed = _NEXT in first
+        about = _json(group.attrs.get("env_args"))
+        self.env = str(about.get("env_name") or self.label)[:_LONGEST_TEXT]
+        self._goal = str(_json(group.attrs.get("problem_info")).get("language_instruction") or "")[:_LONGEST_TEXT]
+        self._masks = self._read_masks()
+        self.spaces = self._spaces(self._read(0), request.spaces)
+        for ours, assumed in ((REWARD, "rewards are 0"), (TERMINATED, "trajectories end truncated")):
+            if self._arrays[ours] not in first:
+                text = f"{self._what} has no '{self._arrays[ours]}': {assumed}"
+                request.listener(Notice(text=text, level="warning"))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _observed(self, first: Any) -> dict[str, str]:
+        """Column -> array of a demonstration."""
+        given = {name: theirs for name, theirs in self._settings.columns.items() if name not in _NAMES}
+        unknown = [name for name in given if name.partition(".")[0] != OBSERVATION]
+        if unknown:
+            raise InputMissing(
+                f"source.columns: no such column of ours: {', '.join(unknown)}",
+                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {', '.join(_NAMES)}",
+            )
+        if given:
+            return given
+        if _OBS not in first:
+            raise InputMissing(
+                f"{self._what}: '{first.name.lstrip('/')}' lacks '{_OBS}'",
+                hint="extract observations from its states with robomimic's dataset_states_to_obs.py",
+            )
+        return {
+            f"{OBSERVATION}.{name.replace('/', '.')}": f"{_OBS}/{name}" for name, _ in leaves(first[_OBS], self._path)
+        }
+
+    def _read_masks(self) -> dict[str, list[str]]:
+        """Demonstration -> the masks it is in."""
+        found: dict[str, list[str]] = {}
+        if not hasattr(self._file.get("mask"), "keys"):
+            return found
+        for name, values in leaves(self._file["mask"], self._path):
+            if len(values.shape) == 1 and len(values) <= len(self._names):
+                for chosen in values[:]:
+                    found.setdefault(str(scalar(chosen)), []).append(name)
+        return found
+
+    def _spaces(self, first: _Demonstration, wanted: Spaces | None) -> Spaces:
+        shapes = {name: values.shape[1:] for name, values in first.observation.items()}
+        if wanted is not None:
+            return agreed(shapes, wanted, what=self._what)
+        observation: dict[str, Space] = {
+            name: inferred(values.shape[1:], values.dtype) for name, values in first.observation.items()
+        }
+        action = action_box(first.action.shape[1:], self._settings, what=self._what)
+        return Spaces(observation=observation, action=action)
+
+    def _read(self, number: int) -> _Demonstration:
+        """The demonstration of this number. IntegrityError where its arrays do not agree."""
+        name, group = self._names[number], self._group[self._names[number]]
+        inside = f"{_GROUP}/{name}"
+        found = {column: array(group, place, path=self._path) for column, place in self._places.items()}
+        after = {
+            column: array(group, place.replace(_OBS, _NEXT, 1), path=self._path)
+            for column, place in self._places.items()
+            if self._followed and place.startswith(f"{_OBS}/")
+        }
+        others = {
+            ours: array(group, t, path=self._path)
+            for ours, t in self._arrays.items()
+            if ours == ACTION or part_of(t)[0] in group
+        }
+        every = [*found.values(), *after.values(), *others.values()]
+        size = sum(int(np.prod(values.shape, dtype=np.float64)) * values.dtype.itemsize for values in every)
+        if size > _LARGEST:
+            raise IntegrityError(f"{self._what}: '{inside}' has {size:,} bytes, more than {_LARGEST:,}")
+        lengths = {values.name.rpartition(f"{name}/")[2]: len(values) if values.shape else 0 for values in every}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{key} {length:,}" for key, length in lengths.items())
+            raise IntegrityError(f"{self._what}: '{inside}' has arrays of different lengths: {told}")
+        steps = next(iter(lengths.values()))
+        dones = others.get(TERMINATED)
+        return _Demonstration(
+            number=number,
+            name=name,
+            observation={column: np.asarray(values[()]) for column, values in found.items()},
+            following={column: np.asarray(values[()]) for column, values in after.items()},
+            action=np.asarray(others[ACTION][()]),
+            reward=np.asarray(others[REWARD][()]).reshape(steps, -1) if REWARD in others else np.zeros((steps, 1)),
+            terminated=bool(steps and dones is not None and self._flags(dones, inside)[-1]),
+        )
+
+    def _flags(self, dones: Any, inside: str) -> np.ndarray:
+        return flags(dones[()], f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
+
+    def batches(self, start: int = 0) -> Iterator[Trajectories]:
+        """See `Source`."""
+        self.dropped = 0
+        held: list[_Demonstration] = []
+        size = 0
+        for number in range(start, len(self._names)):
+            with reading(self._path):
+                found = self._read(number)
+            if not len(found.reward):
+                self.dropped += 1
+                continue
+            self._intake.require_shapes(number, found.observation, found.action)
+            if found.reward.shape[1] != 1:
+                raise InputMissing(f"{self._what}: '{found.name}' has {found.reward.shape[1]} rewards a step, not one")
+            held.append(found)
+            size += sum(values.nbytes for values in (*found.observation.values(), *found.following.values()))
+            if size >= BATCH_BYTES:
+                yield from self._batch(held)
+                held, size = [], 0
+        if held:
+            yield from self._batch(held)
+
+    def _batch(self, held: list[_Demonstration]) -> Iterator[Trajectories]:
+        end = np.cumsum([len(one.reward) for one in held])
+        terminated = np.array([one.terminated for one in held])
+        steps = Steps(
+            begin=np.concatenate([[0], end[:-1]]),
+            end=end,
+            terminated=terminated,
+            truncated=~terminated,
+            observation={name: np.concatenate([one.observation[name] for one in held]) for name in self._places},
+            following={name: np.concatenate([one.following[name] for one in held]) for name in held[0].following},
+            unsure=np.ones(len(held), dtype=bool) if self._drops(held[0]) else None,
+            action=np.concatenate([one.action for one in held]),
+            reward=np.concatenate([one.reward for one in held]),
+        )
+        laid = lay(steps, keep_terminated=self._settings.missing_final == "repeat")
+        self.dropped += int((~laid.usable).sum())
+        if laid.raw is None:
+            return
+        columns = self._intake.columns(laid.raw, first=held[0].number)
+        chosen = np.flatnonzero(laid.usable)
+        yield Trajectories(columns, laid.raw.rows, [self._info(held[i], bool(laid.dropped[i])) for i in chosen])
+
+    def _drops(self, one: _Demonstration) -> bool:
+        return len(one.following) < len(one.observation) and self._settings.missing_final == "drop"
+
+    def _info(self, one: _Demonstration, dropped: bool) -> TrajectoryInfo:
+        mask = ", ".join(self._masks.get(one.name, ()))
+        tags = texts({EPISODE: one.number, "demo": one.name, "mask": mask})
+        if len(one.following) < len(one.observation):
+            tags["final_observation"] = "last step dropped" if dropped else "repeated"
+        return TrajectoryInfo(
+            env=self.env,
+            task=self._settings.task or self.label,
+            goal_text=self._goal,
+            source="robomimic",
+            tags=tags,
+        )
+
+
+def _order(name: str) -> tuple[int, str]:
+    """demo_2 before demo_10."""
+    found = _NUMBER.search(name)
+    return (int(found[1]) if found and len(found[1]) < 10 else 0), name
+
+
+def _json(text: Any) -> Mapping[str, Any]:
+    """An attribute that is a JSON object; empty for anything else."""
+    try:
+        found = json.loads(str(scalar(text))) if text is not None else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

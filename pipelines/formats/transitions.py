@@ -1,0 +1,135 @@
+"""Steps as most tools store them, (o_t, a_t, r_t) a row, as trajectories that begin and end in an observation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipelines.events import Notice
+from pipelines.formats.intake import Raw
+
+MOST_UNRELATED = 0.5  # share of unrelated rows from which on none are taken to be related
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # rounding between an observation and its copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """S steps laid one after another, and k trajectories [begin, end) that cover them.
+
+    `observation`, `following` (what a step led to; of some columns, or of none): (S, ...). `after`: column -> (k, ...),
+    the observation after the last step where `known` (k,) says that it is in the data all the same. `unsure` (k,):
+    where `following` is not to be believed.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    observation: Mapping[str, np.ndarray]
+    action: np.ndarray
+    reward: np.ndarray
+    following: Mapping[str, np.ndarray] = field(default_factory=dict)
+    after: Mapping[str, np.ndarray] = field(default_factory=dict)
+    known: np.ndarray | None = None
+    unsure: np.ndarray | None = None
+    reset: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laid:
+    """Trajectories as `Intake` takes them; `usable`, `dropped` (k,): which there are, and which lost their last step.
+
+    `raw` is None where none is usable.
+    """
+
+    raw: Raw | None
+    usable: np.ndarray
+    dropped: np.ndarray
+
+
+def lay(steps: Steps, *, keep_terminated: bool) -> Laid:
+    """Give each trajectory its last observation.
+
+    It is what `following` or `after` says. Where that is not known a truncated trajectory loses its last step, whose
+    observation is then the last; so does a terminated one, unless `keep_terminated`: it repeats its last observation,
+    from which no target is computed. A trajectory without a step left is not usable.
+    """
+    begin, end, terminated = steps.begin, steps.end, np.asarray(steps.terminated, dtype=bool)
+    known = np.full(len(begin), bool(steps.following))
+    if steps.known is not None:
+        known |= steps.known
+    if steps.unsure is not None:
+        known &= ~steps.unsure
+    dropped = ~(known | (terminated & keep_terminated))
+    counts = end - begin - dropped
+    usable = counts > 0
+    if not usable.any():
+        return Laid(raw=None, usable=usable, dropped=dropped)
+    kept = np.ones(len(steps.reward), dtype=bool)  # steps, and the observations before them
+    kept[end[dropped] - 1] = False
+    rows = (counts + 1)[usable]
+    ends = np.cumsum(rows) - 1
+    before = np.ones(int(rows.sum()), dtype=bool)
+    before[ends] = False
+    last = (end - 1)[usable]
+    observation = {}
+    for name, values in steps.observation.items():
+        laid = np.empty((len(before), *values.shape[1:]), dtype=values.dtype)
+        laid[before] = values[kept]
+        laid[ends] = values[last]
+        if name in steps.following:
+            told = ~dropped[usable]
+            laid[ends[told]] = steps.following[name][last[told]]
+        if steps.known is not None and name not in steps.following:
+            seen = steps.known[usable]
+            laid[ends[seen]] = steps.after[name][usable][seen]
+        observation[name] = laid
+    reset = None
+    if steps.reset is not None:
+        reset = np.zeros(len(before), dtype=np.uint8)
+        later = np.ones(len(before), dtype=bool)
+        later[ends - rows + 1] = False
+        reset[later] = steps.reset[kept]
+    over = (terminated & ~dropped)[usable]
+    return Laid(
+        raw=Raw(
+            rows=rows.tolist(),
+            observation=observation,
+            action=steps.action[kept],
+            reward=steps.reward.reshape(-1)[kept],
+            terminated=over,
+            truncated=np.asarray(steps.truncated, dtype=bool)[usable] | ~over,
+            reset=reset,
+        ),
+        usable=usable,
+        dropped=dropped,
+    )
+
+
+def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(n,) whether rows differ by more than rounding; what is not finite differs from nothing."""
+    if values.dtype.kind not in "fiub" or np.array_equal(values, others):  # texts are refused where they are taken
+        return np.zeros(len(values), dtype=bool)
+    if values.dtype.kind != "f":
+        unlike = values != others
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            unlike = np.abs(values - others) > _ABSOLUTE + _RELATIVE * np.abs(others)
+    return np.asarray(unlike.reshape(len(values), -1).any(axis=1))
+
+
+def breaks_notice(what: str, breaks: int, rows: int) -> Notice:
+    """Say that a source is cut in `breaks` places."""
+    text = f"{what}: in {breaks:,} of {rows:,} rows the next observation is not that of the next row: cut there"
+    return Notice(text=text, level="warning")
+
+
+def unrelated_notice(what: str, breaks: int, rows: int) -> Notice:
+    """Say that the rows of a source are unrelated."""
+    text = (
+        f"{what}: {breaks / rows:.0%} of the rows are not followed by their next observation: it is a buffer of "
+        "transitions, and each becomes a trajectory of one step"
+    )
+    return Notice(text=text, level="warning")

@@ -1,0 +1,108 @@
+"""Input that no format takes: pipes in place of files, flags that are NaN."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.config.source import SourceSettings
+from pipelines.errors import AmagoError, IntegrityError
+from pipelines.formats.make import open_source
+from tests.formats.d4rl_data import flat, write
+
+
+def read(name: str) -> None:
+    source = open_source(SourceSettings(name=name))
+    try:
+        for _ in source.batches():
+            pass
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize(
+    ("pipe", "name"),
+    [
+        ("x.npz", "npz:x.npz"),
+        ("set/x.npz", "npz:set"),
+        ("x.hdf5", "hdf5:x.hdf5"),
+        ("x.hdf5", "robomimic:x.hdf5"),
+        ("set/x.h5", "d4rl:set"),
+        ("x.parquet", "parquet:x.parquet"),
+        ("x.parquet", "parquet:*.parquet"),
+        ("set/x.parquet", "parquet:set"),
+        ("x.arrow", "arrow:x.arrow"),
+        ("set/data/metadata.json", "minari:set"),
+        ("set/metadata.json", "minari:set"),
+        ("set/meta/info.json", "lerobot:set"),
+    ],
+)
+def test_a_pipe_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipe: str, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(pipe).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(AmagoError, match=r"not a regular file|no data/metadata.json|no file") as caught:
+        read(name)
+    assert "\n" not in caught.value.message
+
+
+def _flat(folder: Path, terminals: np.ndarray) -> str:
+    return f"hdf5:{write(folder / 'x.hdf5', {**flat([3, 2]), 'terminals': terminals})}"
+
+
+def _masks(folder: Path, terminals: np.ndarray) -> str:
+    data = flat([3, 2])
+    data["dones_float"] = data.pop("timeouts") | data.pop("terminals")
+    np.savez(folder / "x.npz", masks=1 - terminals, **data)
+    return f"npz:{folder / 'x.npz'}"
+
+
+def _demonstration(folder: Path, terminals: np.ndarray) -> str:
+    data = {"actions": np.zeros((5, 2)), "dones": terminals, "obs/x": np.zeros((5, 3)), "rewards": np.zeros(5)}
+    return f"robomimic:{write(folder / 'x.hdf5', {f'data/demo_0/{name}': values for name, values in data.items()})}"
+
+
+def _rows(folder: Path, terminals: np.ndarray) -> str:
+    pq.write_table(
+        pa.table({"obs": np.zeros(5), "action": np.zeros(5), "reward": np.zeros(5), "terminated": terminals}),
+        folder / "x.parquet",
+    )
+    return f"parquet:{folder / 'x.parquet'}"
+
+
+def _amago(folder: Path, terminals: np.ndarray) -> str:
+    observed = {"_OBS_KEY_observation": np.zeros((6, 2))}
+    np.savez(folder / "x.npz", actions=np.zeros((5, 2)), rews=np.zeros(5), dones=terminals, **observed)
+    return f"npz:{folder / 'x.npz'}"
+
+
+def _minari(folder: Path, terminals: np.ndarray) -> str:
+    box = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}
+    spaces = {f"{name}_space": json.dumps(box) for name in ("observation", "action")}
+    (folder / "data").mkdir()
+    (folder / "data" / "metadata.json").write_text(json.dumps({"total_episodes": 1, "total_steps": 5, **spaces}))
+    data = {"observations": np.zeros((6, 2)), "actions": np.zeros((5, 2)), "rewards": np.zeros(5)}
+    data |= {"terminations": terminals, "truncations": np.zeros(5)}
+    write(folder / "data" / "main_data.hdf5", {f"episode_0/{name}": values for name, values in data.items()})
+    return f"minari:{folder}"
+
+
+@pytest.mark.parametrize("make", [_flat, _masks, _demonstration, _rows, _amago, _minari])
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_a_flag_that_is_nan_is_refused(tmp_path: Path, make: Callable[[Path, np.ndarray], str], value: float) -> None:
+    terminals = np.array([0, 0, value, 0, 1], dtype=np.float64)
+    name = make(tmp_path, terminals)
+    if value == 0:
+        read(name)
+        return
+    with pytest.raises(IntegrityError, match="is NaN at row 2") as caught:
+        read(name)
+    assert "x.hdf5" in caught.value.message or str(tmp_path) in caught.value.message
+    assert "\n" not in caught.value.message
