@@ -296,7 +296,7 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
             bases=len(bases[key]),
             base_segments=tuple(sorted({follower.segments[number].file for number, _ in bases[key]})),
         )
-        for key in sorted(counts, key=lambda key: tuple((part is not None, part) for part in key))
+        for key in sorted(counts, key=lambda key: tuple((part is not None, part) for part in (*key[1:], key[0])))
     ]
 
 

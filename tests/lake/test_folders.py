@@ -275,15 +275,15 @@ def test_a_writer_that_was_stopped_before_it_published_is_found_by_who_follows(l
 def test_a_folder_that_is_swept_while_somebody_publishes_is_made_again(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_room, swept = LocalStorage._make_room, []
+    make_parent, swept = LocalStorage._make_parent, []
 
     def sweep_after(self: LocalStorage, path: Path) -> None:
-        make_room(self, path)
+        make_parent(self, path)
         if path.parent.parent.name == "segments" and not swept:
             swept.append(path.parent)
             path.parent.rmdir()
 
-    monkeypatch.setattr(LocalStorage, "_make_room", sweep_after)
+    monkeypatch.setattr(LocalStorage, "_make_parent", sweep_after)
     written = fill(lake, [3, 4])
     assert swept
     assert Reader(lake).uids() == list(written)

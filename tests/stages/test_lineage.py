@@ -168,7 +168,7 @@ def test_a_run_whose_policy_s_run_is_gone_says_so(home: Path) -> None:
     shutil.rmtree(home / "a")
     (behaviour,) = trace(home / "b").lakes[0].behaviour
     assert behaviour.run == str(home / "a")
-    assert "not at" in behaviour.note
+    assert "no longer at" in behaviour.note
 
 
 @pytest.mark.parametrize(("which", "error"), [("77", InputMissing), ("best", InputMissing), ("x", UsageError)])

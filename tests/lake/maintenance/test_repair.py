@@ -148,7 +148,7 @@ def test_what_had_expired_is_not_lost(lake: Lake) -> None:
     assert not list((lake.path / "quarantine").glob("*.json"))
 
 
-def test_a_damaged_segment_that_was_rewritten_before_is_only_put_away(lake: Lake) -> None:
+def test_a_damaged_segment_that_was_rewritten_before_is_only_quarantined(lake: Lake) -> None:
     written = fill(lake, [5, 6], seal_every=1)
     compact(lake)
     old = segment_files(lake)[0]
@@ -169,7 +169,7 @@ def test_a_damaged_rewritten_segment_loses_nothing_while_its_parts_are_there(lak
     assert_sound(lake, written, list(written))
 
 
-def test_a_foreign_file_is_put_away_and_nothing_is_lost(lake: Lake) -> None:
+def test_a_foreign_file_is_quarantined_and_nothing_is_lost(lake: Lake) -> None:
     written = fill(lake, [5])
     (segment_files(lake)[0].parent / "zz.arrow").write_bytes(b"ARROW1 but not really")
     assert mended(lake).complete
@@ -187,11 +187,11 @@ def test_a_repair_that_died_half_way_is_finished_by_the_next(lake: Lake, monkeyp
     def die(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    put_away = module._put_away
-    monkeypatch.setattr(module, "_put_away", die)
+    quarantine = module._quarantine
+    monkeypatch.setattr(module, "_quarantine", die)
     with pytest.raises(KeyboardInterrupt):
         mended(lake)
-    monkeypatch.setattr(module, "_put_away", put_away)
+    monkeypatch.setattr(module, "_quarantine", quarantine)
     done = mended(lake)
     assert done.lost == (second,)
     assert_sound(lake, written, [first, third])
