@@ -12,6 +12,7 @@ from pipelines.lake.sql import catalog, steps
 from pipelines.lake.sql.sandbox import Limits
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, fill
+from tests.tiers import some
 
 SHORT = Limits(seconds=1.5, megabytes=128)
 SMALL = Limits(seconds=600, megabytes=128)
@@ -58,7 +59,7 @@ COUNT = "select count(*) from trajectories"
         ("select * from secret_local_table", "not exist"),
     ],
 )
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("in_memory", some([False, True], 0))
 def test_sql_can_only_read_the_lake(
     lake: Lake, tmp_path: Path, monkeypatch, sql: str, text: str, in_memory: bool
 ) -> None:
