@@ -82,8 +82,8 @@ def test_a_deep_assignment_is_one_line(amago: Amago, assignment: str) -> None:
         ("worst in constructor", 1, "Worst: it cannot be made"),
         ("worst in reset", 1, "Worst: it cannot begin"),
         ("worst in step", 1, "Worst: it breaks"),
-        ("terminated", 1, "it gave terminated = nan"),
-        ("truncated", 1, "it gave truncated = array"),
+        ("terminated", 1, "its terminated is nan"),
+        ("truncated", 1, "its truncated is array"),
     ],
 )
 @pytest.mark.parametrize("workers", some([0, 2], 0))
