@@ -184,7 +184,12 @@ def failing(env, steps):
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("raise", "ZeroDivisionError: it broke"), ("exit", "SystemExit"), ("nan", "reward nan"), ("shape", "has shape")],
+    [
+        ("raise", "ZeroDivisionError: it broke"),
+        ("exit", "SystemExit"),
+        ("nan", "reward is nan"),
+        ("shape", "has shape"),
+    ],
 )
 def test_an_environment_that_breaks_does_not_break_others(fault, words):
     params = {"fault": fault, "every": 3}
