@@ -176,7 +176,7 @@ def _mode(env: VectorEnv) -> AutoresetMode:
 
 
 def is_vector(target: Any) -> bool:
-    """Whether a class or factory makes a VectorEnv: one of its subclasses, or a function of `num_envs`."""
+    """Whether a class or factory makes a VectorEnv: a subclass, or a function with a parameter `num_envs`."""
     if isinstance(target, type):
         return issubclass(target, VectorEnv)
     return any(parameter.name == "num_envs" for parameter in parameters(target))
