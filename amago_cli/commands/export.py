@@ -74,8 +74,10 @@ def export(
 
         if wanted.format == "safetensors":
             return engine.run(settings, run=run, listener=listener)
+        from pipelines.formats.make import exporter
         from pipelines.lake.store import Lake
 
+        exporter(wanted.format)
         lake = Lake.open(source)
         common.concerns(lake=lake.name)
         if common.dry_run:

@@ -285,8 +285,8 @@ class ExportSettings(SettingsModel):
 
     to: str = ""
     """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
-    format: Literal["safetensors", "minari", "parquet", "npz", "hdf5"] = "safetensors"
-    """safetensors: the policy; the others: trajectories of the lake."""
+    format: str = "safetensors"
+    """safetensors: the policy; minari, parquet, npz, hdf5 or `module:attr`: trajectories of the lake."""
     where: str = ""
     """Of trajectories: SQL predicate over the `trajectories` table; empty: all."""
     author: str = ""

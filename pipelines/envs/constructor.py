@@ -1,4 +1,4 @@
-"""Parameters of classes and factories that a user brings: listed, and checked before anything is made."""
+"""Parameters of the user's classes and factories: listed, and checked before anything is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parameter:
 
 
 def parameters(target: Any, *, without: Collection[str] = ()) -> list[Parameter]:
-    """The named parameters of a class or factory but those in `without`; none where they cannot be told."""
+    """Return the named parameters of a class or factory except those in `without`; none if it has no signature."""
     return [
         Parameter(
             name=name,
@@ -37,8 +37,8 @@ def parameters(target: Any, *, without: Collection[str] = ()) -> list[Parameter]
 
 
 def refuse_wrong(name: str, target: Any, given: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
-    """UsageError, which lists all faults, for what `target` requires and is not `given`, and for what it does not
-    take."""
+    """Raise UsageError, listing all faults, for parameters that `target` requires but are not `given`, and for those
+    that it does not accept."""
     signature = _signature(target)
     if signature is None:
         return

@@ -1,8 +1,8 @@
-"""Random numbers that depend on what they are for, not on when they are asked for.
+"""Random numbers that depend on their purpose, not on the order of calls.
 
-Every draw is a hash of (seed, split, scope, episode, stream, counter). Episode number k therefore meets the
-same task whatever the policy does and however many actors run beside it: two policies judged on episodes
-0..n-1 are judged on the same tasks. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA
+Every draw is a hash of (seed, split, scope, episode, stream, counter). Episode number k therefore has the
+same task whatever the policy does and however many actors run: two policies evaluated on episodes 0..n-1 are
+evaluated on the same tasks. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA
 2014), applied twice.
 """
 
@@ -18,7 +18,7 @@ _TO_UNIT = 2.0**-53
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser on a uint64 array: a bijection whose output bits each depend on all input
+    """Apply SplitMix64's finaliser to a uint64 array: a bijection whose output bits each depend on all input
     bits.
     """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -27,7 +27,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def unit(bits: np.ndarray) -> np.ndarray:
-    """uint64 -> float64 in [0, 1), from the upper 53 bits."""
+    """Convert uint64 to float64 in [0, 1), using the upper 53 bits."""
     return (bits >> np.uint64(11)) * _TO_UNIT
 
 
@@ -41,23 +41,23 @@ class Draws:
         self._key = np.frombuffer(digest[:8], dtype="<u8")
 
     def bits(self, episode: np.ndarray, stream: np.ndarray | int, counter: np.ndarray | int = 0) -> np.ndarray:
-        """uint64, in the shape that the arguments broadcast to."""
+        """Draw uint64, in the shape that the arguments broadcast to."""
         purpose = (np.atleast_1d(stream) + 1).astype(np.uint64) << _SHIFT_STREAM
         place = np.asarray(counter, dtype=np.uint64) + purpose
         return mix(mix(self._key + np.asarray(episode).astype(np.uint64) * _GOLDEN) + place * _GOLDEN)
 
     def uniform(self, episode: np.ndarray, stream: np.ndarray | int, counter: np.ndarray | int = 0) -> np.ndarray:
-        """float64 in [0, 1)."""
+        """Draw float64 in [0, 1)."""
         return unit(self.bits(episode, stream, counter))
 
     def integers(
         self, episode: np.ndarray, stream: int, high: int | np.ndarray, counter: np.ndarray | int = 0
     ) -> np.ndarray:
-        """int64 in [0, high)."""
+        """Draw int64 in [0, high)."""
         return (self.uniform(episode, stream, counter) * high).astype(np.int64)
 
     def permutations(self, episode: np.ndarray, stream: int, n: int) -> np.ndarray:
-        """(m, n) int64: one random order of 0..n-1 for each episode."""
+        """Draw (m, n) int64: a random order of 0..n-1 for each episode."""
         return np.argsort(self.uniform(episode[:, None], stream, np.arange(n)), axis=1)
 
 
@@ -65,13 +65,13 @@ BANDS, EVERY, TEST_BAND = 30, 5, 2
 
 
 def bands_of(split: str) -> np.ndarray:
-    """Numbers of the bands of one side."""
+    """Return the numbers of the bands of one side."""
     band = np.arange(BANDS)
     return band[(band % EVERY == TEST_BAND) == (split == "test")]
 
 
 def spread(share: np.ndarray, split: str) -> np.ndarray:
-    """`share` in [0, 1) -> [0, 1), uniform over the bands of one side.
+    """Map `share` in [0, 1) to [0, 1), uniform over the bands of one side.
 
     >>> spread(np.array([0.0, 0.5]), "test").round(3).tolist()
     [0.067, 0.567]

@@ -1,4 +1,4 @@
-"""What every environment is to the rest of the system: N actors stepped as one batch, reset only when told.
+"""The interface of every environment: N actors, stepped as one batch, and reset only on request.
 
 There is no automatic reset. When an actor's episode ends, `step` returns its true final observation, and the
 caller resets that actor before the next step. Episode numbers run over all actors: actor i of N plays i, i +
@@ -37,7 +37,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """An environment as the rest of the system sees it.
+    """The description of an environment.
 
     `horizon`: most steps of an episode (None: no limit known). `num_attempts`: attempts at the task in every
     episode (None: their number varies). `has_success`: attempts succeed or fail. `random_*` and `optimal_*`:
@@ -63,7 +63,7 @@ class EnvSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step of N actors brought. All arrays have leading axis N; flags are bool, rewards float32.
+    """The results of one step of N actors. All arrays have leading axis N; flags are bool, rewards float32.
 
     `reset`: a soft reset put the actor back at a start inside the episode, and the observation shows it
     there. `attempt_end`: an attempt ended with this step; `success`: and it succeeded (False where it did not
@@ -80,17 +80,18 @@ class StepResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Something broke in an environment: whose, what in one line, and the traceback from where it broke.
+class EnvFailure:
+    """A broken environment: its actors, one line of explanation, and the traceback.
 
-    `actors` count from the first of those it happened to. `told`: another part of the environment (see `Env.parts`) has
-    told of the same event, this is about its own actors. `in_a_row`: how often the same happened one after the other.
+    `actors` count from the first of the batch. `reported`: another part of the environment (see `Env.parts`) has
+    already reported the same event; this entry is about its own actors. `in_a_row`: how often it has happened
+    consecutively.
     """
 
     actors: tuple[int, ...]
     message: str
     trace: str = ""
-    told: bool = False
+    reported: bool = False
     in_a_row: int = 1
 
 
@@ -106,13 +107,13 @@ class Trial:
 
 
 class ActorsFailed(StageFailed):
-    """Environments of some actors broke; the others went on. `brought` is what the call would have returned, in which
-    the rows of those actors mean nothing; None where nobody has anything.
+    """Environments of some actors broke; the others went on. `brought` is what the call would have returned, with
+    meaningless rows for the actors that failed; None if all failed.
 
-    The actors that failed can begin anew: reset them.
+    The actors that failed can go on after a reset.
     """
 
-    def __init__(self, failures: Sequence[Failure], brought: Any = None) -> None:
+    def __init__(self, failures: Sequence[EnvFailure], brought: Any = None) -> None:
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         traced = any(failure.trace for failure in failures)
         super().__init__(failures[0].message + more, hint="-v shows where it came from" if traced else None)
@@ -132,7 +133,7 @@ class RemoteTraceback(Exception):
 
 @dataclass(kw_only=True)
 class EpisodeCounter:
-    """Which episode each actor plays. Actor i of N plays numbers first + i, first + i + N, ...
+    """The number of the episode that each actor plays. Actor i of N plays first + i, first + i + N, ...
 
     Where these actors are a slice of more, `total` is the number of all and `offset` that of the first one here.
     """
@@ -151,13 +152,13 @@ class EpisodeCounter:
         self.current[:] = first + self.offset + np.arange(self.num_envs) - self.total
 
     def slice(self, offset: int, num_envs: int) -> EpisodeCounter:
-        """The counter of some of these actors, from `offset` on; what it counts is counted here too."""
+        """Return the counter of some of these actors, from `offset` on; it shares their numbers."""
         part = EpisodeCounter(num_envs=num_envs, total=self.total, offset=self.offset + offset)
         part.current = self.current[offset : offset + num_envs]
         return part
 
     def advance(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers of the episodes that the actors `indices` begin now."""
+        """Return the numbers of the episodes that the actors `indices` begin now."""
         self.current[indices] += self.total
         return self.current[indices]
 
@@ -185,53 +186,54 @@ class Env(ABC):
 
     @property
     def parts(self) -> tuple[Env, ...]:
-        """Environments of consecutive actors whose steps may overlap: one may be begun before another is ended. Most
+        """Environments of consecutive actors whose steps may overlap: one may begin before another ends. Most
         environments are one part.
         """
         return (self,)
 
     def begin_step(self, actions: np.ndarray) -> None:
-        """The first half of `step`: actions are on their way."""
+        """Start a step: send the actions."""
         self._begun = actions
 
     @property
     def waits_on(self) -> Sequence[int]:
-        """After `begin_step`: file descriptors, all of which can be read (`select.poll`) when `end_step` need not wait.
-        None where that cannot be told.
+        """File descriptors that are all readable (`select.poll`) once `end_step`, after `begin_step`, need not wait;
+        none where that cannot be known.
         """
         return ()
 
-    def linger(self) -> None:  # noqa: B027 (most have nothing to wait for)
+    def on_wait(self) -> None:  # noqa: B027 (most have nothing to wait for)
         """Called about once a second while one of `waits_on` cannot be read."""
 
     def end_step(self) -> StepResult:
-        """The second half of `step`, in which most environments do all of it."""
+        """Finish the step that `begin_step` started; most environments do all of it here."""
         return self.step(self._begun)
 
     @abstractmethod
     def tasks(self, indices: np.ndarray) -> list[str]:
-        """Names of the tasks that the actors `indices` are in."""
+        """Return the names of the tasks that the actors `indices` are in."""
 
     def goal_texts(self, indices: np.ndarray) -> list[str]:
-        """What the actors `indices` are asked to do, in words; "" where nothing is said."""
+        """Return the instructions of the actors `indices`, in words; "" where there are none."""
         return [""] * len(indices)
 
     def seeds(self, indices: np.ndarray) -> Sequence[int | None]:
-        """The seeds with which the episodes of the actors `indices` were reset; None where an episode has none of its
-        own.
+        """Return the seeds with which the episodes of the actors `indices` were reset; None where an episode has no
+        seed of its own.
         """
         return [None] * len(indices)
 
     def achieved(self, indices: np.ndarray) -> np.ndarray:
-        """Which of `spec.achievements` the present episodes of the actors `indices` (m,) have had: (m, K) bool."""
+        """Return which of `spec.achievements` the current episodes of the actors `indices` (m,) have: (m, K) bool."""
         return np.zeros((len(indices), len(self.spec.achievements)), dtype=bool)
 
     def play_only(self, tasks: Sequence[str]) -> None:
         """Play these tasks, named as `tasks` names them, in turn: episode k plays number k modulo their number. Call
-        before `reset`. InputMissing where the environment cannot be told its tasks, or where one is not one of its.
+        before `reset`. InputMissing where the environment's tasks cannot be chosen, or where it does not have one of
+        them.
         """
         raise InputMissing(
-            f"environment '{self.spec.name}' cannot be told which tasks to play", hint="evaluate it without --tasks"
+            f"environment '{self.spec.name}' does not let its tasks be chosen", hint="evaluate it without --tasks"
         )
 
     @property
@@ -251,8 +253,8 @@ class Env(ABC):
         return type(self).expert is not Env.expert
 
     def expert(self) -> np.ndarray | None:
-        """Good actions (N,) for the present states by someone who sees what is hidden; None where not
-        offered.
+        """Return good actions (N,) for the current states, chosen with access to the hidden state; None if there is no
+        expert.
         """
         return None
 
@@ -260,11 +262,11 @@ class Env(ABC):
         """Free what the environment holds."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the sequence of tasks; episodes in progress are not part of it."""
+        """Return the position in the sequence of tasks; episodes in progress are not part of it."""
         return {"next_episode": int(self.episodes.current.max()) + 1}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with tasks not met before; call before `reset`."""
+        """Continue with tasks that have not been played; call before `reset`."""
         self.episodes.start_at(int(state["next_episode"]))
 
 

@@ -1,10 +1,10 @@
 """Exploration: how often, and how, the executed action departs from the policy's.
 
 Discrete: epsilon-greedy. Box: normal noise of deviation epsilon, clipped to [-1, 1]. MultiDiscrete and
-MultiBinary: each entry is drawn anew with chance epsilon. Where an observation says which choices are legal,
-random ones are among these.
+MultiBinary: each entry is resampled with probability epsilon. Where an observation has an action mask, random
+actions respect it.
 
-How large epsilon is, a schedule says, a function named by `exploration.kind`; one of your own looks the same:
+Epsilon follows a schedule, a function named by `exploration.kind`; your own has the same form:
 
     def halved(settings, *, progress, time, horizon, multiplier, every=100):     # kind = "mine:halved"
         return settings.start * 0.5 ** (time / every) * multiplier               # options = { every = 50 }
@@ -72,12 +72,13 @@ def perturb(
     legal: LegalActions | None = None,
     observation: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Executed actions (N, ...) for the policy's `actions` and each actor's `epsilon` (N,). With `legal` (never of
-    Box), random ones are among those that `observation` (N, ...) allows."""
+    """Return executed actions (N, ...) for the policy's `actions` and each actor's `epsilon` (N,). With `legal` (never
+    of Box), random ones are among those that `observation` (N, ...) allows.
+    """
     if legal is not None:
         assert observation is not None
-        anew = rng.random(actions.shape) < epsilon.reshape(-1, *(1,) * (actions.ndim - 1))
-        return np.where(anew, legal.draw(observation, rng), actions)
+        resampled = rng.random(actions.shape) < epsilon.reshape(-1, *(1,) * (actions.ndim - 1))
+        return np.where(resampled, legal.draw(observation, rng), actions)
     return _changed(actions, epsilon, space, _noise(space, len(actions), rng))
 
 
@@ -94,7 +95,7 @@ def random_actions(space: Space, num_actors: int, rng: np.random.Generator) -> n
 
 
 def _noise(space: Space, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """What changes the actions of `n` actors: of Box normal noise, else when to choose anew, and what then."""
+    """Draw the noise for `n` actors: normal for Box, else thresholds for resampling and the random actions."""
     shape = (n, *space.shape)
     if isinstance(space, Box):
         return (rng.standard_normal(shape),)
@@ -110,7 +111,7 @@ def _changed(actions: np.ndarray, epsilon: np.ndarray, space: Space, noise: tupl
 
 
 def _schedule(settings: ExplorationSettings) -> Callable[..., Any]:
-    """The schedule that the settings name. UsageError for options it does not take."""
+    """Return the schedule that the settings name. UsageError for options it does not take."""
     schedule = EXPLORATIONS.get(settings.kind)
     names = ("progress", "time", "horizon", "multiplier")
     try:
@@ -159,14 +160,14 @@ class Exploration:
         self._tape = Tape(self._draw)
 
     def _draw(self) -> tuple[np.ndarray | None, tuple[np.ndarray, ...]]:
-        """Of all actors: multipliers for those who begin a rollout, and noise."""
+        """Draw, for all actors, multipliers for those that begin a rollout, and noise."""
         n = len(self._multiplier)
         multiplier = self._multiplier_rng.random(n) if self.settings.randomize else None
         return multiplier, () if self.legal is not None else _noise(self._space, n, self._rng)
 
     def split(self, sizes: Sequence[int]) -> bool:
-        """From now on steps may be those of a part of the actors; what happens to an actor stays the same. False, and
-        nothing changes, where all must be seen together. Call between steps of all actors.
+        """Allow steps of parts of the actors from now on; each actor's draws stay the same. False, without effect, if
+        all actors must act together. Call between steps of all actors.
         """
         if self.legal is not None:
             return False
@@ -231,7 +232,7 @@ class Exploration:
         return epsilon
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, multipliers and generator: plain data."""
+        """Return the position, multipliers and generators as plain data."""
         return {
             "steps": self.steps,
             "multiplier": self._multiplier.tolist(),
@@ -240,7 +241,7 @@ class Exploration:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`. With another number of actors, multipliers are those of the next rollouts."""
+        """Continue from `state`. With another number of actors, multipliers are drawn at the next rollouts."""
         self.steps = int(state["steps"])
         if len(state["multiplier"]) == len(self._multiplier):
             self._multiplier[:] = state["multiplier"]

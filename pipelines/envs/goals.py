@@ -18,13 +18,13 @@ from pipelines.registry import Registry
 
 
 def same(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """(..., d), (..., d) -> (...) bool: all d numbers are equal. Column by column: numpy is slow along a short axis."""
+    """Return whether all d numbers are equal, (...) bool. By column: numpy is slow along a short axis."""
     equal = achieved == goal
     return reduce(np.logical_and, (equal[..., i] for i in range(equal.shape[-1])))
 
 
 def within(tolerance: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """`reached` of places that count as one up to a Euclidean distance of `tolerance`."""
+    """Return a `reached` for places within a Euclidean distance of `tolerance`."""
 
     def near(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
         return np.linalg.norm(achieved - goal, axis=-1) <= tolerance
@@ -48,10 +48,11 @@ class GoalRule:
     ends: bool = True
 
     def outcome(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Rewards (T + 1,) float32 and successes (T + 1,) bool of a path, up to its first success if that is its end.
+        """Return rewards (T + 1,) float32 and successes (T + 1,) bool of a path, up to its first success if that ends
+        it.
 
-        Row 0 is where the path begins: nothing was done to get there, so it neither pays nor succeeds. Rows
-        after the end are not part of the episode any more; their entries mean nothing.
+        Row 0 is the start of the path: no action led there, so it neither pays nor succeeds. Rows after the end are no
+        longer part of the episode; ignore their entries.
         """
         success = self.reached(columns[self.achieved], columns[self.desired])
         reward = np.where(success, self.reward, self.step_reward).astype(np.float32)
@@ -75,12 +76,11 @@ class GoalSequenceRule:
     goals: str = "obs.goals"
 
     def replay(self, achieved: np.ndarray, goals: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a path `achieved` (T + 1, m, d) brings to one who is asked for `goals` (k, d), of which those that are
-        `done` throughout are not waited for: the goals as shown (T + 1, k, d), rewards (T + 1,) float32 and successes
-        (T + 1,) bool.
+        """Replay a path `achieved` (T + 1, m, d) with `goals` (k, d), skipping those that are `done` from the start:
+        return the goals as shown (T + 1, k, d), rewards (T + 1,) float32 and successes (T + 1,) bool.
 
-        Row 0 is where the path begins: nothing was done to get there, so it reaches nothing. Rows after the success are
-        not part of the episode any more.
+        Row 0 is the start of the path: no action led there, so it reaches nothing. Rows after the success are no longer
+        part of the episode.
         """
         shown = np.repeat(goals[None], len(achieved), axis=0)
         reward, success = np.zeros(len(achieved), dtype=np.float32), np.zeros(len(achieved), dtype=bool)
@@ -99,7 +99,7 @@ GOAL_RULES = Registry("goal rule", {"goal-frozen-lake": "pipelines.envs.suites.g
 
 
 def goal_rule(env: str) -> GoalRule:
-    """The rule of environment `env`. InputMissing where it has none.
+    """Return the rule of environment `env`. InputMissing where it has none.
 
     A package adds one by an entry point `amago.goal_rule` with the environment's name.
     """
@@ -121,7 +121,7 @@ GOAL_SEQUENCES = Registry(
 
 
 def goal_sequence(env: str) -> GoalSequenceRule:
-    """The rule of environment `env`, whose goals come in order. InputMissing where it has none.
+    """Return the rule of environment `env`, whose goals come in order. InputMissing where it has none.
 
     A package adds one by an entry point `amago.goal_sequence` with the environment's name.
     """

@@ -1,7 +1,8 @@
 """Environments of gymnasium's single-environment interface, stepped one after another in this process.
 
 Episode number k is reset with a seed that is a hash of (seed, split, k); training seeds are even and test seeds
-odd, so the two sides never meet. A `TaskEnv` says more than gymnasium's interface can: its task, attempts, success.
+odd, so the two sides never meet. A `TaskEnv` also gives its task, attempts and success, which gymnasium's interface
+has no place for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from pipelines.envs.draws import Draws
-from pipelines.envs.env import ActorsFailed, Env, EnvSpec, Failure, StepResult, Trial, unknown_task
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, StepResult, Trial, unknown_task
 from pipelines.envs.exploration import random_actions
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.envs.task_env import TaskEnv, succeeded
@@ -35,12 +36,12 @@ _ENDED, _ENDED_SECONDS = 3, 1.0  # episodes that show how long they are
 
 
 class GymnasiumEnv(Env):
-    """`num_envs` environments made by `factory`, stepped one after another. One that breaks is made anew at its next
+    """`num_envs` environments made by `factory`, stepped one after another. One that breaks is replaced at its next
     reset.
 
-    A `TaskEnv` gets its `split` before its first reset. `success_key`: key of `info` that tells, in an episode's last
-    step, whether the task was solved (of an environment that is no TaskEnv). `horizon`: where the environment does not
-    say. `max_length`: room for texts and sequences whose space sets no limit.
+    A `TaskEnv` gets its `split` before its first reset. `success_key`: key of `info` that says, in an episode's last
+    step, whether the task was solved (not for a TaskEnv). `horizon`: used if the environment does not give one.
+    `max_length`: room for texts and sequences whose space sets no limit.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class GymnasiumEnv(Env):
         episodes = self.episodes.advance(indices)
         self._seeds[indices] = 2 * self._draws.integers(episodes, RESET, 2**30) + self._test
         columns = {name: column.copy() for name, column in self._columns.items()}
-        failures: list[tuple[Failure, BaseException]] = []
+        failures: list[tuple[EnvFailure, BaseException]] = []
         for i, episode in zip(indices.tolist(), episodes.tolist(), strict=True):
             try:
                 if i in self._broken:
@@ -121,8 +122,8 @@ class GymnasiumEnv(Env):
                     env.play(self._named[episode % len(self._named)])  # type: ignore[attr-defined]
                 observation, _ = env.reset(seed=int(self._seeds[i]))
                 self._observations.write(observation, columns, i)
-                told = env.goal_text if isinstance(env, TaskEnv) else None
-                self._goals[i] = self._observations.text(observation) if told is None else told
+                goal = env.goal_text if isinstance(env, TaskEnv) else None
+                self._goals[i] = self._observations.text(observation) if goal is None else goal
             except BaseException as error:
                 failures.append(self._failed("reset", i, error))
         self._columns = columns
@@ -135,13 +136,13 @@ class GymnasiumEnv(Env):
         columns = self._observations.empty(n)
         reward = np.empty(n, dtype=np.float32)
         terminated, truncated, reset, attempt_end, success = np.zeros((5, n), dtype=bool)
-        failures: list[tuple[Failure, BaseException]] = []
+        failures: list[tuple[EnvFailure, BaseException]] = []
         for i, action in enumerate(self._actions.decode(actions)):
             try:
                 observation, reward[i], over, cut, info = self.envs[i].step(action)
                 terminated[i], truncated[i] = _flag(over, "terminated"), _flag(cut, "truncated")
                 if not math.isfinite(reward[i]):
-                    raise ValueError(f"it gave reward {reward[i]}")
+                    raise ValueError(f"its reward is {reward[i]}")
                 self._observations.write(observation, columns, i)
             except BaseException as error:
                 failures.append(self._failed("step", i, error))
@@ -200,13 +201,13 @@ class GymnasiumEnv(Env):
         return Trial(seconds=float(seconds), length=min(length, self.spec.horizon or length) if length else None)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
-        """A `TaskEnv` names its own; any other environment is one task."""
+        """Return a `TaskEnv`'s own names; any other environment is one task."""
         if self._is_task:
             return [self.envs[i].task for i in indices.tolist()]
         return [self._name for _ in indices]
 
     def goal_texts(self, indices: np.ndarray) -> list[str]:
-        """What a `TaskEnv` says, else the first text of the observation with which the episode began."""
+        """Return a `TaskEnv`'s goal, else the first text of the observation with which the episode began."""
         return [self._goals[i] for i in indices.tolist()]
 
     def seeds(self, indices: np.ndarray) -> list[int | None]:
@@ -234,7 +235,10 @@ class GymnasiumEnv(Env):
 
     def close(self) -> None:
         for env in self.envs:
-            with self._directory, contextlib.suppress(Exception):  # however it ends, what was collected counts
+            with (
+                self._directory,
+                contextlib.suppress(Exception),
+            ):  # an error here costs nothing
                 env.close()
 
     def _made(self, factory: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -258,32 +262,32 @@ class GymnasiumEnv(Env):
         except BaseException as error:
             if is_stop(error):
                 raise
-            raise StageFailed(f"environment '{self._name}' cannot be made: {told(error)}", hint=_WHOLE) from error
+            raise StageFailed(f"environment '{self._name}' cannot be made: {described(error)}", hint=_WHOLE) from error
 
-    def _failed(self, where: str, i: int, error: BaseException) -> tuple[Failure, BaseException]:
-        """Describe what broke the environment of actor `i`; the user's wish to stop is none of its faults."""
+    def _failed(self, where: str, i: int, error: BaseException) -> tuple[EnvFailure, BaseException]:
+        """Describe what broke the environment of actor `i`; a user's interrupt is raised again."""
         if is_stop(error):
             raise error
         self._broken.add(i)
         message = (
             f"environment '{self._name}' failed in {where} (actor {self.episodes.offset + i}, "
-            f"reset seed {self._seeds[i]}): {told(error)}"
+            f"reset seed {self._seeds[i]}): {described(error)}"
         )
-        return Failure(actors=(i,), message=message, trace="".join(traceback.format_exception(error))), error
+        return EnvFailure(actors=(i,), message=message, trace="".join(traceback.format_exception(error))), error
 
     def _renew(self, i: int) -> None:
-        with contextlib.suppress(Exception):  # it is broken, its end may be as well
+        with contextlib.suppress(Exception):  # it is broken, and may fail here as well
             self.envs[i].close()
         self.envs[i] = self._made(self._factory)
         self._broken.discard(i)
 
 
 def _flag(value: Any, name: str) -> bool:
-    """What an environment gave for a flag. ValueError for what is neither true nor false."""
+    """Return an environment's flag. ValueError for a value that is neither true nor false."""
     if value is True or value is False:
         return value
     if np.ndim(value) or value not in (0, 1):
-        raise ValueError(f"it gave {name} = {value!r}")
+        raise ValueError(f"its {name} is {value!r}")
     return bool(value)
 
 
@@ -298,15 +302,15 @@ def _space(env: gymnasium.Env, which: str, name: str) -> gymnasium.Space:
     return space
 
 
-def told(error: BaseException) -> str:
-    """What was raised, and where, unless that is here."""
+def described(error: BaseException) -> str:
+    """Return an error's type and text, and its place if that is outside this package."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = _OURS in Path(last.filename).parents
     return f"{type(error).__name__}: {error}" + ("" if ours else f" ({last.filename}, line {last.lineno})")
 
 
 def first_sentence(env: Any) -> str:
-    """Of the class's own docstring: headings are left out, links become their text."""
+    """Return the first sentence of the class's own docstring, without headings and links."""
     documented = type(env.unwrapped).__dict__.get("__doc__") or ""
     text = re.sub(r"^\s*#.*$", "", documented, flags=re.MULTILINE)
     paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
@@ -315,8 +319,8 @@ def first_sentence(env: Any) -> str:
 
 
 class WorkingDirectory:
-    """A context in which an environment's code runs, in the directory in which it last was; the process's own comes
-    back at the end.
+    """A context for an environment's code: it runs in the working directory that it last set, and the process's own is
+    restored at the end.
     """
 
     def __init__(self) -> None:

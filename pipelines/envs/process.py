@@ -1,4 +1,4 @@
-"""A worker process as the one that started it sees it: requests, answers, and how it ended."""
+"""Worker processes from their parent's side: requests, answers, how they ended, and the actors that they serve."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pipelines.envs.env import EnvSpec, RemoteTraceback
-from pipelines.envs.worker import Order
+import numpy as np
+
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, EpisodeCounter, RemoteTraceback, StepResult
+from pipelines.envs.worker import CALL, RESET, STEP, Board, Order
 from pipelines.errors import AmagoError, StageFailed
 from pipelines.events import Listener, Waiting, silent
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+RESULT_FIELDS = ("reward", "terminated", "truncated", "reset", "attempt_end", "success")
+_NEVER = -1
+_LOST = 0  # no request has this number
 _CLOSING_SECONDS = 5.0
 _EARLY = 100  # requests
 _MOMENT = 1.0  # seconds between two looks at how long an answer takes
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """A worker process has ended."""
 
 
 class Worker:
-    """A process and the requests that it has yet to answer. When it has died it can be replaced: `generation` counts
-    the processes, `obituaries` says how each ended, `mourned` which ends were told. `memory` is the file of its boards.
+    """A process and its pending requests. A dead one can be replaced: `generation` counts the processes, `exits` says
+    how each ended, `reported_exits` which of these were reported. `memory` is the file of its boards.
 
     A process that takes longer than `timeout_seconds` (0: there is no limit) for an answer is killed; the listener
-    hears Waiting while it takes long. `early_ends`: how many processes in a row ended within a
-    hundred requests.
+    receives Waiting while it takes long. `early_ends`: how many consecutive processes ended within a hundred requests.
     """
 
     def __init__(self, order: Order, memory: int, *, timeout_seconds: float = 0.0, listener: Listener = silent) -> None:
@@ -43,12 +49,12 @@ class Worker:
         self._timeout, self._listener = timeout_seconds, listener
         self.early_ends = 0
         self.generation, self.dead = 0, False
-        self.obituaries: dict[int, str] = {}
-        self.mourned: set[int] = set()
+        self.exits: dict[int, str] = {}
+        self.reported_exits: set[int] = set()
         self._start()
 
     def _start(self) -> None:
-        # Two pipes: who waits at a socket is woken by its own answer being read, for nothing.
+        # Two pipes: with a socket, a reader is also woken when its own answer is read.
         theirs_in, ours_out = os.pipe()
         self._requests = Connection(ours_out, readable=False)
         ours_in, theirs_out = os.pipe()
@@ -78,7 +84,7 @@ class Worker:
 
     @property
     def actors(self) -> str:
-        """Whose environments it has, in words."""
+        """The actors whose environments it runs, in words."""
         return f"actors {' and '.join(f'{place.start} to {place.stop - 1}' for place in self.order.places)}"
 
     @property
@@ -86,7 +92,7 @@ class Worker:
         return self._process.pid
 
     def fileno(self) -> int:
-        """What can be read once it has answered, or died."""
+        """Return the descriptor that is readable once it has answered, or died."""
         return self._replies.fileno()
 
     def introduced(self) -> tuple[EnvSpec, bool, bool]:
@@ -97,21 +103,21 @@ class Worker:
         try:
             said = self._replies.recv()
         except (EOFError, ConnectionError):
-            self._bury()
-            how = self.obituaries[self.generation]
+            self._record_exit()
+            how = self.exits[self.generation]
             raise StageFailed(f"environment '{self.order.name}' cannot be made: {how}") from None
         if isinstance(said, AmagoError):
             raise said from RemoteTraceback(vars(said).get("trace", ""))
         return said
 
     def ask(self, what: bytes, part: int, rest: bytes = b"") -> int:
-        """The number of a request. Died where there is nobody to be asked."""
+        """Send a request; return its number. WorkerDied if the process has ended."""
         if self.dead:
-            raise Died
+            raise WorkerDied
         try:
             self._requests.send_bytes(what + bytes([part]) + rest)
         except ConnectionError:
-            raise self._bury() from None
+            raise self._record_exit() from None
         self._last += 1
         if not self._asked:
             self._since = time.monotonic()
@@ -119,15 +125,15 @@ class Worker:
         return self._last
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Waits for the answer to a request. Raises what the worker refused with, or Died."""
+        """Wait for the answer to a request. Raises the worker's error, or WorkerDied."""
         while number not in self._answers:
             if self.dead:
-                raise Died
+                raise WorkerDied
             try:
                 self._wait()
                 data = self._replies.recv_bytes()
             except (EOFError, ConnectionError):
-                raise self._bury() from None
+                raise self._record_exit() from None
             self._since = time.monotonic()
             self._answers[self._asked.popleft()] = pickle.loads(data) if data else {}
         found = self._answers.pop(number)
@@ -140,10 +146,10 @@ class Worker:
             if what:
                 self._listener(Waiting(what=what, stoppable=False))
             else:
-                self.linger()
+                self.on_wait()
 
-    def linger(self) -> None:
-        """Tell that an answer takes long, and kill the process when it takes too long."""
+    def on_wait(self) -> None:
+        """Report that an answer takes long, and kill the process when it takes too long."""
         if self.dead or not self._asked:
             return
         text = f"environment '{self.order.name}', {self.actors} (worker process {self.pid})"
@@ -157,7 +163,7 @@ class Worker:
         self.dead, self.generation = False, self.generation + 1
         self._start()
 
-    def _bury(self) -> Died:
+    def _record_exit(self) -> WorkerDied:
         self.early_ends = self.early_ends + 1 if self._last < _EARLY else 0
         self._requests.close()
         self._replies.close()
@@ -172,18 +178,204 @@ class Worker:
             self._process.wait()
         else:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self.dead, self.obituaries[self.generation] = True, f"worker process {self.pid} {how}"
-        return Died()
+        self.dead, self.exits[self.generation] = True, f"worker process {self.pid} {how}"
+        return WorkerDied()
 
     def hang_up(self) -> None:
-        """Let the process close its environments and end."""
+        """Have the process close its environments and end."""
         self._requests.close()
         self._replies.close()
 
     def wait(self) -> None:
-        """After `hang_up`: until it has ended."""
+        """Wait until the process has ended; call `hang_up` first."""
         try:
             self._process.wait(_CLOSING_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class ActorSlice(Env):
+    """Consecutive actors, shared out among `workers`. Made by `WorkerEnv`."""
+
+    def __init__(
+        self, spec: EnvSpec, number: int, board: Board, workers: Sequence[Worker], episodes: EpisodeCounter
+    ) -> None:
+        super().__init__(num_envs=episodes.num_envs)
+        self.spec, self.episodes = spec, episodes
+        self._number, self._board, self._workers = number, board, workers
+        self._slices = [worker.order.slices[number] for worker in workers]
+        self._apart = all(len(worker.order.slices) == 1 for worker in workers)
+        self._lives = [_NEVER] * len(workers)  # generation of each worker when our actors were reset
+        self._asked: list[int] | None = None
+        self._ready = np.zeros(self.num_envs, dtype=bool)  # have begun the episode that is yet to be asked for
+        self._not_begun: list[EnvFailure] = []
+        # Task, goal, achievements and seed of an episode that has ended.
+        self._told: dict[int, tuple[str, str, np.ndarray, int | None]] = {}
+        self._seen = {name: np.zeros_like(column) for name, column in board.begun.items()}
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        self.begin_step(actions)
+        return self.end_step()
+
+    def begin_step(self, actions: np.ndarray) -> None:
+        self._board.action[:] = actions
+        self._asked = [self._ask(i, STEP) for i in range(len(self._workers))]
+
+    @property
+    def waits_on(self) -> list[int]:
+        if self._asked is None or not self._apart:  # of several parts, any may be the one that is answered
+            return []
+        return [w.fileno() for w, number in zip(self._workers, self._asked, strict=True) if number != _LOST]
+
+    def on_wait(self) -> None:
+        for worker in self._workers:
+            worker.on_wait()
+
+    def end_step(self) -> StepResult:
+        assert self._asked is not None, "begin_step comes first"
+        asked, self._asked = self._asked, None
+        failures: list[EnvFailure] = []
+        lost = np.zeros(self.num_envs, dtype=bool)
+        for i, number in enumerate(asked):
+            answer = self._answer(i, number)
+            if answer is None:
+                lost[self._slices[i]] = True
+                failures.append(self._loss(i, lost))
+                continue
+            failures += self._placed(i, answer.get("failures", ()))
+            if "ended" in answer:
+                ended, *facts = answer["ended"]
+                actors = [self._slices[i].start + actor for actor in ended]
+                self._ready[actors] = True
+                self._told.update(zip(actors, zip(*facts, strict=True), strict=True))
+                self._not_begun += self._placed(i, answer.get("begin failures", ()))
+        result = self._board.take()
+        self._seen = result.observation
+        if failures:
+            if lost.any():  # whose rows are of the step before
+                for array in (*result.observation.values(), *(getattr(result, name) for name in RESULT_FIELDS)):
+                    array[lost] = 0
+            raise actors_failed(failures, result)
+        return result
+
+    def reset(self, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        mask = np.ones(self.num_envs, dtype=bool) if mask is None else mask
+        failures = [each for each in self._not_begun if mask[list(each.actors)].any()]
+        self._not_begun = [each for each in self._not_begun if each not in failures]
+        waiting = mask & ~self._ready
+        if waiting.any():
+            failures += self._begin(waiting)
+        self.episodes.advance(np.flatnonzero(mask))
+        self._ready &= ~mask
+        for actor in np.flatnonzero(mask).tolist():
+            self._told.pop(actor, None)
+        columns = {name: column.copy() for name, column in self._seen.items()}
+        for name, column in columns.items():
+            column[mask] = self._board.begun[name][mask]
+        self._seen = columns
+        if failures:
+            raise actors_failed(failures, columns)
+        return columns
+
+    def _begin(self, waiting: np.ndarray) -> list[EnvFailure]:
+        """Have workers begin episodes for the actors in `waiting`."""
+        self._board.mask[:] = waiting
+        self._board.current[:] = self.episodes.current + self.episodes.total * self._ready
+        asked = {}
+        dead = [worker for i, worker in enumerate(self._workers) if worker.dead and self._begins(i, waiting)]
+        for worker in dead:  # all of them before any is waited for
+            worker.replace()
+        for worker in dead:
+            worker.introduced()
+        for i, mine in enumerate(self._slices):
+            if not waiting[mine].any():
+                continue
+            if self._begins(i, waiting):
+                self._lives[i] = self._workers[i].generation
+            asked[i] = self._ask(i, RESET)
+        failures = []
+        for i, number in asked.items():
+            answer = self._answer(i, number)
+            if answer is None:
+                lost = np.zeros_like(waiting)
+                lost[self._slices[i]] = waiting[self._slices[i]]
+                failures.append(self._loss(i, lost))
+            else:
+                failures += self._placed(i, answer.get("begin failures", ()))
+        return failures
+
+    def _begins(self, i: int, waiting: np.ndarray) -> bool:
+        """Whether all of our episodes in worker `i` begin with those in `waiting`."""
+        mine = waiting[self._slices[i]]
+        return bool(mine.any() and (mine.all() or self._lives[i] == _NEVER))
+
+    def _ask(self, i: int, what: bytes, rest: bytes = b"") -> int:
+        """Send a request to worker `i`; _LOST if it has died since our actors were reset."""
+        if self._lives[i] == self._workers[i].generation:
+            with contextlib.suppress(WorkerDied):
+                return self._workers[i].ask(what, self._number, rest)
+        return _LOST
+
+    def _answer(self, i: int, number: int) -> dict[str, Any] | None:
+        """Return the worker's answer; None if it has died."""
+        if number != _LOST and self._lives[i] == self._workers[i].generation:
+            with contextlib.suppress(WorkerDied):
+                return self._workers[i].answer(number)
+        return None
+
+    def _loss(self, i: int, whose: np.ndarray) -> EnvFailure:
+        """Describe the death of worker `i` for our actors in `whose`."""
+        worker, mine, life = self._workers[i], self._slices[i], self._lives[i]
+        reported = life in worker.reported_exits
+        worker.reported_exits.add(life)
+        actors = tuple((np.flatnonzero(whose[mine]) + mine.start).tolist())
+        text = f"environment '{self.spec.name}' is gone: {worker.exits[life]}, which played {worker.actors}"
+        return EnvFailure(actors=actors, message=text, reported=reported, in_a_row=worker.early_ends)
+
+    def _placed(self, i: int, failures: Sequence[EnvFailure]) -> list[EnvFailure]:
+        """Renumber the failures of worker `i`'s actors as ours."""
+        first = self._slices[i].start
+        return [replace(each, actors=tuple(first + actor for actor in each.actors)) for each in failures]
+
+    def tasks(self, indices: np.ndarray) -> list[str]:
+        return self._facts(indices, "tasks", 0, missing="")
+
+    def goal_texts(self, indices: np.ndarray) -> list[str]:
+        return self._facts(indices, "goal_texts", 1, missing="")
+
+    def achieved(self, indices: np.ndarray) -> np.ndarray:
+        if not self.spec.achievements:
+            return super().achieved(indices)
+        return np.array(self._facts(indices, "achieved", 2, missing=np.zeros(len(self.spec.achievements), dtype=bool)))
+
+    def seeds(self, indices: np.ndarray) -> list[int | None]:
+        return self._facts(indices, "seeds", 3, missing=None)
+
+    def _facts(self, indices: np.ndarray, method: str, place: int, *, missing: Any) -> list[Any]:
+        """Return what was reported at an episode's end, else what workers answer now (`missing` if they have died)."""
+        found = {actor: self._told[actor][place] for actor in indices.tolist() if actor in self._told}
+        asked = []
+        for i, mine in enumerate(self._slices):
+            actors = [a for a in indices.tolist() if a not in found and mine.start <= a < mine.stop]
+            if actors:
+                asked.append((i, actors, self._ask(i, CALL, pickle.dumps((method, (np.array(actors) - mine.start,))))))
+        for i, actors, number in asked:
+            answer = self._answer(i, number)
+            found |= dict.fromkeys(actors, missing) if answer is None else zip(actors, answer["value"], strict=True)
+        return [found[actor] for actor in indices.tolist()]
+
+    def expert(self) -> np.ndarray | None:
+        asked = [self._ask(i, CALL, pickle.dumps(("expert", ()))) for i in range(len(self._workers))]
+        answers = [self._answer(i, number) for i, number in enumerate(asked)]
+        if any(answer is None for answer in answers):  # reported by the next step
+            return np.zeros_like(self._board.action)
+        return np.concatenate([answer["value"] for answer in answers if answer is not None])
+
+
+def actors_failed(failures: Sequence[EnvFailure], brought: Any) -> ActorsFailed:
+    """Return the error for `failures`, with the first traceback as its cause."""
+    error = ActorsFailed(failures, brought)
+    trace = next((failure.trace for failure in failures if failure.trace), "")
+    error.__cause__ = RemoteTraceback(trace) if trace else None
+    return error

@@ -1,4 +1,4 @@
-"""Between gymnasium's spaces and ours: what the system stores, and how values cross the environment's edge.
+"""Conversion between gymnasium's spaces and the system's, and of the values that cross the boundary.
 
 Observations: Box float -> float32 (uint8 stays; other integers -> int32; bool -> uint8); Discrete and
 MultiDiscrete become 0-based int32; MultiBinary uint8; Dict and Tuple are flattened to columns `obs.a.b`,
@@ -79,15 +79,15 @@ class ObservationCodec:
         self.spaces[column] = space
 
     def text(self, observation: Any) -> str:
-        """The first text in `observation`; "" if it has none."""
+        """Return the first text in `observation`; "" if it has none."""
         return str(_found(observation, self._texts[0])) if self._texts else ""
 
     def empty(self, num_envs: int) -> dict[str, np.ndarray]:
-        """Columns of `num_envs` rows, to be filled by `write`."""
+        """Return columns of `num_envs` rows, to be filled by `write`."""
         return {name: np.empty((num_envs, *space.shape), dtype=space.dtype) for name, space in self.spaces.items()}
 
     def write(self, observation: Any, columns: Mapping[str, np.ndarray], row: int) -> None:
-        """Put `observation` into `row`. ValueError where it breaks the declared space."""
+        """Write `observation` to `row`. ValueError where it violates the declared space."""
         for column, path, space in self._ragged:
             try:
                 columns[column][row], columns[f"{column}.{LENGTH}"][row] = space.padded(_found(observation, path))
@@ -119,8 +119,8 @@ def _found(observation: Any, path: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """One array of an observation: its column, where it is found, its shape there, and, unless it is a Box,
-    the value the environment counts from and the number of values.
+    """One array of an observation: its column, path and shape, and, unless it is a Box, the environment's first value
+    and the number of values.
     """
 
     column: str
@@ -146,7 +146,7 @@ class ActionCodec:
             self._scale = low, (high - low) / 2
 
     def decode(self, actions: np.ndarray) -> list[Any]:
-        """(N, ...) actions of the system -> one action for each environment."""
+        """Convert (N, ...) actions of the system to one action for each environment."""
         if isinstance(self.space, Discrete):
             return (np.asarray(actions) + self.space.start).tolist()
         if self._scale is not None:
@@ -159,7 +159,7 @@ class ActionCodec:
 
 
 def convert_spaces(observation: gymnasium.Space, action: gymnasium.Space, *, name: str) -> Spaces:
-    """Our description of an environment's two spaces. UsageError where one is not supported."""
+    """Return the system's description of an environment's two spaces. UsageError where one is not supported."""
     return Spaces(
         observation=ObservationCodec(observation, name=name).spaces,
         action=ActionCodec(action, name=name).space,
@@ -167,8 +167,8 @@ def convert_spaces(observation: gymnasium.Space, action: gymnasium.Space, *, nam
 
 
 def _convert(space: gymnasium.Space, where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
-    """Our space, and the value that the environment counts from (None for a Box). UsageError for one whose values
-    cannot be stored.
+    """Return the system's space, and the environment's first value (None for a Box). UsageError for a space whose
+    values cannot be stored.
     """
     ours, start = _converted(space, where, action=action)
     try:
@@ -205,7 +205,7 @@ def _is_text(space: gymnasium.Space) -> bool:
 
 
 def _ragged(space: gymnasium.Space, where: str, max_length: int) -> Ragged | None:
-    """Our space for one whose values differ in length; None for any other."""
+    """Return the system's space for values of varying length; None for any other."""
     if _is_text(space):
         highest = max(map(ord, getattr(space, "characters", ""))) if getattr(space, "characters", "") else 0x10FFFF
         length = int(getattr(space, "max_length", max_length))
@@ -226,7 +226,7 @@ def _ragged(space: gymnasium.Space, where: str, max_length: int) -> Ragged | Non
 
 
 def _bounds(space: gymnasium.spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """float64 bounds between which [-1, 1] is stretched; -1 and 1 themselves where the space has none."""
+    """Return float64 bounds that [-1, 1] is rescaled to; -1 and 1 themselves where the space has none."""
     bounded = np.isfinite(space.low) & np.isfinite(space.high)
     return (
         np.where(bounded, space.low, -1.0).astype(np.float64),

@@ -1,6 +1,6 @@
 """Random draws for all actors, a step at a time, that parts of the actors may take at different times.
 
-What an actor gets does not depend on whether the actors act together or in parts.
+An actor's draws do not depend on whether the actors act together or in parts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Tape(Generic[Row]):
         self._ahead: list[int] = []
 
     def split(self, sizes: Sequence[int]) -> None:
-        """Call between steps, when all parts have taken as many rows."""
+        """Set the sizes of the parts. Call between steps, when all parts have taken the same number of rows."""
         assert not self._rows, "a part has yet to take a row that another has taken"
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         self.places = tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
         self._ahead = [0] * len(sizes)
 
     def take(self, part: int | None = None) -> Row:
-        """The row of the next step of all actors, or of that of `part`: whole, its place in it is `places[part]`."""
+        """Return the row of the next step of all actors, or of `part`, whose place in it is `places[part]`."""
         if part is None:
             assert not self._rows, "a part has yet to take a row that another has taken"
             return self._draw()

@@ -1,8 +1,8 @@
 """A single environment that knows about tasks, attempts and success.
 
-gymnasium's interface has no words for the three things that meta-reinforcement learning turns on: which task an
-episode is in, that an attempt ended (and how) while the episode goes on, and what the agent was told to do. Suites
-write one `TaskEnv`; `GymnasiumEnv` makes a batch of them.
+gymnasium's interface cannot express three things that meta-reinforcement learning depends on: the task of an episode,
+the end of an attempt (and its success) within the episode, and the agent's instructions. Suites write one `TaskEnv`;
+`GymnasiumEnv` makes a batch of them. `Attempts` makes one episode of several attempts at one task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step meant. `reset`: the observation shows a start inside the same episode; `attempt_end`: an attempt
+    """The meaning of a step. `reset`: the observation shows a start inside the same episode; `attempt_end`: an attempt
     ended with this step; `success`: and it succeeded.
     """
 
@@ -38,11 +38,11 @@ SOLVED = Outcome(attempt_end=True, success=True)
 class TaskEnv(gymnasium.Env):
     """One environment with tasks. `reset(seed=s)` draws the task from s and from `self.split` alone, then plays it.
 
-    `num_attempts`: attempts in every episode (None: their number varies). `horizon`: most steps of an episode.
-    `task`: name of the present episode's task. `goal_text`: what is asked, in words; None: the first text that is
-    observed. `outcome`: of the latest step; `reset` must set it to NOTHING. An environment with `has_success` ends its
-    last attempt with its episode. `achievements`: what an episode may achieve; `achieved`: which of it this episode
-    has. `score`: see `EnvSpec`.
+    `num_attempts`: attempts in every episode (None: their number varies). `horizon`: most steps of an episode. `task`:
+    name of the current episode's task. `goal_text`: the instruction, in words; None: the first observed text.
+    `outcome`: of the latest step; `reset` must set it to NOTHING. An environment with `has_success` ends its last
+    attempt with its episode. `achievements`: what an episode may achieve; `achieved`: which of it this episode has.
+    `score`: see `EnvSpec`.
     """
 
     num_attempts: int | None = 1
@@ -67,13 +67,11 @@ class TaskEnv(gymnasium.Env):
         return super().reset(seed=seed)
 
     def retry(self, seed: int) -> Any:
-        """Begin another attempt at the present task; its first observation. `seed` is that of the episode (see
-        `envs.attempts`, which makes k attempts of an environment that has one).
-        """
+        """Begin another attempt at the current task; return its first observation. `seed` is that of the episode."""
         return self.reset(seed=seed)[0]
 
     def play(self, task: str) -> None:
-        """From the next reset on play the task of this name, whatever the seed; its other draws come from the seed.
+        """Play the task of this name from the next reset on, whatever the seed; other draws still follow the seed.
 
         ValueError where there is no such task; NotImplementedError where tasks cannot be named.
         """
@@ -81,7 +79,7 @@ class TaskEnv(gymnasium.Env):
 
 
 def with_attempts(env: gymnasium.Env, attempts: int, *, pause: bool = False, terminates: bool = True) -> gymnasium.Env:
-    """`env` itself for one attempt, else `Attempts` of it."""
+    """Return `env` itself for one attempt, else `Attempts` of it."""
     return env if attempts == 1 else Attempts(env, attempts, pause=pause, terminates=terminates)
 
 
@@ -184,7 +182,7 @@ class Attempts(TaskEnv):
         self.env.close()
 
     def _retry(self) -> Any:
-        """The first observation of the next attempt."""
+        """Begin the next attempt; return its first observation."""
         if isinstance(self.env, TaskEnv):
             return self.env.retry(self._seed)
         return self.env.reset(seed=self._seed)[0]
@@ -207,7 +205,7 @@ class Attempts(TaskEnv):
 
 
 def succeeded(info: Mapping[str, Any], key: str, *, name: str) -> bool:
-    """What `info` of an attempt's last step says under `key`. UsageError where it says nothing."""
+    """Return `info[key]` of an attempt's last step. UsageError where there is no such key."""
     if key not in info:
         raise UsageError(
             f"environment '{name}': info has no key '{key}' at an episode's end",

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import iterate
 from pipelines.envs.constructor import parameters
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, EnvSpec, StepResult
-from pipelines.envs.gymnasium_env import RESET, first_sentence, told
+from pipelines.envs.gymnasium_env import RESET, described, first_sentence
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.envs.task_env import succeeded
 from pipelines.errors import AmagoError, StageFailed, UsageError
@@ -78,7 +78,7 @@ class BatchedEnv(Env):
         return columns
 
     def _shown(self, mask: np.ndarray) -> Any:
-        """A batch of observations in which the actors in `mask` have begun an episode."""
+        """Return a batch of observations in which the actors in `mask` have begun an episode."""
         seeds: Any = self._seeds.tolist()
         if self._begun is not None and self._resets_itself and (self._ended | ~mask).all():
             return self._begun
@@ -95,7 +95,7 @@ class BatchedEnv(Env):
         terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
         over = terminated | truncated
         if not np.isfinite(reward).all():
-            raise StageFailed(f"environment '{self._name}' failed in step: it gave reward {reward}")
+            raise StageFailed(f"environment '{self._name}' failed in step: its rewards are {reward}")
         columns = self._observations.empty(self.num_envs)
         finals = self._finals(info, over) if self._resets_itself and over.any() else {}
         for i, observation in enumerate(self._each(shown)):
@@ -139,7 +139,7 @@ class BatchedEnv(Env):
         except AmagoError:
             raise
         except (Exception, SystemExit) as error:
-            message = f"environment '{self._name}' failed in {where}: {told(error)}"
+            message = f"environment '{self._name}' failed in {where}: {described(error)}"
             raise StageFailed(message, hint="-v shows where it came from") from error
 
     def _each(self, shown: Any) -> Iterator[Any]:
@@ -152,7 +152,7 @@ class BatchedEnv(Env):
             raise StageFailed(f"environment '{self._name}' failed (actor {i}): {error}") from error
 
     def _finals(self, info: Mapping[str, Any], over: np.ndarray) -> dict[int, Any]:
-        """The last observations of the episodes that ended, by actor."""
+        """Return the last observations of the episodes that ended, by actor."""
         final = info.get("final_obs")
         if final is None:
             raise StageFailed(f"environment '{self._name}' ended an episode without info['final_obs']")
@@ -170,13 +170,13 @@ class BatchedEnv(Env):
 
 
 def _mode(env: VectorEnv) -> AutoresetMode:
-    """How `env` resets its actors; one that does not say does it as gymnasium's own do by default."""
+    """Return how `env` resets its actors; gymnasium's default if it does not say."""
     mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
     return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
 
 
 def is_vector(target: Any) -> bool:
-    """Whether a class or factory makes a VectorEnv: one of its subclasses, or a function of `num_envs`."""
+    """Whether a class or factory makes a VectorEnv: a subclass, or a function with a parameter `num_envs`."""
     if isinstance(target, type):
         return issubclass(target, VectorEnv)
     return any(parameter.name == "num_envs" for parameter in parameters(target))

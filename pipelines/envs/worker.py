@@ -1,7 +1,9 @@
-"""Arrays that a process and its workers share: what goes into a step of some actors and what comes out of it.
+"""A worker process: it makes its share of the actors' environments and steps them on request.
 
-The memory belongs to a file without a name, so that nothing is left of it when the last process that has it open ends,
-however it ends.
+A request is one byte for its kind, one for the part of the actors, and perhaps more; each has one answer, in order.
+Actions, observations, rewards and flags are in shared memory (`Board`), so most answers are empty. The memory belongs
+to a file without a name, so that nothing is left of it when the last process that has it open ends, however it ends.
+When the parent process ends, however it ends, so does this one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.config.parent import end_with_parent
-from pipelines.envs.env import ActorsFailed, Env, EpisodeCounter, Failure, StepResult
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EpisodeCounter, StepResult
 from pipelines.envs.make import Split, make
 from pipelines.errors import AmagoError, StageFailed
 from pipelines.lake.spaces import Spaces
@@ -32,10 +34,10 @@ _ALIGNED = 64  # bytes: no two processes write to one line of a cache
 
 
 class Board:
-    """Arrays of `num_envs` actors, to be cut (`rows`) into those of each worker.
+    """Arrays of `num_envs` actors; `rows` gives a worker its part.
 
-    `action`: what to do; `mask`: who begins an episode, after the one whose number is in `current`; `observation`,
-    `reward` and `flags` (5, N): what a step brought; `begun`: first observations of those who began an episode.
+    `mask`: actors that begin an episode, after the one whose number is in `current`; `observation`, `reward` and
+    `flags` (5, N): results of a step; `begun`: first observations of the actors that began an episode.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Board:
         self.observation, self.begun = observation, begun
 
     def rows(self, where: slice) -> Board:
-        """The same memory, of some of the actors."""
+        """Return the same memory for some of the actors."""
         return Board(
             self.action[where],
             self.mask[where],
@@ -65,7 +67,7 @@ class Board:
         )
 
     def put(self, result: StepResult) -> None:
-        """Write what a step brought."""
+        """Write the results of a step."""
         for name, column in self.observation.items():
             column[:] = result.observation[name]
         self.reward[:] = result.reward
@@ -73,14 +75,14 @@ class Board:
             flag[:] = getattr(result, name)
 
     def take(self) -> StepResult:
-        """A copy of what a step brought."""
+        """Return a copy of the results of a step."""
         flags = dict(zip(_FLAGS, self.flags.copy(), strict=True))
         observation = {name: column.copy() for name, column in self.observation.items()}
         return StepResult(observation=observation, reward=self.reward.copy(), **flags)
 
 
 def boards(file: int, spaces: Spaces, sizes: Sequence[int]) -> list[Board]:
-    """The boards of parts of `sizes` actors in `file`, which is made as long as they need."""
+    """Return the boards of parts of `sizes` actors in `file`, which is extended as needed."""
     length = _end([piece for size in sizes for piece in _pieces(spaces, size)])
     if os.fstat(file).st_size < length:
         os.ftruncate(file, length)
@@ -100,7 +102,7 @@ def boards(file: int, spaces: Spaces, sizes: Sequence[int]) -> list[Board]:
 
 
 def nameless_file() -> int:
-    """The descriptor of an empty file in memory where the system has such, else in the temporary directory."""
+    """Return the descriptor of an empty file, in memory if the system supports it, else in the temporary directory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("amago", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -134,7 +136,9 @@ STEP, RESET, CALL = b"s", b"r", b"c"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a worker is to make: slices of some parts of the actors, by their number; `sizes` are those of all parts."""
+    """The environments that a worker makes: slices of some parts of the actors, by number; `sizes` are those of all
+    parts.
+    """
 
     name: str
     seed: int
@@ -146,31 +150,31 @@ class Order:
 
     @property
     def places(self) -> list[slice]:
-        """Where its slices are among all actors."""
+        """The places of its slices among all actors."""
         firsts = {part: sum(self.sizes[:part]) for part in self.slices}
         return [slice(firsts[part] + mine.start, firsts[part] + mine.stop) for part, mine in self.slices.items()]
 
 
 def main(requests: int, answers: int, memory: int) -> None:
-    """Serve whoever holds the other ends of the pipes `requests` and `answers` (descriptors, all)."""
+    """Serve the process at the other ends of the pipes `requests` and `answers`; all three are file descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what environments print must not get into a result
     end_with_parent()
-    asked, told = Connection(requests, writable=False), Connection(answers, readable=False)
+    incoming, outgoing = Connection(requests, writable=False), Connection(answers, readable=False)
     envs: list[Env] = []
     try:
         with contextlib.suppress(EOFError, ConnectionError):
-            _serve(asked, told, memory, envs)
+            _serve(incoming, outgoing, memory, envs)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     for env in envs:
         env.close()
-    os._exit(0)  # at once: whoever hung up waits
+    os._exit(0)  # at once: the parent is waiting
 
 
-def _serve(asked: Connection, told: Connection, memory: int, envs: list[Env]) -> None:
-    order: Order = asked.recv()
+def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[Env]) -> None:
+    order: Order = incoming.recv()
     try:
         for mine in order.places:
             count = mine.stop - mine.start
@@ -180,19 +184,19 @@ def _serve(asked: Connection, told: Connection, memory: int, envs: list[Env]) ->
         for env in envs if order.play_only else ():
             env.play_only(order.play_only)
     except Exception as error:
-        told.send(refusal(error, order.name))
+        outgoing.send(refusal(error, order.name))
         return
-    told.send((envs[0].spec, envs[0].has_expert, envs[0].steps_one_by_one))
+    outgoing.send((envs[0].spec, envs[0].has_expert, envs[0].steps_one_by_one))
     shared = boards(memory, envs[0].spec.spaces, order.sizes)
     own = {part: (env, shared[part].rows(mine)) for env, (part, mine) in zip(envs, order.slices.items(), strict=True)}
     while True:
-        request = asked.recv_bytes()
+        request = incoming.recv_bytes()
         env, board = own[request[1]]
         try:
             answer = _answer(env, board, request)
         except Exception as error:
             answer = {"error": refusal(error, order.name)}
-        told.send_bytes(pickle.dumps(answer) if answer else b"")
+        outgoing.send_bytes(pickle.dumps(answer) if answer else b"")
 
 
 def _answer(env: Env, board: Board, request: bytes) -> dict[str, Any]:
@@ -207,7 +211,7 @@ def _answer(env: Env, board: Board, request: bytes) -> dict[str, Any]:
 
 
 def _step(env: Env, board: Board) -> dict[str, Any]:
-    """Step everybody; whoever's episode ends begins the next at once, so that nobody waits for it later."""
+    """Step all actors; those whose episode ends begin the next one at once, so that no later request waits for it."""
     answer: dict[str, Any] = {}
     result, failures = tried(env, lambda: env.step(board.action))
     failed = np.zeros(env.num_envs, dtype=bool)
@@ -233,8 +237,8 @@ def _begin(env: Env, board: Board, mask: np.ndarray) -> dict[str, Any]:
     return {"begin failures": failures} if failures else {}
 
 
-def tried(env: Env, call: Callable[[], Any], mask: np.ndarray | None = None) -> tuple[Any, tuple[Failure, ...]]:
-    """What `call` brings and what failed in it: an exception is a failure of all actors (in `mask`)."""
+def tried(env: Env, call: Callable[[], Any], mask: np.ndarray | None = None) -> tuple[Any, tuple[EnvFailure, ...]]:
+    """Return the result of `call` and its failures: an exception is a failure of all actors (in `mask`)."""
     try:
         return call(), ()
     except ActorsFailed as error:
@@ -245,11 +249,11 @@ def tried(env: Env, call: Callable[[], Any], mask: np.ndarray | None = None) -> 
         everybody = tuple(range(env.num_envs)) if mask is None else tuple(np.flatnonzero(mask).tolist())
         said = error.message if isinstance(error, AmagoError) else f"{type(error).__name__}: {error}"
         message = f"environment '{env.spec.name}' failed: {said}"
-        return None, (Failure(actors=everybody, message=message, trace="".join(traceback.format_exception(error))),)
+        return None, (EnvFailure(actors=everybody, message=message, trace="".join(traceback.format_exception(error))),)
 
 
 def refusal(error: Exception, name: str) -> AmagoError:
-    """`error` as one that can be sent and raised elsewhere, with its traceback as its cause."""
+    """Return `error` in a form that can be pickled and raised elsewhere, with its traceback as its cause."""
     sent = error
     if not isinstance(error, AmagoError):
         sent = StageFailed(f"environment '{name}' failed: {type(error).__name__}: {error}")

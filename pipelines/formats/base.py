@@ -13,8 +13,10 @@ from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import open_regular
+from pipelines.lake.reading import Reader
+from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
-from pipelines.lake.trajectory import Trajectories
+from pipelines.lake.trajectory import Trajectories, Trajectory
 
 EPISODE = "episode"  # the tag that holds a trajectory's number in its source
 BATCH_BYTES = 8 << 20  # of steps that a source hands over at a time, where one trajectory is not longer
@@ -35,7 +37,7 @@ class Request:
     listener: Listener = silent
 
 
-class Source(Protocol):
+class Importer(Protocol):
     """Trajectories in a fixed order; a trajectory's number is its place in it.
 
     `label` names it in file names, `fingerprint` changes with what is in it, `env` is its environment as far as it
@@ -57,6 +59,42 @@ class Source(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written; `trajectories` and `steps` count what is there now, `written` what was not there before."""
+
+    trajectories: int
+    steps: int
+    written: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """A trajectory, read when it is asked for."""
+
+    uid: str
+    reader: Reader
+
+    def trajectory(self) -> Trajectory:
+        """Its columns, overlays applied."""
+        return self.reader.read(self.uid)
+
+    def row(self) -> dict[str, Any]:
+        """What the table `trajectories` says of it."""
+        return dict(self.reader.row(self.uid))
+
+    def schema(self) -> Schema:
+        """Of its steps."""
+        return self.reader.lake.schema(self.reader.locate(self.uid)[0].schema_id)
+
+
+class Exporter(Protocol):
+    """Writes trajectories into a folder; `about` says what they are."""
+
+    def __call__(self, items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported: ...
 
 
 def require(module: str, extra: str, what: str) -> None:

@@ -1,49 +1,26 @@
-"""Trajectories for other tools: whole ones, overlays applied, in files that need nothing of this project.
+"""Datasets out: whole trajectories of a lake, overlays applied, in files that need nothing of this project.
 
-npz: `UID.npz` for each trajectory, its step columns of T + 1 rows by name, and `trajectory`, its row of the table
-`trajectories` and its `spaces` as JSON text (`json.loads(str(file["trajectory"]))`). A file that is there is not
-written again.
-
-parquet: `steps-SCHEMA-NNNNN.parquet` with the step columns and before them `uid` and `t` (time in the trajectory),
-trajectories one after another, and `trajectories.parquet`, a row for each with `file`, `row_group`, `first_row` (in
-that row group) and `rows`. A column of shape (a, b) is a list of a * b values; its field's metadata has `shape`.
-
-hdf5, minari: see there.
-
-`dataset.json` says what the folder holds; `complete` is true once all is there.
+`dataset.json` says what a folder holds; `complete` is true once all is there. The formats are in `make`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
-from pipelines.files.atomic import explained, write_atomically
+from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
-from pipelines.formats.flat.writer import flat
-from pipelines.formats.items import Exported, Item, plain
-from pipelines.formats.minari.writer import minari_dataset
-from pipelines.formats.tables.reader import SPACES
-from pipelines.lake.arrow import arrow_schema, to_arrow
-from pipelines.lake.footer import TRAJECTORIES
+from pipelines.formats.base import Exported, Item
+from pipelines.formats.make import exporter
 from pipelines.lake.reading import Reader
-from pipelines.lake.schema import Column, Schema
-from pipelines.lake.segment import as_stored
 from pipelines.lake.store import Lake
-from pipelines.lake.trajectory import Trajectory
 
 MARK = "dataset.json"
 GROUP_BYTES = 32 << 20  # of steps in a row group, by their size in memory
@@ -66,7 +43,7 @@ def export(
         return Exported(trajectories=len(uids), steps=known["steps"], written=0, bytes=known["bytes"])
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
     reader = Reader(lake, listener=listener, verify=True)
-    done = FORMATS[form](_told(reader, uids, listener), to, about)
+    done = exporter(form)(_items(reader, uids, listener), to, about)
     counts = {"trajectories": len(uids), "steps": done.steps, "bytes": done.bytes, "digest": digest}
     write_atomically(to / MARK, json.dumps({**mark, "complete": True, **counts}, indent=1))
     return done
@@ -90,129 +67,7 @@ def _claim(to: Path, mark: Mapping[str, Any]) -> Mapping[str, Any]:
     return known or {}
 
 
-def _told(reader: Reader, uids: Sequence[str], listener: Listener) -> Iterator[Item]:
+def _items(reader: Reader, uids: Sequence[str], listener: Listener) -> Iterator[Item]:
     for number, uid in enumerate(uids, 1):
         yield Item(uid, reader)
         listener(Progress(stage="export", done=number, total=len(uids), unit="trajectories"))
-
-
-def _npz(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
-    trajectories = steps = written = size = 0
-    for item in items:
-        path = to / f"{item.uid}.npz"
-        row = item.row()
-        trajectories, steps = trajectories + 1, steps + row["length"]
-        if not path.exists():
-            record = json.dumps({**plain(row), "spaces": item.schema().spaces.to_json()})
-            columns: dict[str, Any] = {**item.trajectory().columns, "trajectory": np.array(record)}
-            write_atomically(path, partial(np.savez_compressed, **columns))
-            written += 1
-        size += path.stat().st_size
-    return Exported(trajectories=trajectories, steps=steps, written=written, bytes=size)
-
-
-def _parquet(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
-    for old in to.glob("*.parquet"):  # of an attempt that was interrupted, or of fewer trajectories
-        old.unlink()
-    parts: dict[str, _Part] = {}
-    rows: list[dict[str, Any]] = []
-    tables: list[pa.Table] = []
-    with contextlib.ExitStack() as stack, explained(f"write '{to}'"):
-        for item in items:
-            schema = item.schema()
-            if schema.id not in parts:
-                parts[schema.id] = stack.enter_context(contextlib.closing(_Part(to, schema)))
-            rows.append(item.row() | parts[schema.id].add(item.uid, item.trajectory()))
-            if len(rows) == _ROWS_HELD:
-                tables.append(_table(rows))
-                rows.clear()
-    table = pa.concat_tables([*tables, _table(rows)])
-    write_atomically(to / "trajectories.parquet", lambda file: pq.write_table(table, file, compression="zstd"))
-    steps, size = pc.sum(table["length"]).as_py() or 0, sum(path.stat().st_size for path in to.glob("*.parquet"))
-    return Exported(trajectories=table.num_rows, steps=steps, written=table.num_rows, bytes=size)
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows of trajectories and their places; uids as texts."""
-    table = pa.Table.from_pylist(list(rows), schema=pa.schema([*TRAJECTORIES, *_PLACES])).drop_columns(["row0"])
-    for name in ("uid", "base_uid"):
-        texts = pa.array([None if value is None else value.hex() for value in table[name].to_pylist()], pa.string())
-        table = table.set_column(table.schema.get_field_index(name), name, texts)
-    return table
-
-
-@dataclass
-class _Part:
-    """The files of one schema, a row group at a time."""
-
-    to: Path
-    schema: Schema
-    _groups: int = 0
-    _files: int = 0
-    _bytes: int = 0
-    _writer: pq.ParquetWriter | None = None
-    _pending: list[tuple[str, Trajectory]] = field(default_factory=list)
-    _pending_rows: int = 0
-
-    def add(self, uid: str, trajectory: Trajectory) -> dict[str, Any]:
-        """Take a trajectory in; where it will be."""
-        if self._pending and (self._pending_rows + trajectory.length + 1) * self.schema.step_bytes > GROUP_BYTES:
-            self._write_group()
-        place = {
-            "file": self._name(),
-            "row_group": self._groups,
-            "first_row": self._pending_rows,
-            "rows": trajectory.length + 1,
-        }
-        self._pending.append((uid, trajectory))
-        self._pending_rows += trajectory.length + 1
-        return place
-
-    def close(self) -> None:
-        if self._pending:
-            self._write_group()
-        if self._writer is not None:
-            self._writer.close()
-
-    def _name(self) -> str:
-        return f"steps-{self.schema.id[:8]}-{self._files:05d}.parquet"
-
-    def _write_group(self) -> None:
-        rows = [trajectory.length + 1 for _, trajectory in self._pending]
-        uids = pa.DictionaryArray.from_arrays(
-            pa.array(np.repeat(np.arange(len(rows), dtype=np.int32), rows)),
-            pa.array([uid for uid, _ in self._pending], pa.string()),
-        )
-        time = np.concatenate([np.arange(count, dtype=np.int64) for count in rows])
-        arrays = [uids.dictionary_decode(), pa.array(time), *(self._column(column) for column in self.schema.columns)]
-        spaces = {SPACES: json.dumps(self.schema.spaces.to_json()).encode()}
-        fields = [pa.field("uid", pa.string()), pa.field("t", pa.int64()), *map(_described, self.schema.columns)]
-        table = pa.table(arrays, schema=pa.schema(fields, metadata=spaces))
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self.to / self._name(), table.schema, compression="zstd")
-        self._writer.write_table(table, row_group_size=table.num_rows)
-        self._bytes += self._pending_rows * self.schema.step_bytes
-        self._groups += 1
-        self._pending, self._pending_rows = [], 0
-        if self._bytes >= FILE_BYTES:
-            self._writer.close()
-            self._writer, self._bytes, self._groups, self._files = None, 0, 0, self._files + 1
-
-    def _column(self, column: Column) -> pa.Array:
-        return to_arrow(
-            column,
-            as_stored(column, np.concatenate([trajectory.columns[column.name] for _, trajectory in self._pending])),
-        )
-
-
-def _described(column: Column) -> pa.Field:
-    plain: pa.Field = arrow_schema([column]).field(0)
-    return plain.with_metadata({"shape": json.dumps(list(column.shape)), "dtype": column.dtype, "role": column.role})
-
-
-FORMATS: Mapping[str, Callable[[Iterable[Item], Path, Mapping[str, Any]], Exported]] = {
-    "npz": _npz,
-    "parquet": _parquet,
-    "hdf5": flat,
-    "minari": minari_dataset,
-}

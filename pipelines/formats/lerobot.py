@@ -30,7 +30,7 @@ from pipelines.files.malformed import read_limited
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, require_file
 from pipelines.formats.pictures import decoded
 from pipelines.formats.tables.files import unreadable
-from pipelines.formats.tables.reader import Block, Tables
+from pipelines.formats.tables.reader import Block, TableImporter
 from pipelines.formats.video import Video, checked_fps
 from pipelines.lake.arrow import UNREADABLE
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
@@ -45,7 +45,7 @@ _NUMBER, _TIME = "episode_index", "timestamp"
 _PLACE = ("chunk_index", "file_index", "from_timestamp")  # of a video, by episode, in version 3
 
 
-class LeRobot(Tables):
+class LeRobotImporter(TableImporter):
     """See the module."""
 
     form = "lerobot"

@@ -1,11 +1,14 @@
-"""Sources by name: `KIND:PLACE`, a file or folder whose kind its name shows, or `module:attr` for a user's own code."""
+"""The formats of datasets, a row each, and their importers and exporters by name.
+
+A dataset to import is `KIND:PLACE`, a file or folder whose kind its name shows, or `module:attr` for a user's own code.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +18,67 @@ from pipelines.config.source import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import MALFORMED, decoding
-from pipelines.formats.base import Request, Source
+from pipelines.formats.base import Exporter, Importer, Request
 from pipelines.formats.flat.datasets import DATASETS
 from pipelines.formats.lerobot import INFO
-from pipelines.formats.minari.reader import METADATA
+from pipelines.formats.minari.episodes import METADATA
 from pipelines.formats.npz import is_flat
 from pipelines.formats.robomimic import has_demonstrations
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories
-from pipelines.nearest import nearest
+from pipelines.nearest import did_you_mean, nearest
 from pipelines.registry import Registry
 
 _HINT = "fetch or make it again"
 _RAISED: tuple[type[Exception], ...] = (pa.ArrowException,)
 
-SOURCES = Registry(
-    "source",
-    {
-        "d4rl": "pipelines.formats.flat.reader:D4rl",
-        "hdf5": "pipelines.formats.flat.reader:D4rl",
-        "minari": "pipelines.formats.minari.reader:Minari",
-        "robomimic": "pipelines.formats.robomimic:Demonstrations",
-        "npz": "pipelines.formats.npz:Npz",
-        "parquet": "pipelines.formats.tables.reader:Tables",
-        "lerobot": "pipelines.formats.lerobot:LeRobot",
-        "arrow": "pipelines.formats.tables.reader:ArrowTables",
-    },
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A row of `FORMATS`: importer and exporter as "module:attr" (empty: none), the suffixes of its files, and the
+    extra without which it cannot be read.
+    """
+
+    importer: str = ""
+    exporter: str = ""
+    suffixes: tuple[str, ...] = ()
+    extra: str | None = None
 
 
-_SUFFIXES = {".hdf5": "hdf5", ".h5": "hdf5", ".npz": "npz", ".parquet": "parquet", ".arrow": "arrow"}
+_HERE = "pipelines.formats"
+FORMATS: dict[str, Format] = {
+    "arrow": Format(importer=f"{_HERE}.tables.reader:ArrowImporter", suffixes=(".arrow",)),
+    "d4rl": Format(importer=f"{_HERE}.flat.reader:FlatImporter", extra="hdf5"),
+    "hdf5": Format(
+        importer=f"{_HERE}.flat.reader:FlatImporter",
+        exporter=f"{_HERE}.flat.writer:write",
+        suffixes=(".hdf5", ".h5"),
+        extra="hdf5",
+    ),
+    "lerobot": Format(importer=f"{_HERE}.lerobot:LeRobotImporter"),
+    "minari": Format(importer=f"{_HERE}.minari.reader:MinariImporter", exporter=f"{_HERE}.minari.writer:write"),
+    "npz": Format(importer=f"{_HERE}.npz:NpzImporter", exporter=f"{_HERE}.npz:write", suffixes=(".npz",)),
+    "parquet": Format(
+        importer=f"{_HERE}.tables.reader:TableImporter",
+        exporter=f"{_HERE}.tables.writer:write",
+        suffixes=(".parquet",),
+    ),
+    "robomimic": Format(importer=f"{_HERE}.robomimic:RobomimicImporter", extra="hdf5"),
+}
+IMPORTERS = Registry("importer", {name: row.importer for name, row in FORMATS.items() if row.importer})
+EXPORTERS = Registry("exporter", {name: row.exporter for name, row in FORMATS.items() if row.exporter})
+_SUFFIXES = {suffix: name for name, row in FORMATS.items() for suffix in row.suffixes}
+_MODULES = {"hdf5": "h5py"}  # what an extra brings
+
+
+def exporter(form: str) -> Exporter:
+    """Find the exporter of a format, or `module:attr`. UsageError for a name that no format has."""
+    if form not in EXPORTERS.names() and ":" not in form:
+        known = ["safetensors", *EXPORTERS.names()]
+        hint = did_you_mean(form, known, otherwise=f"known: {', '.join(known)}, or module:attr")
+        raise UsageError(f"export.format: there is no format '{form}'", hint=hint)
+    found: Exporter = EXPORTERS.get(form)
+    return found
 
 
 def kind_and_place(name: str) -> tuple[str, str]:
@@ -53,7 +87,7 @@ def kind_and_place(name: str) -> tuple[str, str]:
     """
     kind, colon, place = name.partition(":")
     path = Path(name)
-    if colon and (kind in SOURCES.names() or not path.exists()):
+    if colon and (kind in IMPORTERS.names() or not path.exists()):
         return kind, place
     if path.is_dir():
         if any((folder / METADATA).is_file() for folder in (path / "data", path)):
@@ -69,15 +103,16 @@ def kind_and_place(name: str) -> tuple[str, str]:
 
 def requirement(name: str) -> tuple[str | None, bool]:
     """The extra that source `name` needs in any case (None: none), and whether it is there."""
-    if kind_and_place(name)[0] in ("d4rl", "hdf5", "robomimic"):
-        return "hdf5", importlib.util.find_spec("h5py") is not None
-    return None, True
+    row = FORMATS.get(kind_and_place(name)[0])
+    if row is None or row.extra is None:
+        return None, True
+    return row.extra, importlib.util.find_spec(_MODULES[row.extra]) is not None
 
 
 class Decoded:
     """A source of a format: what decoding its files raises is IntegrityError that names it."""
 
-    def __init__(self, make: Callable[[Request], Source], request: Request) -> None:
+    def __init__(self, make: Callable[[Request], Importer], request: Request) -> None:
         self._what = request.place
         with decoding(self._what, *_RAISED, hint=_HINT):
             self._source = make(request)
@@ -86,7 +121,7 @@ class Decoded:
         return getattr(self._source, name)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Source`."""
+        """See `Importer`."""
         found = self._source.batches(start)
         while True:
             with decoding(self._what, *_RAISED, hint=_HINT):
@@ -100,9 +135,9 @@ class Decoded:
             self._source.close()
 
 
-def open_source(
+def open_importer(
     settings: SourceSettings, *, spaces: Spaces | None = None, horizon: int | None = None, listener: Listener = silent
-) -> Source:
+) -> Importer:
     """The source that `settings.name` names; `spaces`, `horizon`: of the environment that its steps are to fit.
 
     UsageError for a name that is none, InputMissing where there is nothing or it does not fit, IntegrityError where
@@ -112,18 +147,18 @@ def open_source(
     if not kind or not place:
         raise UsageError(
             f"'{settings.name}' is no source, and no file or folder whose kind its name shows",
-            hint=f"give KIND:PLACE with one of {', '.join(SOURCES.names())}, or module:attr",
+            hint=f"give KIND:PLACE with one of {', '.join(IMPORTERS.names())}, or module:attr",
         )
     request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
     if kind == "npz" and is_flat(Path(place)):
         kind = "hdf5"  # the same arrays in another container
     elif kind == "hdf5" and Path(place).is_file() and has_demonstrations(Path(place)):
         kind = "robomimic"
-    if kind in SOURCES.names():
-        return Decoded(SOURCES.get(kind), request)
-    close = nearest(kind, SOURCES.names())
+    if kind in IMPORTERS.names():
+        return Decoded(IMPORTERS.get(kind), request)
+    close = nearest(kind, IMPORTERS.names())
     if close is not None and "." not in kind and importlib.util.find_spec(kind) is None:
         raise UsageError(f"unknown kind of source '{kind}'", hint=f"did you mean '{close}:{place}'?")
-    from pipelines.formats.user import Own
+    from pipelines.formats.user import UserImporter
 
-    return Own(replace(request, place=settings.name))
+    return UserImporter(replace(request, place=settings.name))

@@ -13,8 +13,9 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ import numpy as np
 
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
+from pipelines.files.atomic import write_atomically
 from pipelines.files.malformed import open_regular, reason
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, require_file
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Exported, Item, Request, fingerprint, require_file
 from pipelines.formats.intake import Intake, Raw, action_box, agreed, flags, inferred
-from pipelines.formats.records import info_of
+from pipelines.formats.records import info_of, plain
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from pipelines.lake.spaces import OBSERVATION, Discrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
@@ -51,7 +53,7 @@ class _File:
     record: Mapping[str, Any] | None
 
 
-class Npz:
+class NpzImporter:
     """See the module."""
 
     def __init__(self, request: Request) -> None:
@@ -118,7 +120,7 @@ class Npz:
         return width
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Source`."""
+        """See `Importer`."""
         held: list[tuple[int, _File]] = []
         size = self.dropped = 0
         for number in range(start, len(self._files)):
@@ -257,3 +259,19 @@ def _theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
         reset=reset,
         record=None,
     )
+
+
+def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
+    """Write a file for each trajectory, `UID.npz`, into the folder `to`; one that is there is not written again."""
+    trajectories = steps = written = size = 0
+    for item in items:
+        path = to / f"{item.uid}.npz"
+        row = item.row()
+        trajectories, steps = trajectories + 1, steps + row["length"]
+        if not path.exists():
+            record = json.dumps({**plain(row), "spaces": item.schema().spaces.to_json()})
+            columns: dict[str, Any] = {**item.trajectory().columns, RECORD: np.array(record)}
+            write_atomically(path, partial(np.savez_compressed, **columns))
+            written += 1
+        size += path.stat().st_size
+    return Exported(trajectories=trajectories, steps=steps, written=written, bytes=size)

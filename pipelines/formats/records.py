@@ -56,3 +56,9 @@ def spaces_of(text: Any, *, what: str) -> Spaces:
         return Spaces.from_json(json.loads(text))
     except MALFORMED as error:
         raise IntegrityError(f"{what}: what it says of its spaces is damaged", hint="export it again") from error
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON takes it: uids as texts, tags as an object."""
+    found = {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
+    return {**found, "tags": dict(row["tags"] or ())}

@@ -62,7 +62,7 @@ def has_demonstrations(path: Path) -> bool:
         )
 
 
-class Demonstrations:
+class RobomimicImporter:
     """See the module."""
 
     def __init__(self, request: Request) -> None:
@@ -188,7 +188,7 @@ class Demonstrations:
         return flags(dones[()], f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Source`."""
+        """See `Importer`."""
         self.dropped = 0
         held: list[_Demonstration] = []
         size = 0

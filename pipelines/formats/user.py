@@ -30,7 +30,7 @@ from pipelines.registry import Registry
 _NEEDED = ("observations", "actions", "rewards", "terminated")
 
 
-class Own:
+class UserImporter:
     """See the module."""
 
     def __init__(self, request: Request) -> None:
@@ -107,7 +107,7 @@ class Own:
         return Spaces(observation=observation, action=action_box(action.shape[1:], self._settings, what=self._what))
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Source`."""
+        """See `Importer`."""
         held: list[tuple[int, Mapping[str, Any], dict[str, np.ndarray]]] = []
         size = self.dropped = 0
         for number, part in enumerate(self._parts()):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.envs.env import ActorsFailed, Env, Failure
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import StageFailed
 from pipelines.events import Listener, Progress, Waiting, silent
@@ -55,7 +55,7 @@ class Rollout:
         exploration: Exploration | None = None,
         sink: Sink | None = None,
         on_episode: Callable[[Episode], None] | None = None,
-        on_failure: Callable[[Failure], None] | None = None,
+        on_failure: Callable[[EnvFailure], None] | None = None,
         on_env_error: OnError = "stop",
         seed: int = 0,
         policy_id: str = "",
@@ -305,7 +305,7 @@ class Rollout:
         wanted, or does not help.
         """
         while error is not None:
-            self.env_errors += sum(not failure.told for failure in error.failures)
+            self.env_errors += sum(not failure.reported for failure in error.failures)
             mask = np.zeros(group.env.num_envs, dtype=bool)
             mask[[actor for failure in error.failures for actor in failure.actors]] = True
             group.strikes += mask
@@ -319,7 +319,7 @@ class Rollout:
                 again = replace(failure, message=f"{failure.message}; this was the {_MOST_STRIKES}th time in a row")
                 raise ActorsFailed([again]) from error.__cause__
             for failure in error.failures:
-                if self._on_failure is not None and not failure.told:
+                if self._on_failure is not None and not failure.reported:
                     self._on_failure(failure)
             error = self._reset(group, mask)
 

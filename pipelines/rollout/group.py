@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.envs.env import ActorsFailed, Env, Failure, StepResult
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure, StepResult
 from pipelines.errors import AmagoError
 from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import zeros
@@ -66,7 +66,7 @@ class Group:
             actors = range(self.env.num_envs) if mask is None else np.flatnonzero(mask).tolist()
             message = f"environment '{self.env.spec.name}' failed: {type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error))
-            failed = ActorsFailed([Failure(actors=tuple(actors), message=message, trace=trace)])
+            failed = ActorsFailed([EnvFailure(actors=tuple(actors), message=message, trace=trace)])
             failed.__cause__ = error
             return None, failed
 
@@ -151,7 +151,7 @@ class Group:
         self.time[actors] = 0
         return lost
 
-    def not_finite(self, result: StepResult) -> list[Failure]:
+    def not_finite(self, result: StepResult) -> list[EnvFailure]:
         """Rewards and observations that are no numbers."""
         found = []
         columns = {"reward": result.reward} | {name: result.observation[name] for name in self._floats}
@@ -164,7 +164,7 @@ class Group:
                     f"environment '{self.env.spec.name}' gave {name} {value} (actor {self.place.start + actor}, "
                     f"step {self.time[actor] + 1} of episode {self.env.episodes.current[actor]})"
                 )
-                found.append(Failure(actors=(actor,), message=message))
+                found.append(EnvFailure(actors=(actor,), message=message))
         return found
 
 
@@ -181,7 +181,7 @@ def next_to_end(groups: Sequence[Group]) -> Group:
             poll.register(place, select.POLLIN)
         heard = {place for place, _ in poll.poll(_MOMENT_MS)}
         for group in begun if not heard else ():
-            group.env.linger()
+            group.env.on_wait()
         for group in begun:
             group.waits_on -= heard
     return min((group for group in begun if not group.waits_on), key=lambda group: group.rounds)

@@ -21,7 +21,7 @@ from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.stages import evaluate
 from pipelines.stages.context import with_stored_window, with_window
 from pipelines.stages.environment import collect_steps, make_env, with_actors
@@ -66,7 +66,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
                     if entry.stage == "evaluate":
                         evaluate.require_metrics(settings.for_stage(entry), env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
-            open_source(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # likewise
+            open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # likewise
         settings = with_window(settings, horizon, listener)
         if fresh:
             _erase(directory)

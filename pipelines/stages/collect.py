@@ -25,7 +25,7 @@ import numpy as np
 from pipelines.config.cores import threads
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import Settings
-from pipelines.envs.env import ActorsFailed, Failure
+from pipelines.envs.env import ActorsFailed, EnvFailure
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
@@ -252,7 +252,7 @@ class Collector:
         assert self.writer is not None
         self.writer.append_many(trajectories)
 
-    def _tell_failure(self, failure: Failure) -> None:
+    def _tell_failure(self, failure: EnvFailure) -> None:
         """At the next progress."""
         self._notices.put(Notice(text=f"{failure.message}; a new episode begins", level="warning"))
         if failure.trace:

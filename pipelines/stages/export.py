@@ -12,18 +12,21 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, silent
 from pipelines.export.policy_bundle import write_bundle
 from pipelines.formats import export as datasets
+from pipelines.formats.make import exporter
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.stages.result import Result
 from pipelines.training import checkpoint as checkpoints
 
+POLICY = "safetensors"  # the format of a policy; all others are of trajectories
+
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
     """Write what `export.format` says to `export.to`: the policy bundle of a checkpoint (default: RUN/export, replacing
     an older one there), or the trajectories of the run's lake as `dataset` does.
     """
-    if settings.export.format in datasets.FORMATS:
+    if settings.export.format != POLICY:
         return dataset(settings, lake=run, listener=listener)
     started = time.monotonic()
     refuse_scheme(settings.export.to, what="give a directory")
@@ -46,6 +49,7 @@ def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent
     """
     wanted, started = settings.export, time.monotonic()
     refuse_scheme(wanted.to, what="give a directory")
+    exporter(wanted.format)
     store = Lake.open(lake)
     store.salvage(listener=listener)
     to = Path(wanted.to) if wanted.to else default_folder(store)

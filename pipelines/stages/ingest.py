@@ -20,8 +20,8 @@ from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
-from pipelines.formats.base import EPISODE, Source
-from pipelines.formats.make import open_source
+from pipelines.formats.base import EPISODE, Importer
+from pipelines.formats.make import open_importer
 from pipelines.lake import collectors
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
@@ -50,7 +50,7 @@ def run(
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
     spaces, horizon = _of_environment(settings)
     with contextlib.ExitStack() as stack:
-        opened = open_source(settings.source, spaces=spaces, horizon=horizon, listener=listener)
+        opened = open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener)
         source = stack.enter_context(contextlib.closing(opened))
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
@@ -89,7 +89,7 @@ class Ingestion:
     """One source on its way into a lake, from the first trajectory that is not there."""
 
     def __init__(
-        self, settings: Settings, source: Source, existing: Lake | None, *, name: str, listener: Listener
+        self, settings: Settings, source: Importer, existing: Lake | None, *, name: str, listener: Listener
     ) -> None:
         self._settings, self._source, self._existing, self.name = settings, source, existing, name
         self._listener = listener

@@ -16,6 +16,7 @@ from pipelines.lake import footer
 from pipelines.lake.store import Lake
 from pipelines.lake.wal import MAGIC
 from tests.cli.conftest import Amago, Call, tiny
+from tests.tiers import some
 
 COUNT = "select count(*) as n from trajectories"
 QUESTIONS: dict[str, tuple[Any, ...]] = {
@@ -88,22 +89,29 @@ def said(call: Call, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "codes", "words"),
-    [
-        (lambda lake: cut(segments(lake)[0]), {"verify": 4}, "1 corrupt segment"),
-        (lambda lake: flip(segments(lake)[1], 900), {"verify": 4}, "1 corrupt segment"),
-        (lambda lake: flip(segments(lake)[0], -60), {"verify": 4}, "1 corrupt segment"),
-        (lambda lake: (lake / "lake.json").write_bytes(b"\xff{"), dict.fromkeys(QUESTIONS, 4), "lake.json' is damaged"),
-        (lambda lake: change_header(lake, version=99), dict.fromkeys(QUESTIONS, 3), "upgrade amago"),
-        (lambda lake: change_header(lake, required_features=["x"]), dict.fromkeys(QUESTIONS, 3), "features"),
-        (lambda lake: change_header(lake, required_features=7), dict.fromkeys(QUESTIONS, 4), "damaged"),
-        (lambda lake: cut(schema(lake)), {"info": 4, "steps": 4, "train": 4, "verify": 4}, "is damaged"),
-        (lambda lake: tombstone(lake, b"\xff"), {"verify": 4}, "is damaged"),
-        (lambda lake: tombstone(lake, b'{"time": 1, "reason": "", "segments": 3}'), {"verify": 4}, "is damaged"),
-        (lambda lake: link_to_itself(lake / "quarantine"), dict.fromkeys(QUESTIONS, 1), "symbolic links"),
-        (lambda lake: (lake / "index.duckdb").write_bytes(b"no index" * 99), {}, ""),
-        (lose_folders, {}, ""),
-        (litter, {}, ""),
-    ],
+    some(
+        [
+            (lambda lake: cut(segments(lake)[0]), {"verify": 4}, "1 corrupt segment"),
+            (lambda lake: flip(segments(lake)[1], 900), {"verify": 4}, "1 corrupt segment"),
+            (lambda lake: flip(segments(lake)[0], -60), {"verify": 4}, "1 corrupt segment"),
+            (
+                lambda lake: (lake / "lake.json").write_bytes(b"\xff{"),
+                dict.fromkeys(QUESTIONS, 4),
+                "lake.json' is damaged",
+            ),
+            (lambda lake: change_header(lake, version=99), dict.fromkeys(QUESTIONS, 3), "upgrade amago"),
+            (lambda lake: change_header(lake, required_features=["x"]), dict.fromkeys(QUESTIONS, 3), "features"),
+            (lambda lake: change_header(lake, required_features=7), dict.fromkeys(QUESTIONS, 4), "damaged"),
+            (lambda lake: cut(schema(lake)), {"info": 4, "steps": 4, "train": 4, "verify": 4}, "is damaged"),
+            (lambda lake: tombstone(lake, b"\xff"), {"verify": 4}, "is damaged"),
+            (lambda lake: tombstone(lake, b'{"time": 1, "reason": "", "segments": 3}'), {"verify": 4}, "is damaged"),
+            (lambda lake: link_to_itself(lake / "quarantine"), dict.fromkeys(QUESTIONS, 1), "symbolic links"),
+            (lambda lake: (lake / "index.duckdb").write_bytes(b"no index" * 99), {}, ""),
+            (lose_folders, {}, ""),
+            (litter, {}, ""),
+        ],
+        *(0, 3, 7, 8, 11),
+    ),
     ids=[
         "cut",
         "flipped",

@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.config.settings import Settings
 from tests.cli.conftest import Amago, Call, tiny
+from tests.tiers import some
 
 STEPS = ("--steps", 20, "--actors", 2, "-s", "collect.workers=0")
 
@@ -30,7 +31,7 @@ def keys(document: dict, prefix: str = "") -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("value", ["nan", "-inf"])
+@pytest.mark.parametrize("value", some(["nan", "-inf"], 0))
 def test_no_setting_may_be_nan_or_infinite(amago: Amago, value: str) -> None:
     for key in [*keys(Settings().model_dump(mode="json")), "env.size", "exploration.options.a"]:
         call = amago("collect", "--env", "gym:CartPole-v1", "--dry-run", "-s", f"{key}={value}")
@@ -81,11 +82,11 @@ def test_a_deep_assignment_is_one_line(amago: Amago, assignment: str) -> None:
         ("worst in constructor", 1, "Worst: it cannot be made"),
         ("worst in reset", 1, "Worst: it cannot begin"),
         ("worst in step", 1, "Worst: it breaks"),
-        ("terminated", 1, "it gave terminated = nan"),
-        ("truncated", 1, "it gave truncated = array"),
+        ("terminated", 1, "its terminated is nan"),
+        ("truncated", 1, "its truncated is array"),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", some([0, 2], 0))
 def test_an_odd_environment_is_one_line(amago: Amago, fault: str, code: int, words: str, workers: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own = ("--env", "tests.envs.odd:Odd", "-s", f"env.fault={fault}", "--lake", "lake", "--steps", 20, "--actors", 2)

@@ -92,5 +92,5 @@ def test_what_is_no_task_is_refused(name: str, params: dict[str, Any], task: str
 def test_an_environment_without_named_tasks_says_so() -> None:
     env = built("gym:CartPole-v1", {})
     env.play_only(["gym:CartPole-v1"])
-    with pytest.raises(InputMissing, match="cannot be told"):
+    with pytest.raises(InputMissing, match="does not let its tasks be chosen"):
         env.play_only(["another"])

@@ -184,7 +184,12 @@ def failing(env, steps):
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("raise", "ZeroDivisionError: it broke"), ("exit", "SystemExit"), ("nan", "reward nan"), ("shape", "has shape")],
+    [
+        ("raise", "ZeroDivisionError: it broke"),
+        ("exit", "SystemExit"),
+        ("nan", "reward is nan"),
+        ("shape", "has shape"),
+    ],
 )
 def test_an_environment_that_breaks_does_not_break_others(fault, words):
     params = {"fault": fault, "every": 3}
@@ -219,7 +224,7 @@ def test_a_worker_that_is_killed_is_replaced_and_numbers_go_on(cores, told, gone
     with pytest.raises(ActorsFailed, match=r"worker process \d+ was killed by SIGKILL, which played actors") as caught:
         env.step(np.zeros(6, np.int32))
     failures = caught.value.failures
-    assert [failure.told for failure in failures] == told
+    assert [failure.reported for failure in failures] == told
     lost = sorted(actor for failure in failures for actor in failure.actors)
     assert lost == gone
     mask = np.isin(np.arange(6), lost)

@@ -10,7 +10,7 @@ from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.formats.flat import reader as module
 from pipelines.formats.flat.datasets import environment
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory
 from tests.formats.d4rl_data import Literal, flat, literal, without, write
@@ -38,7 +38,7 @@ FAMILIES = {
 
 
 def read(path: Path, **settings: object) -> list[Trajectory]:
-    source = open_source(SourceSettings(name=f"d4rl:{path}", **settings))
+    source = open_importer(SourceSettings(name=f"d4rl:{path}", **settings))
     try:
         return [trajectory for batch in source.batches() for trajectory in batch]
     finally:
@@ -81,7 +81,7 @@ def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_numbers_are_those_of_the_file_wherever_one_begins(tmp_path: Path) -> None:
     data = without(flat([3, 1, 4, 5]), "next_observations")  # the second one, a step that times out, is left out
-    source = open_source(SourceSettings(name=f"d4rl:{write(tmp_path / 'x.hdf5', data)}"))
+    source = open_importer(SourceSettings(name=f"d4rl:{write(tmp_path / 'x.hdf5', data)}"))
     whole = [trajectory for batch in source.batches() for trajectory in batch]
     assert [trajectory.info.tags["episode"] for trajectory in whole] == ["0", "2", "3"]
     assert source.dropped == 1
@@ -126,7 +126,7 @@ def test_a_stream_without_ends_is_cut_and_loses_nothing(tmp_path: Path) -> None:
 def told(path: Path, horizon: int | None = None, **settings: object) -> tuple[list[int], list[str]]:
     """The lengths of the trajectories, and what was said."""
     events: list[Notice] = []
-    source = open_source(SourceSettings(name=f"d4rl:{path}", **settings), horizon=horizon, listener=events.append)
+    source = open_importer(SourceSettings(name=f"d4rl:{path}", **settings), horizon=horizon, listener=events.append)
     found = [trajectory.length for batch in source.batches() for trajectory in batch]
     source.close()
     return found, [event.text for event in events]
@@ -217,7 +217,7 @@ def test_arrays_may_become_observations(tmp_path: Path) -> None:
 
 def test_whole_numbers_are_discrete_actions(tmp_path: Path) -> None:
     data = {**flat([4, 5]), "actions": np.array([0, 3, 1, 2, 0, 0, 1, 1, 2])}
-    source = open_source(SourceSettings(name=f"d4rl:{write(tmp_path / 'x.hdf5', data)}"))
+    source = open_importer(SourceSettings(name=f"d4rl:{write(tmp_path / 'x.hdf5', data)}"))
     assert source.spaces.action == Discrete(n=4)
     (batch,) = source.batches()
     assert batch.columns["action"].tolist() == [0, 0, 3, 1, 2, 0, 0, 0, 1, 1, 2]
@@ -236,11 +236,11 @@ def test_actions_are_stored_within_one(tmp_path: Path) -> None:
 def test_the_environment_decides_the_spaces(tmp_path: Path) -> None:
     path = write(tmp_path / "x.hdf5", flat([4, 5]))
     wanted = Spaces(observation={"obs": Box(shape=(4,))}, action=Box(shape=(2,), low=(-3.0,) * 2, high=(3.0,) * 2))
-    source = open_source(SourceSettings(name=f"d4rl:{path}"), spaces=wanted)
+    source = open_importer(SourceSettings(name=f"d4rl:{path}"), spaces=wanted)
     assert source.spaces == wanted
     other = Spaces(observation={"obs": Box(shape=(5,))}, action=wanted.action)
     with pytest.raises(InputMissing, match="obs: 4 values in the source, 5 values of the environment"):
-        open_source(SourceSettings(name=f"d4rl:{path}"), spaces=other)
+        open_importer(SourceSettings(name=f"d4rl:{path}"), spaces=other)
 
 
 @pytest.mark.parametrize("column", ["observations", "next_observations", "actions", "rewards"])
@@ -293,7 +293,7 @@ def test_names_of_datasets() -> None:
         "own",
     ]
     with pytest.raises(InputMissing, match="did you mean 'd4rl:hopper-medium-v2'"):
-        open_source(SourceSettings(name="d4rl:hopper-medum-v2"))
+        open_importer(SourceSettings(name="d4rl:hopper-medum-v2"))
 
 
 def test_what_has_no_next_value_is_repeated_and_said(tmp_path: Path) -> None:

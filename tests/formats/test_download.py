@@ -14,7 +14,7 @@ from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Event, Notice, Progress
 from pipelines.formats.flat import datasets as d4rl_files
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from tests.formats.d4rl_data import flat, write
 
 
@@ -52,7 +52,7 @@ def offered(site: Path, monkeypatch: pytest.MonkeyPatch, *, sha256: str | None =
 
 
 def fetch(listener: list[Event]) -> int:
-    source = open_source(SourceSettings(name="d4rl:hopper-medium-v2"), listener=listener.append)
+    source = open_importer(SourceSettings(name="d4rl:hopper-medium-v2"), listener=listener.append)
     source.close()
     return source.steps or 0
 

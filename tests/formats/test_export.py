@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import IntegrityError, UsageError
-from pipelines.formats import export as datasets
+from pipelines.formats.base import Exported, Item
 from pipelines.formats.export import export
+from pipelines.formats.make import EXPORTERS, FORMATS, IMPORTERS, exporter
+from pipelines.formats.tables import writer
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
@@ -39,9 +43,9 @@ def test_npz_has_every_column_and_the_row(lake: Lake, tmp_path: Path, schema: Sc
 def test_parquet_is_found_by_the_places_of_its_table(
     lake: Lake, tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "GROUP_BYTES", 8 * schema.step_bytes)
-    monkeypatch.setattr(datasets, "FILE_BYTES", 16 * schema.step_bytes)
-    monkeypatch.setattr(datasets, "_ROWS_HELD", 2)
+    monkeypatch.setattr(writer, "GROUP_BYTES", 8 * schema.step_bytes)
+    monkeypatch.setattr(writer, "FILE_BYTES", 16 * schema.step_bytes)
+    monkeypatch.setattr(writer, "_ROWS_HELD", 2)
     written = fill(lake, [3, 5, 2, 9, 4], schema=schema)
     export(lake, list(written), tmp_path / "out", form="parquet", about=ABOUT)
     table = pq.read_table(tmp_path / "out" / "trajectories.parquet").to_pylist()
@@ -122,3 +126,31 @@ def test_a_flipped_bit_does_not_leave(lake: Lake, tmp_path: Path, form: str) -> 
     with pytest.raises(IntegrityError, match=f"{segment}.*wrong checksum in reward"):
         export(lake, [whole, damaged], tmp_path / "out", form=form, about=ABOUT)
     assert export(lake, [whole], tmp_path / "sound", form=form, about=ABOUT).trajectories == 1
+
+
+def lengths(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
+    """A format of a user's own: a line a trajectory."""
+    found = [item.trajectory().length for item in items]
+    (to / "lengths.txt").write_text("\n".join(map(str, found)))
+    return Exported(trajectories=len(found), steps=sum(found), written=len(found), bytes=0)
+
+
+def test_a_format_of_a_users_own_is_module_attr(lake: Lake, tmp_path: Path) -> None:
+    written = fill(lake, [3, 5])
+    done = export(lake, list(written), tmp_path / "out", form=f"{__name__}:lengths", about=ABOUT)
+    assert (done.trajectories, done.steps) == (2, 8)
+    assert sorted((tmp_path / "out" / "lengths.txt").read_text().split()) == ["3", "5"]
+
+
+def test_a_format_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"export.format: there is no format 'parqet'") as caught:
+        exporter("parqet")
+    assert caught.value.hint == "did you mean 'parquet'?"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_of_the_table_names_what_is_there(name: str) -> None:
+    row = FORMATS[name]
+    assert row.importer or row.exporter
+    for registry, target in ((IMPORTERS, row.importer), (EXPORTERS, row.exporter)):
+        assert not target or callable(registry.get(name))

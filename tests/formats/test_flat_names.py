@@ -12,7 +12,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.lake.trajectory import Trajectory
 from tests.formats.d4rl_data import write
 
@@ -30,7 +30,7 @@ def save(path: Path, data: Mapping[str, Any]) -> Path:
 
 def read(path: Path, **settings: Any) -> tuple[list[Trajectory], list[str]]:
     told: list[str] = []
-    source = open_source(
+    source = open_importer(
         SourceSettings(name=str(path), **settings),
         listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None,
     )
@@ -169,7 +169,7 @@ def test_float64_that_is_rounded_is_said_once(tmp_path: Path, value: float, said
     data["rewards"] = np.full(5, value)
     told: list[str] = []
     path = save(tmp_path / "x.npz", data)
-    source = open_source(
+    source = open_importer(
         SourceSettings(name=str(path)), listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None
     )
     for _ in range(2):

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.formats.minari.hdf5 import Hdf5Episodes
 from tests.cli.conftest import Amago, amago  # noqa: F401
 from tests.formats.d4rl_data import flat, write
@@ -62,7 +62,7 @@ def dataset(path: Path, name: str, way: Callable[[Any, str, Path], None], secret
 
 
 def rewards(path: Path) -> list[list[float]]:
-    source = open_source(SourceSettings(name=f"d4rl:{path}"))
+    source = open_importer(SourceSettings(name=f"d4rl:{path}"))
     return [trajectory.columns["reward"].tolist() for batch in source.batches() for trajectory in batch]
 
 
@@ -88,7 +88,7 @@ def test_metadata_and_infos_are_looked_at_too(
 ) -> None:
     path = dataset(tmp_path / "d.hdf5", "metadata/note", way, secret)
     with pytest.raises(InputMissing, match=r"metadata/note|elsewhere/deep"):
-        open_source(SourceSettings(name=f"d4rl:{path}"))
+        open_importer(SourceSettings(name=f"d4rl:{path}"))
 
 
 def test_links_within_the_file_are_followed(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_group_in_itself_is_refused(tmp_path: Path, link: str) -> None:
         group = file.create_group("metadata/a")
         group["again"] = h5py.SoftLink("/metadata") if link == "soft" else file["metadata"]
     with pytest.raises(IntegrityError, match="nested"):
-        open_source(SourceSettings(name=f"d4rl:{path}"))
+        open_importer(SourceSettings(name=f"d4rl:{path}"))
 
 
 def test_minari_is_refused_as_well(tmp_path: Path, secret: Path) -> None:

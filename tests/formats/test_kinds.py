@@ -13,7 +13,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, UsageError
 from pipelines.formats.export import export
-from pipelines.formats.make import kind_and_place, open_source
+from pipelines.formats.make import kind_and_place, open_importer
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
 from tests.formats.d4rl_data import flat, without, write
@@ -22,7 +22,7 @@ from tests.lake.factories import SCHEMA
 
 
 def read(name: Path | str, **settings: Any) -> list[Trajectory]:
-    source = open_source(SourceSettings(name=str(name), **settings))
+    source = open_importer(SourceSettings(name=str(name), **settings))
     try:
         return [trajectory for batch in source.batches() for trajectory in batch]
     finally:

@@ -14,7 +14,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.formats.make import kind_and_place, open_source
+from pipelines.formats.make import kind_and_place, open_importer
 from pipelines.lake.trajectory import Trajectory
 
 LENGTHS = (3, 2, 4)
@@ -70,7 +70,7 @@ def dataset(folder: Path, version: str, *, done: bool = True) -> Path:
 
 def read(place: Path, **settings: Any) -> tuple[list[Trajectory], list[str]]:
     told: list[str] = []
-    source = open_source(
+    source = open_importer(
         SourceSettings(name=str(place), **settings),
         listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None,
     )
@@ -154,7 +154,7 @@ def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match=r"set' has no data/\*/\*\.parquet; fetch all of the dataset"):
         read(place)
     with pytest.raises(InputMissing, match="give the folder of a LeRobot dataset"):
-        open_source(SourceSettings(name=f"lerobot:{tmp_path}"))
+        open_importer(SourceSettings(name=f"lerobot:{tmp_path}"))
 
 
 def test_links_as_the_hub_keeps_them_are_followed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from pipelines.config.source import SourceSettings
 from pipelines.envs.spec import convert_spaces
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectory
 
@@ -120,7 +120,7 @@ _SERIES = ("rewards", "terminations", "truncations")
 
 
 def read(place: Path | str, **settings: Any) -> tuple[Spaces, list[Trajectory]]:
-    source = open_source(SourceSettings(name=f"minari:{place}", **settings))
+    source = open_importer(SourceSettings(name=f"minari:{place}", **settings))
     try:
         return source.spaces, [trajectory for batch in source.batches() for trajectory in batch]
     finally:
@@ -175,7 +175,7 @@ def test_spaces_are_those_that_the_environment_would_have(tmp_path: Path) -> Non
             observation_space=serialization.serialize_space(observation),
             action_space=serialization.serialize_space(action),
         )
-        source = open_source(SourceSettings(name=f"minari:{folder}"))
+        source = open_importer(SourceSettings(name=f"minari:{folder}"))
         assert source.spaces == convert_spaces(observation, action, name="x")
 
 
@@ -308,7 +308,7 @@ def test_numeric_infos_become_observations_when_asked_for(tmp_path: Path, form: 
         assert one.columns["obs.count"].tolist() == list(range(one.length + 1))
     told: list[str] = []
     settings = SourceSettings(name=f"minari:{place}", columns={"obs.qpos": "infos/qpos"})
-    open_source(settings, listener=lambda event: told.append(getattr(event, "text", ""))).close()
+    open_importer(settings, listener=lambda event: told.append(getattr(event, "text", ""))).close()
     assert any("infos left out: deep/count (source.columns" in text for text in told)
 
 

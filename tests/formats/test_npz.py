@@ -10,13 +10,13 @@ import pytest
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory
 
 
 def read(name: str, **settings: Any) -> list[Trajectory]:
-    source = open_source(SourceSettings(name=name, **settings))
+    source = open_importer(SourceSettings(name=name, **settings))
     return [trajectory for batch in source.batches() for trajectory in batch]
 
 
@@ -80,24 +80,24 @@ def test_amagos_actions_are_within_one_whatever_the_bounds_of_the_environment(
     write_amago(tmp_path / "t.npz", actions)
     low, high = ((bound,) for bound in bounds)
     spaces = Spaces(observation=PENDULUM.observation, action=Box(shape=(1,), low=low, high=high))
-    (batch,) = open_source(SourceSettings(name=f"npz:{tmp_path}"), spaces=spaces).batches()
+    (batch,) = open_importer(SourceSettings(name=f"npz:{tmp_path}"), spaces=spaces).batches()
     assert batch.columns["action"][1:].tolist() == actions.tolist()
     write_amago(tmp_path / "t.npz", actions * 2)
     with pytest.raises(InputMissing, match=r"an action is -2, outside.*these files hold actions in \[-1, 1\]"):
-        list(open_source(SourceSettings(name=f"npz:{tmp_path}"), spaces=spaces).batches())
+        list(open_importer(SourceSettings(name=f"npz:{tmp_path}"), spaces=spaces).batches())
 
 
 def test_amagos_one_hot_actions_are_recognised_and_said(tmp_path: Path) -> None:
     told: list[Any] = []
     for number, choices in enumerate(([1], [0, 2, 1])):
         write_amago(tmp_path / f"t{number}.npz", np.eye(3)[choices])
-    source = open_source(SourceSettings(name=f"npz:{tmp_path}"), listener=told.append)
+    source = open_importer(SourceSettings(name=f"npz:{tmp_path}"), listener=told.append)
     assert source.spaces.action == Discrete(n=3)
     assert [event.text for event in told if "every action is one-hot, so it is read as one of 3" in event.text]
     (batch,) = source.batches()
     assert batch.columns["action"].tolist() == [0, 1, 0, 0, 2, 1]
     write_amago(tmp_path / "t2.npz", np.array([[0.5, 0, 0]]))  # then they are three numbers
-    assert open_source(SourceSettings(name=f"npz:{tmp_path}")).spaces.action.shape == (3,)
+    assert open_importer(SourceSettings(name=f"npz:{tmp_path}")).spaces.action.shape == (3,)
     with pytest.raises(InputMissing, match=r"t2\.npz': the action of step 0 is not one-hot"):
         read(f"npz:{tmp_path}", num_actions=3)
 
@@ -108,7 +108,7 @@ def test_a_buffer_of_amago_has_environments_and_times_in_its_file_names(tmp_path
     for name, count in names.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_amago(folder / f"{name}.npz", np.linspace(-1, 1, count)[:, None])
-    source = open_source(SourceSettings(name=f"npz:{folder}"))
+    source = open_importer(SourceSettings(name=f"npz:{folder}"))
     infos = [trajectory.info for batch in source.batches() for trajectory in batch]
     assert (source.label, source.env) == ("gridworlds", "Maze9x9")
     assert [(info.env, info.task) for info in infos] == [

@@ -14,12 +14,12 @@ import pytest
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, IntegrityError
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from tests.formats.d4rl_data import flat, write
 
 
 def read(name: str) -> None:
-    source = open_source(SourceSettings(name=name))
+    source = open_importer(SourceSettings(name=name))
     try:
         for _ in source.batches():
             pass

@@ -12,7 +12,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Notice
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.lake.trajectory import Trajectory
 
 h5py = pytest.importorskip("h5py")
@@ -44,7 +44,7 @@ def demonstrations(path: Path, *, following: bool, leave_out: tuple[str, ...] = 
 
 def read(path: Path, **settings: Any) -> tuple[list[Trajectory], list[str]]:
     told: list[str] = []
-    source = open_source(
+    source = open_importer(
         SourceSettings(name=str(path), **settings),
         listener=lambda e: told.append(e.text) if isinstance(e, Notice) else None,
     )

@@ -11,7 +11,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing
 from pipelines.formats.export import export
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces
@@ -80,7 +80,7 @@ def test_what_comes_back_is_what_went_out(tmp_path: Path, form: str, name: str) 
     to = tmp_path / "set"
     done = export(lake, list(sent), to, form=form, about={"lake": "x", "where": ""})
     assert (done.trajectories, done.steps, done.written) == (4, 21, 4)
-    source = open_source(SourceSettings(name=f"{FORMS[form]}:{to}"))
+    source = open_importer(SourceSettings(name=f"{FORMS[form]}:{to}"))
     assert source.spaces == schema.spaces
     other = Lake.create(tmp_path / "other")
     with other.writer(schema, seal_seconds=1e9) as writer:

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.formats.tables import files as module
 from pipelines.lake.trajectory import Trajectory
 
@@ -50,7 +50,7 @@ def table(data: dict[str, Any]) -> pa.Table:
 
 
 def read(name: str, **settings: Any) -> list[Trajectory]:
-    source = open_source(SourceSettings(name=name, **settings))
+    source = open_importer(SourceSettings(name=name, **settings))
     return [trajectory for batch in source.batches() for trajectory in batch]
 
 
@@ -125,7 +125,7 @@ def test_a_table_with_gaps_is_cut_where_observations_do_not_follow(
     data = {name: values[left] for name, values in followed([11, 9]).items()}
     pq.write_table(table(data), tmp_path / "x.parquet")
     events: list[Any] = []
-    source = open_source(
+    source = open_importer(
         SourceSettings(name=f"parquet:{tmp_path / 'x.parquet'}", columns=FOLLOWED), listener=events.append
     )
     found = [trajectory for batch in source.batches() for trajectory in batch]

@@ -11,13 +11,13 @@ import pytest
 
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
-from pipelines.formats.make import open_source
+from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.lake.trajectory import Trajectory
 
 
 def read(name: str, **settings: Any) -> list[Trajectory]:
-    source = open_source(SourceSettings(name=name, **settings))
+    source = open_importer(SourceSettings(name=name, **settings))
     return [trajectory for batch in source.batches() for trajectory in batch]
 
 
@@ -106,6 +106,6 @@ def test_own_code_that_is_wrong(name: str, error: type[AmagoError], words: str) 
 
 def test_own_code_fits_an_environment() -> None:
     wanted = Spaces(observation={"obs.a": Box(shape=(2,)), "obs.b.c": Box(shape=())}, action=Discrete(n=2))
-    source = open_source(SourceSettings(name=f"{HERE}:few"), spaces=wanted)
+    source = open_importer(SourceSettings(name=f"{HERE}:few"), spaces=wanted)
     (batch,) = source.batches()
     assert batch.columns["action"].dtype == np.int32

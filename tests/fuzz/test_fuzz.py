@@ -20,6 +20,7 @@ from pipelines.export.policy_bundle import load_policy
 from tests.cli.conftest import call, tiny
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
+from tests.tiers import trials
 
 MUTATIONS = 5_000
 SECONDS = 60.0  # CPU time of one command: far more than any takes
@@ -179,7 +180,7 @@ def run(prepared: Path, scratch: Path, name: str, numbers: range) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_few_wrong_files_cause_no_traceback(prepared: Path, tmp_path: Path, name: str) -> None:
-    run(prepared, tmp_path / "home", name, range(3))
+    run(prepared, tmp_path / "home", name, range(trials(3, quick=1)))
 
 
 @pytest.mark.slow

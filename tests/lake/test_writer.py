@@ -29,6 +29,7 @@ from tests.lake.factories import (
     refuse,
     segment_files,
 )
+from tests.tiers import some
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED, RAGGED], ids=["plain", "images", "mixed", "ragged"])
@@ -144,7 +145,7 @@ def rows_of(lake: Lake) -> list[dict]:
     return table.drop_columns(["uid", "t_commit"]).to_pylist()
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED], ids=["plain", "images", "mixed"])
+@pytest.mark.parametrize("schema", some([SCHEMA, IMAGES, MIXED], 2), ids=["plain", "images", "mixed"])
 @pytest.mark.parametrize("crash", [False, True], ids=["sealed", "salvaged"])
 def test_many_appended_at_once_are_each_as_if_appended_alone(lake: Lake, tmp_path: Path, schema, crash: bool) -> None:
     rng, other = np.random.default_rng(0), Lake.create(tmp_path / "other")

@@ -216,7 +216,7 @@ def test_state_goes_on_with_new_tasks_and_the_same_schedule():
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("raise", "ZeroDivisionError: it broke"), ("nan-reward", "gave reward nan"), ("shape", "has shape")],
+    [("raise", "ZeroDivisionError: it broke"), ("nan-reward", "its reward is nan"), ("shape", "has shape")],
 )
 def test_faults_of_an_environment_stop_the_rollout_in_clear_words(fault, words):
     rollout, _ = make_rollout("tests.envs.own:Line", {"fault": fault})

@@ -151,7 +151,7 @@ def test_who_is_behind_catches_up_before_the_policy_changes():
 
 BREAKS = [
     ("raise", "ZeroDivisionError: it broke"),
-    ("nan", "reward nan"),
+    ("nan", "reward is nan"),
     ("nan-observation", "not finite"),
     ("shape", "has shape"),
     ("reset", "failed in reset .* cannot begin"),

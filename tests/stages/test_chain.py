@@ -16,6 +16,7 @@ from pipelines.stages import chain, evaluate
 from pipelines.stages.environment import env_model
 from pipelines.training import checkpoint as checkpoints
 from tests.stages.recipes import stopping, tiny
+from tests.tiers import some
 
 STAGES = [
     {"stage": "collect", "steps": 120},
@@ -94,7 +95,7 @@ def test_a_finished_chain_is_skipped(tmp_path: Path) -> None:
     assert again.tables
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 6, 9])
+@pytest.mark.parametrize("stop_after", some([1, 3, 6, 9], 1))
 def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> None:
     settings = tiny(env=lake_env(), epochs=3, stages=STAGES)
     with pytest.raises(Interrupted):

@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.config.load import resolve
 from pipelines.envs.make import catalogue, requirement
+from pipelines.envs.suites.catalogue import ENTRIES
 from pipelines.events import Event, Notice
 from pipelines.stages import collect
 from pipelines.stages.environment import env_model
@@ -15,18 +16,26 @@ from pipelines.stages.environment import env_model
 BUILT_IN = sorted(entry.name for entry in catalogue() if entry.extra is None and not entry.is_pattern)
 SUITES = (
     "half-cheetah-vel",
+    "cheetah-dir",
+    "ant-dir",
     "gym:HalfCheetah-v5",
     "dmc:cartpole-balance",
     "robotics:FetchReach-v4",
+    "metaworld-ml1-reach",
     "metaworld-ml10",
+    "metaworld-ml25",
     "metaworld-ml45",
     "metaworld-mt10",
+    "metaworld-mt25",
+    "metaworld-mt50",
     "crafter",
     "procgen-multi",
     "procgen-bigfish",
     "atari-multi",
     "atari-pong",
+    "retro:Airstriker-Genesis-v0",
     "gymnax:CartPole-v1",
+    "jax:gymnax.environments.classic_control:CartPole",
     "xland",
     "babyai-multi",
     "minigrid:MiniGrid-DoorKey-5x5-v0",
@@ -46,6 +55,12 @@ def test_the_default_shows_a_return(name: str, tmp_path: Path) -> None:
     assert metrics["return_mean"] is not None
     assert metrics["trajectories"] >= 2
     assert metrics["steps"] >= 10_000
+
+
+def test_every_environment_of_the_catalogue_is_collected_from_here() -> None:
+    names = [*BUILT_IN, *SUITES, "gym:CartPole-v1"]
+    missing = [entry.name for entry in ENTRIES if not any(entry.matches(name) for name in names)]
+    assert missing == ["module:attr"]
 
 
 def test_fewer_actors_than_usual_are_explained(tmp_path: Path) -> None:

@@ -39,11 +39,11 @@ GOAL_RULE = GoalSequenceRule(reached=same_words, done=0.0)
 
 
 def goal(text: str) -> Goal:
-    """The numbers of a goal's words. ValueError where it is none."""
+    """Return the numbers of a goal's words. ValueError if it is not a goal."""
     words = text.replace("_", " ").split()
     place = len(words) == 3 and words[0] == TRAVEL and words[1] in CORNERS and words[2] in CORNERS
     if not place and "_".join(words) not in ACHIEVEMENTS:
-        raise ValueError(f"'{text}' is no goal")
+        raise ValueError(f"'{text}' is not a goal")
     return tuple(NUMBER[word] for word in words) + (0,) * (WORDS_PER_GOAL - len(words))
 
 
@@ -53,7 +53,7 @@ def text(numbers: Goal) -> str:
 
 
 def square(position: np.ndarray) -> Goal:
-    """The place where `position` (2,), in metres, lies."""
+    """Return the square that `position` (2,), in metres, is in."""
     x, y = (str(int(metre) // BLOCK * BLOCK) for metre in position)
     return goal(f"{TRAVEL} {x} {y}")
 

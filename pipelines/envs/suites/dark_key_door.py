@@ -2,7 +2,7 @@
 
 Start, key and door are cells drawn independently for the whole episode. Actions: 0 (0, -1), 1 (-1, 0), 2 (0,
 +1), 3 (+1, 0) on (x, y), clipped at the walls, and 4 stay. The key pays 1 the first time in an attempt that a
-step ends on its cell; the door pays 1 to whoever ends a step on it holding the key, and ends the attempt. The
+step ends on its cell; ending a step on the door with the key pays 1 and ends the attempt. The
 door is tried before the key is taken, so key and door on one cell need two steps. An attempt also ends at its
 step limit. The step after an attempt's end is spent on going back to the start: its action is ignored, its
 reward 0, the key is gone. All steps count towards the horizon, where the episode ends, terminated and

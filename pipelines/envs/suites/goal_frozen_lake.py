@@ -4,7 +4,7 @@ One attempt on a map of the distribution of `meta-frozen-lake`, from cell (0, 0)
 from the other cells that can be reached. The first arrival at the goal pays 1 and ends the episode; a hole
 ends it with 0; at the time limit it is truncated. Where a move leads does not depend on the goal. Actions: 0
 stay, 1 row + 1, 2 row - 1, 3 column + 1, 4 column - 1. Observation, all float32: `obs.observation` (6,) is
-row / size, column / size and whether a hole lies at row + 1, row - 1, column + 1, column - 1;
+row / size, column / size and whether there is a hole at row + 1, row - 1, column + 1, column - 1;
 `obs.achieved_goal` (2,) and `obs.desired_goal` (2,) are the agent's and the goal's row / size, column / size.
 """
 

@@ -44,7 +44,7 @@ class GymnasiumSettings(SettingsModel):
     1. A constructor with a parameter `attempts` gets the number instead.
     """
     success_key: str | None = None
-    """Key of `info` that tells, in an episode's last step, whether the task was solved."""
+    """Key of `info` that says, in an episode's last step, whether the task was solved."""
 
     max_length: int = Field(MAX_LENGTH, ge=1)
     """Room for the numbers of a Sequence, or the characters of a text whose space sets no limit; more is an error."""
@@ -61,8 +61,8 @@ def settings_model(name: str) -> type[SettingsModel]:
 def make(
     name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, split: str, label: str | None = None
 ) -> Env:
-    """`gym:ID`, or `module:attr`; subclasses of our own `Env` and VectorEnvs are made as a batch.
-    `label` is what the environment is called, if not `name`."""
+    """Make `gym:ID` or `module:attr`; subclasses of our own `Env` and VectorEnvs are made as a batch. `label` is the
+    environment's name, if not `name`."""
     require_trust(name, settings.kwargs)
     made = _registered if name.startswith(PREFIX) else _own
     return made(name, label or name, settings, num_envs=num_envs, seed=seed, split=split)
@@ -119,7 +119,7 @@ def _vector(label: str, target: Any, kwargs: Mapping[str, Any], settings: Gymnas
 
 
 def constructor(name: str) -> list[Parameter]:
-    """The parameters that `module:attr` takes beside those of `GymnasiumSettings`. Imports it."""
+    """Return the parameters that `module:attr` takes besides those of `GymnasiumSettings`. Imports it."""
     if name.startswith(PREFIX):
         return []
     OWN.require_trust(name)
@@ -132,7 +132,7 @@ def _given_by_us(target: Any) -> tuple[str, ...]:
 
 
 def requirement(name: str) -> tuple[str | None, bool]:
-    """The extra that `gym:ID` needs (None: none known), and whether it is there."""
+    """Return the extra that `gym:ID` needs (None: none known), and whether it is installed."""
     registered = gymnasium.registry.get(name.removeprefix(PREFIX))
     made_by = registered.entry_point if registered is not None else None
     for package, extra, module in _EXTRAS:
@@ -142,7 +142,7 @@ def requirement(name: str) -> tuple[str | None, bool]:
 
 
 def require_trust(name: str, params: Mapping[str, Any]) -> None:
-    """InputMissing if making `name` would import a module whose name the user did not type: `module:attr`,
+    """Raise InputMissing if making `name` would import a module whose name the user did not type: `module:attr`,
     `gym:MODULE:ID`, or a parameter of that form, which gymnasium's wrappers of other libraries import."""
     if not name.startswith(PREFIX):
         OWN.require_trust(name)

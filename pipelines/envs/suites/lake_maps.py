@@ -78,10 +78,10 @@ def holes_of(rows: str, size: int) -> np.ndarray:
     """(size * size,) bool from rows of `.` and `#` between slashes. ValueError for a map of another size, or no map."""
     lines = rows.split("/")
     if len(lines) != size or any(len(line) != size or set(line) - set(".#") for line in lines):
-        raise ValueError(f"'{rows}' is no map of {size} x {size} cells")
+        raise ValueError(f"'{rows}' is not a map of {size} x {size} cells")
     holes = np.array([[mark == "#" for mark in line] for line in lines]).reshape(-1)
     if holes[0]:
-        raise ValueError(f"nobody can start on '{rows}'")
+        raise ValueError(f"the start of '{rows}' is a hole")
     return holes
 
 

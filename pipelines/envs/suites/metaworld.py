@@ -68,12 +68,12 @@ def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, sp
     old_goals = isinstance(settings, MultiTaskSettings) and not settings.new_goals
     classes, goal_seed = tasks_of(name, "train" if old_goals else split, settings.goal_seed)
     splits = "the same 50 goals of each class on both sides" if old_goals else _split(name)
-    told = name.removeprefix(PREFIX) in _MT
-    pool = ClassPool(goal_seed=goal_seed, hide_goal=not told)
+    shows_goal = name.removeprefix(PREFIX) in _MT
+    pool = ClassPool(goal_seed=goal_seed, hide_goal=not shows_goal)
     return GymnasiumEnv(
         name,
         lambda: with_attempts(
-            Metaworld(settings, classes=classes, pool=pool, told=told, splits=splits), settings.attempts
+            Metaworld(settings, classes=classes, pool=pool, shows_goal=shows_goal, splits=splits), settings.attempts
         ),
         num_envs=num_envs,
         seed=seed,
@@ -82,7 +82,7 @@ def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, sp
 
 
 def class_name(given: str) -> str:
-    """The class that a user means by `reach` or `reach-v3`. UsageError where there is none."""
+    """Return the class that `reach` or `reach-v3` names. UsageError where there is none."""
     name = given if given.endswith(VERSION) else given + VERSION
     if name not in ALL_CLASSES:
         short = [known.removesuffix(VERSION) for known in ALL_CLASSES]
@@ -93,7 +93,7 @@ def class_name(given: str) -> str:
 
 
 def tasks_of(name: str, split: str, goal_seed: int) -> tuple[tuple[str, ...], int]:
-    """The classes of a side of benchmark `name`, and the seed of their goals."""
+    """Return the classes of one side of benchmark `name`, and the seed of their goals."""
     benchmark, other = name.removeprefix(PREFIX), goal_seed + (split == "test")
     if benchmark in _ML:
         train, test = _ML[benchmark]["train"], _ML[benchmark]["test"]
@@ -108,19 +108,19 @@ class Metaworld(TaskEnv):
     """An attempt at one (class, goal), named `CLASS/NUMBER`. The simulation is made at the first reset."""
 
     has_success = True
-    about = "A robot arm and objects: attempts at one task, told or not"
+    about = "A robot arm and objects: attempts at one task, shown or hidden"
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
     def __init__(
-        self, settings: MetaworldSettings, *, classes: tuple[str, ...], pool: ClassPool, told: bool, splits: str
+        self, settings: MetaworldSettings, *, classes: tuple[str, ...], pool: ClassPool, shows_goal: bool, splits: str
     ) -> None:
         self.splits, self.horizon = splits, settings.attempt_steps
-        self._steps, self._classes, self._pool, self._told = settings.attempt_steps, classes, pool, told
+        self._steps, self._classes, self._pool, self._shows_goal = settings.attempt_steps, classes, pool, shows_goal
         self._named: tuple[str, int] | None = None
         self._env: SawyerXYZEnv | None = None
         self._class = ""
         seen: gymnasium.Space = gymnasium.spaces.Box(-np.inf, np.inf, (40,), np.float32)
-        if told:
+        if shows_goal:
             seen = gymnasium.spaces.Dict({"state": seen, "class": gymnasium.spaces.Discrete(len(classes))})
         self.observation_space = seen
 
@@ -132,7 +132,7 @@ class Metaworld(TaskEnv):
         self._release()
         self._env, self._class = self._pool.take(name, goal), name
         self.task, self.outcome = f"{name}/{goal}", NOTHING
-        self.goal_text = name.removesuffix(VERSION).replace("-", " ") if self._told else ""
+        self.goal_text = name.removesuffix(VERSION).replace("-", " ") if self._shows_goal else ""
         return self._begin(soft=False), {}
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -165,7 +165,7 @@ class Metaworld(TaskEnv):
     def _shown(self, state: np.ndarray, *, soft: bool) -> Any:
         shown = np.empty(40, dtype=np.float32)
         shown[:39], shown[39] = state, soft
-        return {"state": shown, "class": self._classes.index(self._class)} if self._told else shown
+        return {"state": shown, "class": self._classes.index(self._class)} if self._shows_goal else shown
 
     def _release(self) -> None:
         if self._env is not None:

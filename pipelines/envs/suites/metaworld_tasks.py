@@ -104,7 +104,7 @@ class Shelf:
         return self._idle.pop(key)[1] if key is not None else _pictureless(name)()
 
     def give(self, name: str, env: SawyerXYZEnv) -> None:
-        """Keep `env` for whoever needs its class next; the one that has been idle longest goes where there are too
+        """Keep `env` for the next user of its class; the object that has been idle longest is closed if there are too
         many.
         """
         self._idle[id(env)] = name, env

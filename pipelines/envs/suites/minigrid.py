@@ -59,7 +59,7 @@ class BabyAISettings(SettingsModel):
     """Parameters of `babyai-multi`."""
 
     levels: tuple[str, ...] | None = Field(None, min_length=1)
-    """Levels of which each episode plays one, all equally often, e.g. GoToLocal; unset: all 65."""
+    """Levels, e.g. GoToLocal; each episode plays one of them, all equally likely; unset: all 65."""
     test_levels: tuple[str, ...] = ()
     """Levels of `split = "test"`; empty: those of training, with other seeds."""
     attempts: int = Field(2, ge=1)

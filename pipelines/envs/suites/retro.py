@@ -1,7 +1,7 @@
 """`retro:GAME`: games of consoles of the eighties and nineties, in stable-retro's emulators.
 
-The picture is shrunk to a square inside a frame of 2 pixels whose colour tells the console. Actions press any of 12
-buttons, in the console's own order, for `frame_skip` frames; rewards are those of the game's integration. An episode
+The picture is shrunk to a square inside a frame of 2 pixels whose colour identifies the console. Actions press any of
+12 buttons, in the console's own order, for `frame_skip` frames; rewards are those of the game's integration. An episode
 ends as the integration says (terminated) or after 20 minutes of the game (truncated). Games are deterministic, so an
 episode begins with some idle frames, an even number of them in training and an odd one in tests; or tests begin
 elsewhere, in saved states of their own. The package brings no game but Airstriker: `rom_dir` is a folder of your own
@@ -231,7 +231,7 @@ def _rom(name: str, game: str, folder: Path | None) -> str | None:
             ) from error
         return None
     if not folder.is_dir():
-        raise InputMissing(f"environment '{name}': env.rom_dir '{folder}' is no folder")
+        raise InputMissing(f"environment '{name}': env.rom_dir '{folder}' is not a folder")
     hashes = Path(data.get_file_path(game, "rom.sha", _STABLE)).read_text().split()
     endings = set(data.EMU_EXTENSIONS)
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in endings and file.is_file())

@@ -1,11 +1,11 @@
 """Rulesets of XLand-MiniGrid, generated here, or converted from the published ones.
 
-A ruleset is a goal, rules by which tiles turn into others, and the tiles that lie about at the beginning. A goal asks
-for one or two tiles. A tree of rules of some depth makes these from others, no tile is needed twice, and the tree's
-leaves lie about. Some branches are cut: that tile then lies about itself. Distractors are tiles that serve nothing, and
-rules that spoil: they turn only distractors, or a distractor put beside a tile that is needed, into junk, so a careful
-agent can always reach the goal. Encodings are xminigrid's; goals (N, 5), rules (N, R, 7) and tiles (N, T, 2) are uint8,
-padded with zeros.
+A ruleset is a goal, rules by which tiles turn into others, and the tiles that are in the room at the beginning. A goal
+asks for one or two tiles. A tree of rules of some depth makes these from others, no tile is needed twice, and the
+tree's leaves are in the room. Some branches are cut: their tile then is in the room itself. Distractors are tiles that
+serve nothing, and rules that spoil: they turn only distractors, or a distractor put beside a tile that is needed, into
+junk, so a careful agent can always reach the goal. Encodings are xminigrid's; goals (N, 5), rules (N, R, 7) and tiles
+(N, T, 2) are uint8, padded with zeros.
 
 The published rulesets are pickles compressed with bz2. A pickle can run code, so no environment opens one: users
 convert a benchmark that they have downloaded, once, with a reader that rebuilds arrays of numpy and JAX and refuses

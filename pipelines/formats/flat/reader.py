@@ -60,7 +60,7 @@ _LARGEST_CACHE = 64 << 20  # of each array
 SPACES = "amago_spaces"  # attribute of a file that we wrote
 
 
-class D4rl:
+class FlatImporter:
     """See the module."""
 
     def __init__(self, request: Request) -> None:
@@ -233,7 +233,7 @@ class D4rl:
         return texts(found)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Source`."""
+        """See `Importer`."""
         self.dropped = 0
         pieces, block = self._pieces, self._block_rows()
         number = start

@@ -21,11 +21,11 @@ import numpy as np
 
 from pipelines.errors import InputMissing
 from pipelines.files.atomic import explained, publish
-from pipelines.formats.base import require
+from pipelines.formats.base import Exported, Item, require
 from pipelines.formats.flat import reader as d4rl
 from pipelines.formats.intake import native
-from pipelines.formats.items import Exported, Item, plain
 from pipelines.formats.minari.reader import own_paths
+from pipelines.formats.records import plain
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Space
 from pipelines.lake.trajectory import Trajectory
@@ -38,7 +38,7 @@ MINARI_VERSION = "0.5.3"  # whose layout is written
 _NAME = re.compile(r"[^-_\w]+")
 
 
-def flat(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
+def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
     """`dataset.hdf5` in `to`. InputMissing where the trajectories have different spaces, or without h5py."""
     require("h5py", "hdf5", "--format hdf5")
     target = to / "dataset.hdf5"

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.formats.base import require_file
-from pipelines.formats.minari.reader import INFOS, METADATA, Episode
+from pipelines.formats.minari.episodes import INFOS, METADATA, Episode
 from pipelines.formats.minari.spaces import Leaf
 from pipelines.formats.pictures import decoded
 from pipelines.lake.arrow import UNREADABLE

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.errors import InputMissing
 from pipelines.formats.hdf5 import array, contained, leaves, open_file, reading, scalar
-from pipelines.formats.minari.reader import INFOS, Episode
+from pipelines.formats.minari.episodes import INFOS, Episode
 from pipelines.formats.minari.spaces import Leaf
 from pipelines.formats.pictures import decoded
 from pipelines.lake.spaces import Ragged

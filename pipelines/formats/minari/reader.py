@@ -11,9 +11,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,50 +21,19 @@ from pipelines.events import Notice
 from pipelines.files.malformed import read_limited
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
 from pipelines.formats.intake import Intake, Raw, agreed, flags, inferred
+from pipelines.formats.minari.arrow import ArrowEpisodes
+from pipelines.formats.minari.episodes import INFOS, METADATA, OUR_INFOS, RECORD, SPACES, Episode, Episodes
+from pipelines.formats.minari.hdf5 import Hdf5Episodes
 from pipelines.formats.minari.spaces import Leaf, SpaceReader, ragged_columns
 from pipelines.formats.records import info_of, spaces_of
 from pipelines.lake.spaces import LENGTH, OBSERVATION, Ragged, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
-METADATA = "metadata.json"
-SPACES = "amago_spaces"  # in the metadata of a dataset that we wrote
-INFOS = "infos"
-OUR_INFOS = "amago_infos"  # in the metadata of a dataset that we wrote: columns that are infos there
-RECORD = "amago"  # of an episode of it
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+?-v\d+")
 _TAGS = ("dataset_id", "algorithm_name", "author", "author_email", "code_permalink", "description", "minari_version")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Episode:
-    """One episode as stored: T + 1 observations by leaf, T of the others. `attributes` say what is known of it."""
-
-    observations: Mapping[str, Any]
-    actions: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    success: bool | None
-    attributes: Mapping[str, Any]
-
-
-class Episodes(Protocol):
-    """Episodes in files of one format."""
-
-    files: list[Path]
-
-    def read(self, number: int) -> Episode:
-        """IntegrityError or InputMissing where it cannot be read."""
-        ...
-
-    def infos(self, number: int) -> dict[str, np.ndarray]:
-        """Read the `infos` of an episode by path, as far as they are arrays. Errors as `read`."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Minari:
+class MinariImporter:
     """See the module."""
 
     def __init__(self, request: Request) -> None:
@@ -185,7 +153,7 @@ class Minari:
         ]
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Source`."""
+        """See `Importer`."""
         held: list[tuple[int, Episode, dict[str, np.ndarray]]] = []
         size = self.dropped = 0
         for number in range(start, self._count):
@@ -329,12 +297,8 @@ def _fetch(place: str, home: Path) -> None:
 
 def _open(data: Path, form: str, leaves: list[Leaf], action_jpeg: bool) -> Episodes:
     if form == "hdf5":
-        from pipelines.formats.minari.hdf5 import Hdf5Episodes
-
         return Hdf5Episodes(data, leaves, action_jpeg)
     if form in ("arrow", "parquet"):
-        from pipelines.formats.minari.arrow import ArrowEpisodes
-
         return ArrowEpisodes(data, form, leaves, action_jpeg)
     raise InputMissing(f"'{data}' is stored as {form}", hint="known: hdf5, arrow, parquet")
 

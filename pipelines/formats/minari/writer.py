@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from pipelines.files.atomic import explained, write_atomically
-from pipelines.formats.base import require
+from pipelines.formats.base import Exported, Item, require
 from pipelines.formats.flat.writer import GZIP, of_one_schema, outward, written
 from pipelines.formats.intake import is_plain
-from pipelines.formats.items import Exported, Item, plain
-from pipelines.formats.minari import reader as minari
+from pipelines.formats.minari import episodes as minari
 from pipelines.formats.minari.environment import described
 from pipelines.formats.minari.hdf5 import FILE
 from pipelines.formats.minari.reader import own_paths
+from pipelines.formats.records import plain
 from pipelines.lake import collectors
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
@@ -38,7 +38,7 @@ _NAME = re.compile(r"[^-_\w]+")
 _TAGS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
 
 
-def minari_dataset(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
+def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
     """Write a dataset of Minari to `to`; `about` may have its `author` and `description`.
 
     InputMissing where the trajectories have different spaces, or without h5py.

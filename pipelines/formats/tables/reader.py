@@ -52,7 +52,7 @@ _SORT = (
 Block = dict[str, np.ndarray]
 
 
-class Tables:
+class TableImporter:
     """See the module; `form` is parquet or arrow."""
 
     form = "parquet"
@@ -176,7 +176,7 @@ class Tables:
         )
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Source`."""
+        """See `Importer`."""
         self.dropped = 0
         number, held = 0, _empty()
         blocks = self._blocks()
@@ -350,7 +350,7 @@ class Tables:
             raise unreadable(path, error) from error
 
 
-class ArrowTables(Tables):
+class ArrowImporter(TableImporter):
     """Arrow IPC files."""
 
     form = "arrow"

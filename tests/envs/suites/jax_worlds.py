@@ -80,6 +80,30 @@ class Continuous(OldGymnax):
         return Box()
 
 
+class Inherited(OldGymnax):
+    """Written for a gymnax without `is_truncated`; that of a later base class reads a field that it does not have."""
+
+    def is_truncated(self, state, params):
+        return state.steps >= params.max_steps_in_episode
+
+
+class MultiDiscrete:
+    """Kinetix' own class of this name."""
+
+    def __init__(self, *counts):
+        self.number_of_dims_per_distribution = jnp.array(counts)
+
+
+class Several(OldGymnax):
+    """Has two choices in each action; the first counts."""
+
+    def action_space(self, params):
+        return MultiDiscrete(2, 3)
+
+    def step_env(self, key, state, action, params):
+        return super().step_env(key, state, action[0], params)
+
+
 class Unlimited:
     """Of gymnax' form, with parameters that the factory makes, and no limit of time."""
 

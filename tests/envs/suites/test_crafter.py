@@ -45,7 +45,7 @@ def test_words_and_achievements_are_the_games_own():
     assert all(words.goal(words.text(numbers)) == numbers for numbers in every)
     assert words.text(words.square(np.array([63, 4]))) == "travel 60 0"
     for wrong in ("", "collect gold", "travel 30", "travel 31 5"):
-        with pytest.raises(ValueError, match="is no goal"):
+        with pytest.raises(ValueError, match="is not a goal"):
             words.goal(wrong)
 
 

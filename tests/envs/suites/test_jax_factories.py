@@ -10,11 +10,11 @@ pytest.importorskip("gymnax")
 from pipelines import trust
 from pipelines.envs.make import make, requirement
 from pipelines.errors import InputMissing, UsageError
-from pipelines.lake.spaces import Box, Discrete
+from pipelines.lake.spaces import Box, Discrete, MultiDiscrete
 from tests.envs import contract
 
 WORLDS = f"jax:{__name__.rpartition('.')[0]}.jax_worlds:"
-DISCRETE = ("OldGymnax", "NavixWorld", "JumanjiWorld")
+DISCRETE = ("OldGymnax", "Inherited", "NavixWorld", "JumanjiWorld")
 ALL = (*DISCRETE, "Continuous", "BraxWorld")
 
 
@@ -57,6 +57,14 @@ def test_a_time_limit_truncates(factory):
     act = np.zeros(2, dtype=np.int32) if factory in DISCRETE else -np.ones((2, 1), dtype=np.float32)
     ends = [(env.step(act)) for _ in range(7)]
     assert [(bool(r.terminated.any()), bool(r.truncated.all())) for r in ends] == [(False, False)] * 6 + [(False, True)]
+
+
+def test_actions_may_be_several_choices():
+    env = make(f"{WORLDS}Several", num_envs=2, seed=0)
+    assert env.spec.spaces.action == MultiDiscrete(nvec=(2, 3))
+    env.reset()
+    result = env.step(np.array([[1, 0], [0, 2]], dtype=np.int32))
+    np.testing.assert_array_equal(result.observation["obs.count"], [[1], [0]])
 
 
 def test_a_limit_of_ones_own_truncates():

@@ -8,10 +8,12 @@ import pytest
 
 from pipelines.errors import UsageError
 from pipelines.events import Notice
+from pipelines.lake import segment
 from pipelines.lake.sql import catalog, steps
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, derive, fill
+from tests.tiers import some
 
 SHORT = QueryLimits(seconds=1.5, megabytes=128)
 SMALL = QueryLimits(seconds=600, megabytes=128)
@@ -58,7 +60,7 @@ COUNT = "select count(*) from trajectories"
         ("select * from secret_local_table", "not exist"),
     ],
 )
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("in_memory", some([False, True], 0))
 def test_sql_can_only_read_the_lake(
     lake: Lake, tmp_path: Path, monkeypatch, sql: str, text: str, in_memory: bool
 ) -> None:
@@ -267,8 +269,10 @@ def test_only_the_columns_that_count_are_read(lake: Lake, monkeypatch, sql: str,
 def test_a_condition_on_trajectories_spares_segments(lake: Lake, monkeypatch, condition: str, files: int) -> None:
     written = fill(lake, [3, 4, 5, 6, 7, 8], seal_every=1)
     opened = set()
-    real = steps.open_segment
-    monkeypatch.setattr(steps, "open_segment", lambda storage, id, *a: opened.add(id) or real(storage, id, *a))
+    real = segment.open_segment
+    monkeypatch.setattr(
+        segment, "open_segment", lambda storage, id, *a, **k: opened.add(id) or real(storage, id, *a, **k)
+    )
     _, rows = catalog.query(lake, f"select uid, t, reward from steps where {condition}")
     assert len(opened) == files
     _, facts = catalog.query(lake, "select uid, task, policy_version from trajectories")
