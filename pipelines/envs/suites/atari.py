@@ -1,10 +1,8 @@
 """`atari-GAME` and `atari-multi`: games of the Atari 2600, in the Arcade Learning Environment's vector environment.
 
-The emulator repeats an action for `frame_skip` frames and shows the pixelwise maximum of the last two. Rewards are the
-game's own, unclipped. An episode ends with the game (terminated) or after `max_frames` frames (truncated), whichever
-lives were lost before. The vector environment resets by itself in the step after an end (NEXT_STEP); here every end is
-followed by a reset with the next episode's own seed before that step, so no step is lost, and what an end returns is
-its true final observation. ale-py is under GPL-2.0.
+The vector environment resets by itself in the step after an end (NEXT_STEP); here every end is followed by a reset with
+the next episode's own seed before that step, so no step is lost, and what an end returns is its true final observation.
+ale-py is under GPL-2.0.
 """
 
 from __future__ import annotations

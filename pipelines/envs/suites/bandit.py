@@ -1,9 +1,4 @@
-"""Multi-armed bandits with hidden means (Duan et al., 2016, "RL^2"; Lee et al., NeurIPS 2023, for Gaussian ones).
-
-Every arm has a mean, uniform over [0, 1) and fixed for the episode. `bernoulli`: an arm pays 1 with that chance, else
-0. `gaussian`: it pays its mean plus noise of deviation `noise`. The episode terminates after its steps. Observation,
-float32 (1,): steps done / steps; the previous action and reward are given to every policy anyway.
-"""
+"""Multi-armed bandits with hidden means (Duan et al., 2016, "RL^2"; Lee et al., NeurIPS 2023, for Gaussian ones)."""
 
 from __future__ import annotations
 

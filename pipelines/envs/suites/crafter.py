@@ -1,12 +1,8 @@
-"""Crafter (Hafner, ICLR 2022): survive in an unseen world, or do there what is asked.
+"""Crafter (Hafner, ICLR 2022): survive in an unseen world, or follow instructions there.
 
-`env.goals = 0` is the game as it was published: 1 for each first achievement, 0.1 for each point of health won or lost.
-With goals, up to so many instructions are to be followed in their order; each pays 1, the last one ends the episode.
-What was achieved in each step is shown beside them, so that hindsight may ask for it instead (`crafter_goals`).
-
-Death terminates an episode, the time limit truncates it; the package says of both only that they are an end. A world
-is drawn from the episode's seed alone: its random numbers also when creatures vanish, which in the package as it stands
-depend on where objects lie in memory.
+What each step achieved is shown beside the instructions, so that hindsight may ask for it instead (`crafter_goals`).
+The package reports death and the time limit alike. A world is drawn from the episode's seed alone: its random numbers
+also when creatures vanish, which in the package as it stands depend on where objects are in memory.
 """
 
 from __future__ import annotations

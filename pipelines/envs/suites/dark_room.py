@@ -1,10 +1,6 @@
 """Dark Room: find a hidden cell in attempt after attempt (Laskin et al., ICLR 2023, "Algorithm Distillation").
 
-One goal cell for all attempts of an episode, never the start. Actions: 0 (0, -1), 1 (-1, 0), 2 (0, +1), 3 (+1, 0) on
-(x, y), clipped at the walls, and 4 stay. Every step that ends on the goal pays 1; `sparse`: the first one of an
-attempt alone (the paper's Dark Room (Hard), in a room of 17 x 17). An attempt lasts all of its steps and succeeds if
-the goal was reached; its last step returns the next attempt's start. The last attempt terminates the episode.
-Observation, float32 (4,): x / size, y / size, 1 at the start of an attempt, attempts finished / attempts.
+Actions: 0 (0, -1), 1 (-1, 0), 2 (0, +1), 3 (+1, 0) on (x, y), clipped at the walls, and 4 stay.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""`dmc:DOMAIN-TASK`: DeepMind's control suite, and the manipulation tasks that show features, by shimmy.
-
-Observations are the suite's own, one column each; actions are continuous; a reward is between 0 and 1 a step.
-Episodes of the control suite are truncated after 1000 steps. Training and test play separate seeds, which decide where
-an episode begins. What shows pictures is left out: it needs a display.
-"""
+"""`dmc:DOMAIN-TASK`: DeepMind's control suite, and the manipulation tasks that show features, by shimmy."""
 
 from __future__ import annotations
 

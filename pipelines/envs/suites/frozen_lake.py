@@ -1,10 +1,7 @@
 """Meta-FrozenLake: find the way over an unseen lake, and walk it again in the attempts that follow.
 
-One map for all attempts of an episode; the agent sees its position only and must remember where the holes
-were. Actions: 0 stay, 1 row + 1, 2 row - 1, 3 column + 1, 4 column - 1. The goal (last cell) pays 1 and ends
-the attempt, a hole ends it with 0, and so does the attempt's step limit; the agent is back at the start in
-the same step. Observation, float32 (4,): row / size, column / size, 1 at the start of an attempt, attempts
-finished / attempts. The last entry lags: the first observation of an attempt still shows the count before it.
+Actions: 0 stay, 1 row + 1, 2 row - 1, 3 column + 1, 4 column - 1. After an attempt's end the agent is back at the start
+in the same step.
 """
 
 from __future__ import annotations

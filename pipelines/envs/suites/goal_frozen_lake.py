@@ -1,11 +1,7 @@
-"""Goal-FrozenLake: walk to a cell that is shown, over ice whose holes are seen only from next to them.
+"""Goal-FrozenLake: walk to a cell that is shown, over ice whose holes are visible only from adjacent cells.
 
-One attempt on a map of the distribution of `meta-frozen-lake`, from cell (0, 0). The goal is drawn uniformly
-from the other cells that can be reached. The first arrival at the goal pays 1 and ends the episode; a hole
-ends it with 0; at the time limit it is truncated. Where a move leads does not depend on the goal. Actions: 0
-stay, 1 row + 1, 2 row - 1, 3 column + 1, 4 column - 1. Observation, all float32: `obs.observation` (6,) is
-row / size, column / size and whether there is a hole at row + 1, row - 1, column + 1, column - 1;
-`obs.achieved_goal` (2,) and `obs.desired_goal` (2,) are the agent's and the goal's row / size, column / size.
+One attempt on a map of the distribution of `meta-frozen-lake`, from cell (0, 0); actions as there. The goal is drawn
+uniformly from the other cells that can be reached. Where a move leads does not depend on the goal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Interfaces of environments in JAX, for one actor, brought to one form (`Interface`).
+"""`gymnax:NAME` and `jax:MODULE:FACTORY`: interfaces of environments in JAX, for one actor, brought to one form.
 
 gymnax (also Craftax, Kinetix and POBAX): `reset(key, params)` and `step_env(key, state, action, params)`. Brax and
 MuJoCo Playground: `reset(key)` and `step(state, action)` of a State that has `obs`, `reward` and `done`. NAVIX: the
 same of a Timestep that says how it ended. Jumanji: `reset(key)` and `step(state, action)`, which return a state and a
-TimeStep. None of them resets within a step here: the library functions that do are not called.
+TimeStep. Library functions that reset within a step are not called.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
 """Meta-World v3: a robot arm, and attempts at one task of one of fifty classes (Yu et al., CoRL 2020).
 
-`metaworld-ml1-TASK`, `-ml10`, `-ml25`, `-ml45`: the goal is hidden, and the episode has several attempts at it. Test
-is other goals of the class (ml1) or other classes; in the library's ml25 one of these is trained on, so there they have
-other goals too. `metaworld-mt10`, `-mt25`, `-mt50`: one attempt, goal and class shown; the library holds nothing out,
-so test is other goals. Each attempt lasts 500 steps whether it succeeded or not, and succeeds if any of its steps did;
-a new one begins in the same step that ends the one before. The last ends the episode, terminated and truncated both.
-Observation float32 (40,): 18 numbers now, 18 of the step before, the goal (zeros where hidden), and 1 at the start of
-an attempt after the first. Rewards are the library's, 0 to 10.
-
-Tasks are built from the classes: the library's gymnasium registrations give test goals under the train name.
+Tasks are built from the classes: the library's gymnasium registrations give test goals under the train name. In the
+library's ml25 one test class is trained on as well, so its test goals are others; mt holds no class out.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """`minigrid:ID` and `babyai-multi`: small grid worlds with instructions (Chevalier-Boisvert et al., 2018 and 2023).
 
-A task is (level, seed): the seed fixes layout and instruction. Training seeds are even, test seeds odd. Observation:
-`image` (7, 7, 3) uint8, kind, colour and state of the cells in view; `direction`; `mission`. The library's codes are
-at most 10, 5 and 3; here they are spread over 0 to 255, since networks divide bytes by 255.
-
-`minigrid:ID`: one attempt, the mission as text; terminated by success (or failure), truncated at the level's limit.
-`babyai-multi`: a level in each episode, attempts at one and the same (level, seed), the mission as the numbers of its
-words (at most 9 of 29: 0 nothing, 1 a word unknown), and `attempt`, the share of attempts finished. Between attempts
-there is one more step, whose action counts for nothing and which shows the new start. The last attempt terminates.
+A task is (level, seed): the seed fixes layout and instruction. The library's codes are at most 10, 5 and 3; here they
+are spread over 0 to 255, since networks divide bytes by 255.
 """
 
 from __future__ import annotations

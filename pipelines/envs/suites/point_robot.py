@@ -1,11 +1,6 @@
 """Point-Robot: walk to a hidden point of the plane in attempt after attempt (Rakelly et al., ICML 2019, "PEARL").
 
-Each attempt begins at (0, 0); an action in [-1, 1]^2 moves by `step_size` times it. A step pays minus the distance to
-the goal; `sparse`: 1 minus that distance within `goal_radius` of it, else 0. The goal is the same in all attempts of
-an episode: on the upper half of the circle of radius 1 (`half-circle`), on all of it (`circle`), or anywhere in [-1,
-1]^2 (`square`). An attempt lasts all of its steps, succeeds if its last one ends within `goal_radius` of the goal,
-and that step returns the next attempt's start. The last attempt terminates the episode. Observation, float32 (4,): x,
-y, 1 at the start of an attempt, attempts finished / attempts.
+An action in [-1, 1]^2 moves by `step_size` times it; there are no walls.
 """
 
 from __future__ import annotations

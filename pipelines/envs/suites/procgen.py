@@ -1,14 +1,8 @@
 """`procgen-GAME` and `procgen-multi` (Cobbe et al., ICML 2020): arcade games whose levels are drawn from numbers.
 
-An episode is one level of one game, attempted `attempts` times; a black square of 4 by 4 pixels at the top left says
-that it is not the first attempt. The step that ends an attempt which is followed by another is followed by one step
-whose action is ignored, and which shows the next attempt's start. Procgen draws no picture of an attempt's last state
-(it begins the next one within the step), so the last picture before it is shown again. With one attempt, running out of
-the game's own time limit (`time_limit`) truncates the episode; with more, the last attempt's end terminates it in any
-case.
-
-A game that is asked for a mode that it does not have kills the process, so pairs are looked up before. `memory-hard` is
-not a mode of the library's: it is memory in the games that have it, hard in the others.
+Procgen begins the next attempt within the step that ends one, and draws no picture of the last state, so the last
+picture before it is shown again. A game that is asked for a mode that it does not have kills the process, so pairs are
+looked up before.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """`retro:GAME`: games of consoles of the eighties and nineties, in stable-retro's emulators.
 
-The picture is shrunk to a square inside a frame of 2 pixels whose colour identifies the console. Actions press any of
-12 buttons, in the console's own order, for `frame_skip` frames; rewards are those of the game's integration. An episode
-ends as the integration says (terminated) or after 20 minutes of the game (truncated). Games are deterministic, so an
-episode begins with some idle frames, an even number of them in training and an odd one in tests; or tests begin
-elsewhere, in saved states of their own. The package brings no game but Airstriker: `rom_dir` is a folder of your own
-ROM files, which are known by their SHA-1. Every actor's emulator is a process of its own (`retro_emulator`).
+Games are deterministic, so an episode begins with some idle frames, an even number of them in training and an odd one
+in tests, or in saved states. ROM files are recognised by their SHA-1. Every actor's emulator is a process of its own
+(`retro_emulator`).
 """
 
 from __future__ import annotations

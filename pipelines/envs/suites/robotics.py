@@ -1,11 +1,4 @@
-"""`robotics:ID`: Fetch, PointMaze, AntMaze and AdroitHand of gymnasium-robotics.
-
-Fetch and the mazes show `obs.observation`, `obs.achieved_goal` and `obs.desired_goal`; AdroitHand one vector. Episodes
-are truncated after a fixed number of steps: Fetch 50, mazes 300 to 1000 by their size, AdroitHand 200. Reaching the
-goal ends an episode only in a maze with `continuing_task` off; `protocol = "paper"` implies it, as in D4RL's AntMaze.
-An episode of Fetch succeeds if the goal holds at its last step, one of the others if it held at any. Start and goal are
-drawn from the episode's seed; training and test play separate seeds.
-"""
+"""`robotics:ID`: Fetch, PointMaze, AntMaze and AdroitHand of gymnasium-robotics, with their success."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
 """T-Maze: remember a sign seen at the start of a corridor until its end (Ni et al., NeurIPS 2023, section 4).
 
-Cells x = 0..J and two arms at (J, -1) and (J, +1), one of which is the goal. Actions: 0 x + 1, 1 y + 1, 2 x -
-1, 3 y - 1; a move into a wall stays. passive: the agent starts at x = 0, J = corridor, the sign is in its
-first observation, and an episode has corridor + 1 steps. active: it starts at x = 1, J = corridor + 1, must
-go back to x = 0 to see the sign, and has corridor + 3 steps. The last step pays `goal_reward` in the goal's
-arm; each earlier step costs `penalty` if its action is not 0 (active: the first step is free), or, with
-`penalty_rule = "behind"`, the paper's, if after it x is less than the time (active: less 1). Ends are terminated
-and truncated alike. Observation, float32 (2,): at x = 0 (0, sign on the first visit, else 0); in
-the corridor (0, 0); at x = J (1, y).
+Cells x = 0..J and two arms at (J, -1) and (J, +1), one of which is the goal. Actions: 0 x + 1, 1 y + 1, 2 x - 1, 3 y -
+1; a move into a wall stays. passive: the agent starts at x = 0, J = corridor, and the sign is in its first observation.
+active: it starts at x = 1, J = corridor + 1, and must go back to x = 0 to see the sign.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
 """`xland`: XLand-MiniGrid (Nikulin et al., NeurIPS 2024), all actors in one compiled step.
 
-A task is a ruleset (`xland_rulesets`): a goal that is shown, and hidden rules by which tiles turn into others. It is
-attempted `attempts` times, every time in another room. An attempt ends at the goal, which pays 1 - 0.9 t / limit, or
-after 3 x size x size steps; the next one begins in the same step, which then shows its start. The episode terminates
-with the last attempt. Rulesets of training and of test are not the same.
-
-Observation: `obs.cells`, tile and colour of the 5 x 5 cells in front of the agent, row by row; `obs.goal`, the goal's
-encoding; `obs.direction`; `obs.begins`, 1 at the start of an attempt.
+A task is a ruleset (`xland_rulesets`), attempted `attempts` times, each time in another room.
 """
 
 from __future__ import annotations
