@@ -127,9 +127,10 @@ class Collecting:
 def worker_seconds() -> float:
     """Return the CPU seconds that the worker processes have used so far."""
     ticks = 0
-    for process in multiprocessing.active_children():
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
+    for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        for process in children.read_text().split():
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
