@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipelines.config.settings import Settings
     from pipelines.export.policy_bundle import load_policy
     from pipelines.lake.store import Lake
-    from pipelines.stages.api import run
+    from pipelines.stages.recipe import run
 
 __all__ = ["Lake", "Settings", "load_policy", "run"]
 
@@ -21,7 +21,7 @@ _PLACES = {
     "Lake": "pipelines.lake.store",
     "Settings": "pipelines.config.settings",
     "load_policy": "pipelines.export.policy_bundle",
-    "run": "pipelines.stages.api",
+    "run": "pipelines.stages.recipe",
 }
 
 

@@ -49,7 +49,7 @@ def examples(
 
 
 def _described(recipe: dict[str, Any]) -> dict[str, Any]:
-    from pipelines.stages.needs import requirement
+    from pipelines.stages.recipe import requirement
 
     extra, installed = requirement(recipe)
     return {

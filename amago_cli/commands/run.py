@@ -53,6 +53,6 @@ def run(
     with common.listening() as listener:
         settings = request.fitted(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
-        from pipelines.stages import chain as engine
+        from pipelines.stages import run as engine
 
         return engine.run(settings, run=run, listener=listener, fresh=fresh)

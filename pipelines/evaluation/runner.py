@@ -18,9 +18,9 @@ from pipelines.envs.env import Env, EnvSpec
 from pipelines.envs.exploration import Exploration
 from pipelines.errors import Interrupted, UsageError
 from pipelines.events import Listener, Progress, Waiting, silent
-from pipelines.rollout.actor import Rollout
-from pipelines.rollout.policy_client import Policy
-from pipelines.rollout.summary import Episode
+from pipelines.rollout.episodes import Episode
+from pipelines.rollout.policies import Policy
+from pipelines.rollout.rollout import Rollout
 
 _PROGRESS_SECONDS = 0.2
 

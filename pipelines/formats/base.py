@@ -25,7 +25,7 @@ _EDGE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of a source: its `kind` and what follows `KIND:` in its name, its settings, and of the environment
+    """A dataset to import: its `kind` and what follows `KIND:` in its name, its settings, and of the environment
     that its steps are to fit the spaces and the time limit (None: as the source has them).
     """
 
@@ -52,7 +52,7 @@ class Importer(Protocol):
     dropped: int
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """Trajectories from number `start` on, as the lake stores them; each `info` has the tag `episode`.
+        """Yield trajectories from number `start` on, as the lake stores them; each `info` has the tag `episode`.
 
         IntegrityError for damaged or impossible values, InputMissing for what does not fit the spaces.
         """
@@ -63,7 +63,7 @@ class Importer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written; `trajectories` and `steps` count what is there now, `written` what was not there before."""
+    """The counts of an export: `trajectories` and `steps` that are there now, and the trajectories `written` by it."""
 
     trajectories: int
     steps: int
@@ -79,26 +79,26 @@ class Item:
     reader: Reader
 
     def trajectory(self) -> Trajectory:
-        """Its columns, overlays applied."""
+        """Read its columns, overlays applied."""
         return self.reader.read(self.uid)
 
     def row(self) -> dict[str, Any]:
-        """What the table `trajectories` says of it."""
+        """Return its row of the table `trajectories`."""
         return dict(self.reader.row(self.uid))
 
     def schema(self) -> Schema:
-        """Of its steps."""
+        """Return the schema of its steps."""
         return self.reader.lake.schema(self.reader.locate(self.uid)[0].schema_id)
 
 
 class Exporter(Protocol):
-    """Writes trajectories into a folder; `about` says what they are."""
+    """A function that writes trajectories into a folder; `about` describes them."""
 
     def __call__(self, items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported: ...
 
 
 def require(module: str, extra: str, what: str) -> None:
-    """InputMissing unless `module` can be imported."""
+    """Raise InputMissing unless `module` can be imported."""
     if importlib.util.find_spec(module) is None:
         raise InputMissing(f"{what} needs {module}, which is not installed", hint=f'pip install "amago[{extra}]"')
 
@@ -112,7 +112,7 @@ def require_file(path: Path, hint: str = "check the path") -> Path:
 
 
 def fingerprint(files: Iterable[Path], *more: Any) -> str:
-    """16 hex digits that follow from the sizes and both ends of some files, and from `more`; a file may be moved."""
+    """Hash the sizes and both ends of some files, and `more`, to 16 hex digits; a file may be moved."""
     digest = hashlib.sha256(repr(more).encode())
     for path in files:
         size = path.stat().st_size
@@ -124,5 +124,5 @@ def fingerprint(files: Iterable[Path], *more: Any) -> str:
 
 
 def texts(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Tags as the lake takes them: what is empty is left out."""
+    """Return tags as the lake takes them, without empty ones."""
     return {name: str(value) for name, value in tags.items() if value not in (None, "")}

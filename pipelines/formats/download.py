@@ -20,12 +20,12 @@ _TIMEOUT_SECONDS = 30.0
 
 
 def folder() -> Path:
-    """Where downloads are kept: `datasets` in the cache folder of this host."""
+    """Return the folder of downloads: `datasets` in the cache folder of this host."""
     return cache_home() / "datasets"
 
 
 def fetched(url: str, *, name: str, sha256: str | None, listener: Listener) -> Path:
-    """The file at `url`, from the cache folder if it is there. One process of a host fetches, the others wait.
+    """Return the file at `url`, from the cache folder if it is there. One process of a host fetches, the others wait.
 
     InputMissing if it cannot be reached; IntegrityError if it is not what `sha256` says, or shorter than announced.
     """

@@ -50,10 +50,10 @@ def export(
 
 
 def _claim(to: Path, mark: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is known of a dataset there. UsageError where there is something else."""
+    """Return what `dataset.json` says of a dataset there. UsageError if the folder holds something else."""
     known = read_object(to / MARK)
     if known is None and to.exists() and any(to.iterdir()):
-        raise UsageError(f"'{to}' is not empty and no dataset of ours", hint="choose another --to")
+        raise UsageError(f"'{to}' is not empty, and amago did not export it", hint="choose another --to")
     if known is not None and {name: known.get(name) for name in mark} != dict(mark):
         raise UsageError(
             f"'{to}' holds another dataset",

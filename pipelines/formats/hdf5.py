@@ -37,7 +37,7 @@ def open_file(path: Path, *, cache_bytes: int = CHUNK_CACHE) -> Any:
         raise InputMissing(f"cannot read '{path}': permission denied") from error
     except OSError as error:
         if not h5py.is_hdf5(path):
-            raise IntegrityError(f"'{path}' is no HDF5 file", hint="fetch it again") from error
+            raise IntegrityError(f"'{path}' is not an HDF5 file", hint="fetch it again") from error
         raise _damaged(path, error) from error
 
 
@@ -78,7 +78,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def array(group: Any, name: str, *, path: Path) -> Any:
-    """The dataset `name` (a path) in `group`. InputMissing if there is none; lists what there is."""
+    """Open the dataset `name` (a path) in `group`. InputMissing if there is none; lists what there is."""
     import h5py
 
     found = group.get(name)
@@ -89,8 +89,9 @@ def array(group: Any, name: str, *, path: Path) -> Any:
 
 
 def leaves(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The datasets at or below `node` as ("a/b", dataset); "" for `node` itself. Errors as `array`, IntegrityError for
-    groups that are nested without end."""
+    """Yield the datasets at or below `node` as ("a/b", dataset); "" for `node` itself. Errors as `array`, and
+    IntegrityError for endlessly nested groups.
+    """
     import h5py
 
     if isinstance(node, h5py.Dataset):
@@ -103,12 +104,12 @@ def leaves(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def chunk_bytes(values: Any) -> int:
-    """Size of a chunk of a dataset once it is unpacked; 0 where it has none."""
+    """Return the unpacked size of a chunk of a dataset; 0 if it has none."""
     return int(np.prod(values.chunks, dtype=np.int64)) * values.dtype.itemsize if values.chunks else 0
 
 
 def scalar(value: Any) -> Any:
-    """A scalar of h5py as Python has it."""
+    """Convert a scalar of h5py to one of Python."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value.item() if isinstance(value, np.generic) else value

@@ -35,7 +35,7 @@ class Raw:
 
 
 class Intake:
-    """Raw trajectories of one source in, step columns out.
+    """The check and conversion of one dataset: raw trajectories in, step columns out.
 
     `native`: actions are as the environment takes them; else as the lake stores them. `what` names the source.
     `listener` hears once what is rounded.
@@ -49,7 +49,7 @@ class Intake:
         self._spaces, self._what, self._clip, self.native = spaces, what, clip, native
 
     def require_shapes(self, number: int, observation: Mapping[str, np.ndarray], action: np.ndarray) -> None:
-        """InputMissing unless a step of trajectory `number` has as many numbers as the spaces say."""
+        """Raise InputMissing unless a step of trajectory `number` has as many numbers as the spaces say."""
         for name, space in {**self._spaces.observation, ACTION: self._spaces.action}.items():
             values = np.asarray(action) if name == ACTION else observation[name]
             found, wanted = _count(values.shape[1:]), _count(space.shape)
@@ -62,7 +62,7 @@ class Intake:
                 )
 
     def columns(self, raw: Raw, *, first: int) -> dict[str, np.ndarray]:
-        """Step columns; `first` is the number of the first trajectory, for messages.
+        """Convert to step columns; `first` is the number of the first trajectory, for messages.
 
         IntegrityError for what is not finite, InputMissing for what is outside the spaces.
         """
@@ -108,7 +108,7 @@ class Intake:
         return stored
 
     def _stored(self, name: str, space: Space, values: np.ndarray, place: _Place) -> np.ndarray:
-        """`values` in the dtype of `space`; discrete ones counted from 0."""
+        """Convert to the dtype of `space`; discrete values are counted from 0."""
         of_step = name == ACTION
         if self.native and isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
             values = values - np.asarray(space.start)
@@ -167,18 +167,18 @@ def _require_numbers(values: np.ndarray, name: str, what: str) -> None:
 
 
 def is_plain(space: Box) -> bool:
-    """Whether the environment takes actions of this space as they are stored."""
+    """Tell whether the environment takes actions of this space as they are stored."""
     return space.low is None or (set(space.low) <= {-1.0} and set(space.high or ()) <= {1.0})
 
 
 def normalised(values: np.ndarray, space: Box) -> np.ndarray:
-    """(n, *shape) actions of the environment as float64 in [-1, 1]. Inverse of `native`."""
+    """Scale (n, *shape) actions of the environment to float64 in [-1, 1]. Inverse of `native`."""
     middle, half = _linear(space)
     return (values.astype(np.float64) - middle) / half
 
 
 def native(values: np.ndarray, space: Box) -> np.ndarray:
-    """(n, *shape) stored actions as the environment takes them: float64, unless nothing is to be done."""
+    """Scale (n, *shape) stored actions to those of the environment: float64, unless there is nothing to do."""
     if is_plain(space):
         return values
     middle, half = _linear(space)
@@ -202,22 +202,22 @@ def flags(values: Any, name: str, *, what: str, first: int = 0) -> np.ndarray:
     if found.dtype.kind == "f" and np.isnan(found).any():
         row = first + int(np.isnan(found).argmax())
         raise IntegrityError(
-            f"{what}: '{name}' is NaN at row {row:,}, not 0 or 1", hint="leave it out, or mend the file"
+            f"{what}: '{name}' is NaN at row {row:,}, not 0 or 1", hint="leave it out, or correct the file"
         )
     return np.asarray(found > 0.5)
 
 
 class _Place:
-    """Where a fault is, in words."""
+    """The place of a fault, for messages."""
 
     def __init__(self, what: str, first: int, starts: np.ndarray, later: np.ndarray) -> None:
         self._what, self._first, self._starts, self._later = what, first, starts, later
 
     def require(self, fine: np.ndarray, name: str, fault: str, *, of_step: bool = False, fits: bool = False) -> None:
-        """IntegrityError (InputMissing: `fits`) with the place of the first of `fine`, (R,) or (S,), that is not."""
+        """Raise IntegrityError (`fits`: InputMissing) at the first of `fine`, (R,) or (S,), that is false."""
         if not fine.all():
             text = f"{self._what}: '{name}' {fault}, {self._words(fine, of_step)}"
-            raise InputMissing(text) if fits else IntegrityError(text, hint="leave it out, or mend the file")
+            raise InputMissing(text) if fits else IntegrityError(text, hint="leave it out, or correct the file")
 
     def refuse(self, fine: np.ndarray, fault: str, *, hint: str) -> None:
         raise InputMissing(f"{self._what}: {fault}, {self._words(fine, True)}", hint=hint)
@@ -231,12 +231,12 @@ class _Place:
 
 
 def _every(fine: np.ndarray) -> np.ndarray:
-    """(n,): whether all of a row."""
+    """Return (n,): whether all of a row is true."""
     return np.asarray(fine.reshape(len(fine), -1).all(axis=1))
 
 
 def _loses_digits(values: np.ndarray) -> bool:
-    """Whether float64 values are others as float32."""
+    """Tell whether float64 values change when they are rounded to float32."""
     if values.dtype.kind != "f" or values.dtype.itemsize < 8:
         return False
     with np.errstate(over="ignore", invalid="ignore"):
@@ -244,7 +244,7 @@ def _loses_digits(values: np.ndarray) -> bool:
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    """(n,): whether a row is finite; the sum first, which is one pass and no array."""
+    """Return (n,): whether a row is finite. The sum is tried first: one pass, and no array."""
     if values.dtype.kind != "f" or np.isfinite(np.add.reduce(values, axis=None, dtype=np.float64)):
         return np.ones(len(values), dtype=bool)
     return _every(np.isfinite(values))
@@ -255,14 +255,14 @@ def _alike(stored: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _spread(values: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Values of steps as rows: zeros in the first row of each trajectory."""
+    """Spread values of steps over rows, with zeros in the first row of each trajectory."""
     out = np.zeros((len(later), *values.shape[1:]), dtype=values.dtype)
     out[later] = values
     return out
 
 
 def inferred(values_shape: Sequence[int], dtype: np.dtype) -> Box:
-    """The space of an observation of which only a step's shape and dtype are known."""
+    """Return the space of an observation from a step's shape and dtype."""
     if dtype == np.uint8 or dtype == np.bool_:
         kind = "uint8"
     else:
@@ -271,7 +271,7 @@ def inferred(values_shape: Sequence[int], dtype: np.dtype) -> Box:
 
 
 def action_box(shape: Sequence[int], settings: SourceSettings, *, what: str) -> Box:
-    """The space of actions by the bounds of the settings. InputMissing where they do not fit."""
+    """Return the space of actions with the bounds of the settings. InputMissing if they do not fit."""
     size = int(np.prod(shape, dtype=np.int64))
     bounds = []
     for bound in (settings.action_low, settings.action_high):
@@ -286,9 +286,7 @@ def action_box(shape: Sequence[int], settings: SourceSettings, *, what: str) -> 
 
 
 def agreed(found: Mapping[str, Sequence[int]], wanted: Spaces, *, what: str) -> Spaces:
-    """`wanted`, the spaces of the environment, if observations of these shapes fit them; InputMissing says what
-    differs.
-    """
+    """Return `wanted`, the spaces of the environment. InputMissing if observations of these shapes do not fit."""
     problems = [
         f"{name}: {_size(found.get(name))} in the source, {_size(space.shape if space else None)} of the environment"
         for name in dict.fromkeys([*found, *wanted.observation])
@@ -298,7 +296,7 @@ def agreed(found: Mapping[str, Sequence[int]], wanted: Spaces, *, what: str) -> 
     if problems:
         raise InputMissing(
             f"{what} does not fit the environment: {'; '.join(problems)}",
-            hint="name another --env, or none, or map its columns by source.columns",
+            hint="name another --env, or none, or map its columns with source.columns",
         )
     return wanted
 

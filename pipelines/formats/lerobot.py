@@ -46,7 +46,7 @@ _PLACE = ("chunk_index", "file_index", "from_timestamp")  # of a video, by episo
 
 
 class LeRobotImporter(TableImporter):
-    """See the module."""
+    """The importer of LeRobot's datasets; see the module."""
 
     form = "lerobot"
     needed = (ACTION,)
@@ -73,10 +73,10 @@ class LeRobotImporter(TableImporter):
         return files
 
     def _defaults(self, about: Mapping[str, Any], names: list[str]) -> dict[str, str]:
-        """Ours -> theirs, of the features of the dataset; reports what is left out."""
+        """Map our names to the features of the dataset, and report what is left out."""
         features = about.get("features")
         if not isinstance(features, dict) or not all(isinstance(one, dict) for one in features.values()):
-            raise IntegrityError(f"'{self._folder / INFO}' does not say its features", hint="fetch it again")
+            raise IntegrityError(f"'{self._folder / INFO}' does not list its features", hint="fetch it again")
         observed = {name: str(one.get("dtype")) for name, one in features.items() if name.startswith("observation.")}
         taken = [name for name, kind in observed.items() if kind.startswith(_NUMBERS) and name in names]
         self._pictures = {name: kind for name, kind in observed.items() if kind in ("video", "image")}
@@ -88,7 +88,7 @@ class LeRobotImporter(TableImporter):
         if not taken and not asked:
             raise InputMissing(
                 f"{self._what} observes no numbers, only {', '.join(observed) or 'nothing'}",
-                hint="say what is observed by source.columns",
+                hint="map observations with source.columns",
             )
         found = {} if asked else {f"{OBSERVATION}{name.removeprefix('observation')}": name for name in taken}
         for ours, theirs in ((ACTION, "action"), (EPISODE, "episode_index")):
@@ -112,7 +112,7 @@ class LeRobotImporter(TableImporter):
         return found | ({ours: [ours] for ours in (_NUMBER, _TIME)} if asked else {})
 
     def _blocks(self, only: list[str] | None = None, files: list[Path] | None = None) -> Iterator[Block]:
-        """Yield the rows as of a table; with the frames of videos where all columns are read."""
+        """Yield rows as of a table, and the frames of videos if all columns are read."""
         for block in super()._blocks(only, files):
             if self._videos is None or only is not None:
                 yield block
@@ -133,7 +133,7 @@ class LeRobotImporter(TableImporter):
             self._videos.close()
 
     def _read_goals(self) -> dict[str, str]:
-        """Episode -> its tasks in words."""
+        """Map episodes to their tasks, as text."""
         found: dict[str, str] = {}
         for row in episodes(self._folder, ["tasks"]):
             number, tasks = row.get("episode_index"), row.get("tasks")
@@ -142,7 +142,7 @@ class LeRobotImporter(TableImporter):
         return found
 
     def _bounds(self) -> dict[str, Any]:
-        """Settings that bound the actions by what the statistics say of them; none where they are within [-1, 1]."""
+        """Return settings with the bounds of the actions in the statistics; none if these are within [-1, 1]."""
         path = self._folder / "meta" / "stats.json"
         rows = [{"stats": _read(path)}] if path.is_file() else _lines(path.with_name("episodes_stats.jsonl"))
         lows, highs = [], []
@@ -177,7 +177,7 @@ class LeRobotImporter(TableImporter):
 
 
 class Videos:
-    """The videos of a dataset, column -> feature, of which the one that was read last stays open."""
+    """The videos of a dataset by column; of each feature the file that was read last stays open."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], features: Mapping[str, str]) -> None:
         self._folder, self._features = folder, dict(features)
@@ -245,7 +245,7 @@ class Videos:
 
 
 def episodes(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what `meta` says of the episodes of a dataset; of Parquet files these columns."""
+    """Yield the metadata of the episodes of a dataset; from Parquet files these columns."""
     yield from _lines(folder / "meta" / "episodes.jsonl")
     for path in map(require_file, sorted((folder / "meta").glob("episodes/*/*.parquet"))):
         try:

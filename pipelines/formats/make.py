@@ -82,8 +82,8 @@ def exporter(form: str) -> Exporter:
 
 
 def kind_and_place(name: str) -> tuple[str, str]:
-    """The kind of a source and where it is, from `KIND:PLACE`, from the suffix of a file or a pattern, or from what a
-    folder holds; ("", "") where nothing shows it.
+    """Return the kind of a dataset and where it is, from `KIND:PLACE`, the suffix of a file or a pattern, or what a
+    folder holds; ("", "") if none of them tells.
     """
     kind, colon, place = name.partition(":")
     path = Path(name)
@@ -102,7 +102,7 @@ def kind_and_place(name: str) -> tuple[str, str]:
 
 
 def requirement(name: str) -> tuple[str | None, bool]:
-    """The extra that source `name` needs in any case (None: none), and whether it is there."""
+    """Return the extra that dataset `name` needs in any case (None: none), and whether it is installed."""
     row = FORMATS.get(kind_and_place(name)[0])
     if row is None or row.extra is None:
         return None, True
@@ -110,7 +110,7 @@ def requirement(name: str) -> tuple[str | None, bool]:
 
 
 class Decoded:
-    """A source of a format: what decoding its files raises is IntegrityError that names it."""
+    """An importer whose decoding errors become IntegrityError with the name of the dataset."""
 
     def __init__(self, make: Callable[[Request], Importer], request: Request) -> None:
         self._what = request.place
@@ -121,7 +121,7 @@ class Decoded:
         return getattr(self._source, name)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Importer`."""
+        """Yield batches as `Importer` says."""
         found = self._source.batches(start)
         while True:
             with decoding(self._what, *_RAISED, hint=_HINT):
@@ -138,15 +138,15 @@ class Decoded:
 def open_importer(
     settings: SourceSettings, *, spaces: Spaces | None = None, horizon: int | None = None, listener: Listener = silent
 ) -> Importer:
-    """The source that `settings.name` names; `spaces`, `horizon`: of the environment that its steps are to fit.
+    """Open the dataset `settings.name`; `spaces`, `horizon`: of the environment that its steps must fit.
 
-    UsageError for a name that is none, InputMissing where there is nothing or it does not fit, IntegrityError where
-    it is damaged.
+    UsageError for an unknown name, InputMissing if nothing is there or it does not fit, IntegrityError if it is
+    damaged.
     """
     kind, place = kind_and_place(settings.name)
     if not kind or not place:
         raise UsageError(
-            f"'{settings.name}' is no source, and no file or folder whose kind its name shows",
+            f"'{settings.name}' is not a dataset: it names no kind, and no file or folder that shows one",
             hint=f"give KIND:PLACE with one of {', '.join(IMPORTERS.names())}, or module:attr",
         )
     request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)

@@ -54,7 +54,7 @@ class _File:
 
 
 class NpzImporter:
-    """See the module."""
+    """The importer of NPZ files; see the module."""
 
     def __init__(self, request: Request) -> None:
         folder = Path(request.place)
@@ -83,7 +83,7 @@ class NpzImporter:
         self._one_hot = isinstance(self.spaces.action, Discrete) and not self._exported
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def _spaces(self, first: _File, wanted: Spaces | None) -> Spaces:
         shapes = {name: values.shape[1:] for name, values in first.observation.items()}
@@ -107,7 +107,7 @@ class NpzImporter:
         return Spaces(observation=observation, action=action)
 
     def _choices(self) -> int:
-        """The number of choices where every action of every file is one-hot; 0 where one is not."""
+        """Return the number of choices if every action of every file is one-hot, else 0."""
         width = 0
         for path in self._files:
             with opened(path) as archive:
@@ -120,7 +120,7 @@ class NpzImporter:
         return width
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Importer`."""
+        """Yield batches as `Importer` says."""
         held: list[tuple[int, _File]] = []
         size = self.dropped = 0
         for number in range(start, len(self._files)):
@@ -205,7 +205,7 @@ def _is_one_hot(actions: np.ndarray) -> np.ndarray:
 
 
 def is_flat(path: Path) -> bool:
-    """Whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
+    """Tell whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
     if not path.is_file():
         return False
     with opened(path) as archive:

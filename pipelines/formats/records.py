@@ -21,7 +21,7 @@ _KEPT = ("env", "task", "policy_id", "policy_version", "seed", "success", "epsil
 
 
 class Record(Form):
-    """What is read of a trajectory's record."""
+    """The fields of a trajectory's record that are read."""
 
     uid: str | None = None
     env: str | None = None
@@ -39,7 +39,7 @@ class Record(Form):
 
 
 def info_of(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) -> TrajectoryInfo:
-    """What a row of the table `trajectories` says, for a trajectory that comes back; `uid` becomes the tag `from_uid`.
+    """Convert a row of the table `trajectories`, for a trajectory that comes back; `uid` becomes the tag `from_uid`.
 
     It is new where it goes: collector, uid and times of storage are its own there.
     """
@@ -51,7 +51,7 @@ def info_of(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) 
 
 
 def spaces_of(text: Any, *, what: str) -> Spaces:
-    """Spaces from the JSON of an export. IntegrityError if it is damaged."""
+    """Read spaces from the JSON of an export. IntegrityError if it is damaged."""
     try:
         return Spaces.from_json(json.loads(text))
     except MALFORMED as error:
@@ -59,6 +59,6 @@ def spaces_of(text: Any, *, what: str) -> Spaces:
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON takes it: uids as texts, tags as an object."""
+    """Convert a row to JSON's types: uids to texts, tags to an object."""
     found = {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
     return {**found, "tags": dict(row["tags"] or ())}

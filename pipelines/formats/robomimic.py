@@ -54,7 +54,7 @@ class _Demonstration:
 
 
 def has_demonstrations(path: Path) -> bool:
-    """Whether an HDF5 file has a group a trajectory. Errors as `hdf5.open_file`."""
+    """Tell whether an HDF5 file has a group per trajectory. Errors as `hdf5.open_file`."""
     with open_file(path) as file, reading(path):
         group = file.get(_GROUP)
         return hasattr(group, "keys") and any(
@@ -63,7 +63,7 @@ def has_demonstrations(path: Path) -> bool:
 
 
 class RobomimicImporter:
-    """See the module."""
+    """The importer of robomimic's demonstrations; see the module."""
 
     def __init__(self, request: Request) -> None:
         self._settings, self._path = request.settings, Path(request.place)
@@ -109,12 +109,12 @@ class RobomimicImporter:
         self._file.close()
 
     def _observed(self, first: Any) -> dict[str, str]:
-        """Column -> array of a demonstration."""
+        """Map columns to arrays of a demonstration."""
         given = {name: theirs for name, theirs in self._settings.columns.items() if name not in _NAMES}
         unknown = [name for name in given if name.partition(".")[0] != OBSERVATION]
         if unknown:
             raise InputMissing(
-                f"source.columns: no such column of ours: {', '.join(unknown)}",
+                f"source.columns: unknown names: {', '.join(unknown)}",
                 hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {', '.join(_NAMES)}",
             )
         if given:
@@ -129,7 +129,7 @@ class RobomimicImporter:
         }
 
     def _read_masks(self) -> dict[str, list[str]]:
-        """Demonstration -> the masks it is in."""
+        """Map demonstrations to the masks that name them."""
         found: dict[str, list[str]] = {}
         if not hasattr(self._file.get("mask"), "keys"):
             return found
@@ -150,7 +150,7 @@ class RobomimicImporter:
         return Spaces(observation=observation, action=action)
 
     def _read(self, number: int) -> _Demonstration:
-        """The demonstration of this number. IntegrityError where its arrays do not agree."""
+        """Read the demonstration of this number. IntegrityError if its arrays do not agree."""
         name, group = self._names[number], self._group[self._names[number]]
         inside = f"{_GROUP}/{name}"
         found = {column: array(group, place, path=self._path) for column, place in self._places.items()}
@@ -188,7 +188,7 @@ class RobomimicImporter:
         return flags(dones[()], f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Importer`."""
+        """Yield batches as `Importer` says."""
         self.dropped = 0
         held: list[_Demonstration] = []
         size = 0
@@ -249,13 +249,13 @@ class RobomimicImporter:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """demo_2 before demo_10."""
+    """Order demo_2 before demo_10."""
     found = _NUMBER.search(name)
     return (int(found[1]) if found and len(found[1]) < 10 else 0), name
 
 
 def _json(text: Any) -> Mapping[str, Any]:
-    """An attribute that is a JSON object; empty for anything else."""
+    """Parse an attribute that is a JSON object; return {} for anything else."""
     try:
         found = json.loads(str(scalar(text))) if text is not None else {}
     except (ValueError, RecursionError):

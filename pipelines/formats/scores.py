@@ -51,7 +51,7 @@ class Reference:
     high: float
 
     def score(self, mean_return: float) -> float:
-        """The normalised score of a mean return.
+        """Normalise a mean return.
 
         >>> reference("hopper-medium-v2").score(3234.3)
         100.0
@@ -60,7 +60,7 @@ class Reference:
 
 
 def reference(name: str) -> Reference:
-    """That of a task or a dataset of D4RL, e.g. "hopper" or "hopper-medium-v2". UsageError if there is none."""
+    """Return the reference of a task or a dataset of D4RL, e.g. "hopper-medium-v2". UsageError if there is none."""
     found = _find(name)
     if found is None:
         hint = did_you_mean(name, REFERENCES, otherwise=f"known: {', '.join(REFERENCES)}")
@@ -69,7 +69,7 @@ def reference(name: str) -> Reference:
 
 
 def reference_of_environment(name: str, *, continuing: bool = True) -> Reference | None:
-    """Return that of the task of D4RL which the environment `name` plays; None where it plays none of them.
+    """Return the reference of the D4RL task that the environment `name` plays; None if it plays none of them.
 
     D4RL's AntMaze ends at the goal and pays 1; one that goes on there (`continuing`) pays 1 a step, without a limit.
     """

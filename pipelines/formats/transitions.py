@@ -109,7 +109,7 @@ def lay(steps: Steps, *, keep_terminated: bool) -> Laid:
 
 
 def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """(n,) whether rows differ by more than rounding; what is not finite differs from nothing."""
+    """Return (n,): whether rows differ by more than rounding; values that are not finite never differ."""
     if values.dtype.kind not in "fiub" or np.array_equal(values, others):  # texts are refused where they are taken
         return np.zeros(len(values), dtype=bool)
     if values.dtype.kind != "f":
@@ -121,13 +121,13 @@ def differ(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def breaks_notice(what: str, breaks: int, rows: int) -> Notice:
-    """Say that a source is cut in `breaks` places."""
+    """Return the notice that a dataset is cut in `breaks` places."""
     text = f"{what}: in {breaks:,} of {rows:,} rows the next observation is not that of the next row: cut there"
     return Notice(text=text, level="warning")
 
 
 def unrelated_notice(what: str, breaks: int, rows: int) -> Notice:
-    """Say that the rows of a source are unrelated."""
+    """Return the notice that the rows of a dataset are unrelated."""
     text = (
         f"{what}: {breaks / rows:.0%} of the rows are not followed by their next observation: it is a buffer of "
         "transitions, and each becomes a trajectory of one step"

@@ -31,7 +31,7 @@ _NEEDED = ("observations", "actions", "rewards", "terminated")
 
 
 class UserImporter:
-    """See the module."""
+    """The importer of a user's own trajectories; see the module."""
 
     def __init__(self, request: Request) -> None:
         self._settings, self._name = request.settings, request.place
@@ -52,17 +52,17 @@ class UserImporter:
 
     @property
     def repeats(self) -> bool:
-        """Whether it can be read twice."""
+        """Tell whether it can be read twice."""
         return self._once is None
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def _iterator(self) -> Iterator[Any]:
         try:
             found = self._origin() if callable(self._origin) else self._origin
             if not isinstance(found, Iterable):
-                raise UsageError(f"{self._what} is no iterable, nor a function that returns one")
+                raise UsageError(f"{self._what} is neither an iterable nor a function that returns one")
             return iter(found)
         except (UsageError, InputMissing):
             raise
@@ -73,7 +73,7 @@ class UserImporter:
         return StageFailed(f"{self._what} raised {type(error).__name__}: {error}", hint="-v shows where")
 
     def _parts(self) -> Iterator[Mapping[str, Any]]:
-        """Its trajectories from the first on; what was looked at of an iterator comes again."""
+        """Yield its trajectories from the first on; the one of an iterator that was looked at comes again."""
         if self._once is None:
             source: Iterator[Any] = self._iterator()
         else:
@@ -107,7 +107,7 @@ class UserImporter:
         return Spaces(observation=observation, action=action_box(action.shape[1:], self._settings, what=self._what))
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Importer`."""
+        """Yield batches as `Importer` says."""
         held: list[tuple[int, Mapping[str, Any], dict[str, np.ndarray]]] = []
         size = self.dropped = 0
         for number, part in enumerate(self._parts()):
@@ -130,7 +130,7 @@ class UserImporter:
             observed = dict(_flat(part["observations"], OBSERVATION))
             steps, action = len(part["rewards"]), np.asarray(part["actions"])
         except (TypeError, ValueError) as error:
-            raise InputMissing(f"{self._what}: trajectory {number} holds no arrays: {error}") from error
+            raise InputMissing(f"{self._what}: trajectory {number} does not hold arrays: {error}") from error
         if observed.keys() != self.spaces.observation.keys():
             raise InputMissing(
                 f"{self._what}: trajectory {number} has the observations {', '.join(observed)}, "

@@ -15,9 +15,8 @@ from pipelines.errors import AmagoError
 from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
 from pipelines.lake.spaces import zeros
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
-from pipelines.rollout.ended import Ended
+from pipelines.rollout.episodes import Episode, EpisodeStats, FinishedEpisodes
 from pipelines.rollout.recorder import Recorder
-from pipelines.rollout.summary import Episode, Tally
 
 _FIRST_ROWS = 1024
 _MOMENT_MS = 1_000  # between two looks at how long is being waited
@@ -98,9 +97,11 @@ class Group:
             self.attempts[actor].append(bool(result.success[actor]))
             self._paid[actor].append(float(self.total[actor]))
 
-    def take(self, actors: np.ndarray, shared: TrajectoryInfo, *, told: bool, unfinished: bool = False) -> Ended:
-        """The episodes of `actors`, which are no longer ours. `shared`: what their trajectories have in common; `told`:
-        somebody wants to hear of each; `unfinished`: they are cut short, and do not count.
+    def take(
+        self, actors: np.ndarray, shared: TrajectoryInfo, *, summarised: bool, unfinished: bool = False
+    ) -> FinishedEpisodes:
+        """Remove and return the episodes of `actors`. `shared`: what their trajectories have in common; `summarised`:
+        with a summary of each; `unfinished`: they are cut short, and do not count.
         """
         spec, lengths = self.env.spec, self.time[actors]
         tasks, goals, returns = self.env.tasks(actors), self.env.goal_texts(actors), self.total[actors].tolist()
@@ -124,8 +125,8 @@ class Group:
             trajectories = Trajectories(columns, rows, Infos(shared, each))
         self.time[actors] = 0
         if unfinished:
-            return Ended(number=len(actors), tally=Tally(), trajectories=trajectories)
-        achieved = self.env.achieved(actors) if told else np.zeros((0, 0), dtype=bool)
+            return FinishedEpisodes(number=len(actors), stats=EpisodeStats(), trajectories=trajectories)
+        achieved = self.env.achieved(actors) if summarised else np.zeros((0, 0), dtype=bool)
         episodes = tuple(
             Episode(
                 actor=self.place.start + actor,
@@ -138,12 +139,12 @@ class Group:
                 attempt_returns=_differences(self._paid[actor]) if spec.num_attempts != 1 else (),
                 achieved=achieved[i],
             )
-            for i, actor in enumerate(actors.tolist() if told else ())
+            for i, actor in enumerate(actors.tolist() if summarised else ())
         )
-        tally = Tally(
+        tally = EpisodeStats(
             episodes=len(actors), returns=sum(returns), successes=sum(map(bool, success)) if spec.has_success else 0
         )
-        return Ended(number=len(actors), tally=tally, episodes=episodes, trajectories=trajectories)
+        return FinishedEpisodes(number=len(actors), stats=tally, episodes=episodes, trajectories=trajectories)
 
     def drop(self, actors: np.ndarray) -> int:
         """Forget the episodes of `actors`; how many steps they had."""

@@ -9,42 +9,33 @@ learning bootstraps through the cut. A kill -9 loses only what was not yet a who
 from __future__ import annotations
 
 import contextlib
-import math
-import queue
-import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from pipelines.config.cores import threads
+from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.run_directory import RunDirectory, process
-from pipelines.config.settings import Settings
-from pipelines.envs.env import ActorsFailed, EnvFailure
+from pipelines.config.settings import CollectSettings, Settings
+from pipelines.envs.env import ActorsFailed, Env
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
-from pipelines.events import Event, Listener, Notice, Progress, silent
+from pipelines.events import Listener, Notice, silent
 from pipelines.files.locks import exclusive
 from pipelines.lake import collectors
-from pipelines.lake.maintenance.cap import RetentionThread
 from pipelines.lake.schema import Schema
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
-from pipelines.lake.trajectory import Trajectories
-from pipelines.lake.writer import Writer
-from pipelines.learning.acting import AgentPolicy
-from pipelines.rollout.actor import Rollout
-from pipelines.stages.collect_notices import comment, comment_exploration, explain_size
-from pipelines.stages.environment import make_env, with_actors, workers
-from pipelines.stages.following import Following
-from pipelines.stages.identity import behaviour, collector_name, stored_steps
-from pipelines.stages.policies import Acting, load_policy
+from pipelines.lake.tombstones import expired_steps
+from pipelines.rollout.collector import Collector, LakeSink
+from pipelines.rollout.follower import CheckpointFollower
+from pipelines.rollout.policies import Acting, load_policy
+from pipelines.stages.environment import FEW, STEPS, make_env, with_actors, workers
 from pipelines.stages.result import Result
 from pipelines.training.learner import use_threads
 
@@ -76,32 +67,29 @@ def run(
             stack.enter_context(exclusive(connect(where).local / f".{quote(name, safe='')}.lock", what=busy))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
+        use_threads(settings.train.threads)
         collector = stack.enter_context(
-            Collector(
+            make_collector(
                 settings,
                 where,
                 name=name,
                 run=directory,
-                replaced=replaced,
+                replace=replaced,
                 behaviour=behaviour(settings),
                 listener=listener,
             )
         )
-        use_threads(settings.train.threads)
-        acting = collector.first_policy(listener)
-        collector.begin(acting)
-        steps = settings.collect.steps
+        spec, steps = collector.env.spec, settings.collect.steps
         assert isinstance(steps, int)
         if "auto" in (wanted.steps, wanted.actors):
-            explain_size(steps, collector.env.num_envs, collector.env.spec.horizon, listener)
+            explain_size(steps, collector.env.num_envs, spec.horizon, listener)
         if add:
             steps += collector.before
             settings = settings.model_copy(update={"collect": settings.collect.model_copy(update={"steps": steps})})
         if directory is not None:  # nothing is written before everything asked for is there
             directory.record("collect", settings, fresh=fresh)
             if not fresh or replaced:  # another stage of a new run may have named it meanwhile
-                collector.name = collector_name(settings, directory)
-        collector.act_by(acting)
+                collector.sink.name = collector_name(settings, directory)
 
         def result(status: str, metrics: dict[str, Any]) -> Result:
             return Result(
@@ -120,271 +108,181 @@ def run(
             collector.finish()
             error.result = result("failed", collector.metrics())
             raise
-    comment(metrics, collector.env.spec.horizon, listener)
+    comment(metrics, spec.horizon, listener)
     if metrics["steps"] and collector.exploration is None:
         comment_exploration(settings, listener)
     return result("done" if metrics["steps"] else "skipped", metrics)
 
 
-class Collector:
-    """A rollout that pours into a lake; environments and unfinished episodes live from one `collect` to the next.
+def make_collector(
+    settings: Settings,
+    place: Path | str,
+    *,
+    name: str,
+    run: RunDirectory | None = None,
+    replace: bool = False,
+    behaviour: Mapping[str, Any] | None = None,
+    policy: Callable[[Env, int], Acting] | None = None,
+    listener: Listener = silent,
+) -> Collector:
+    """Return the collector `name` of the lake at `place`, which is not opened before it collects.
 
-    `name` is written into every trajectory: what it has stored counts towards the target of a later process. The
-    lake is made when somebody is to act, and told who fills it; `replaced`: what is there is removed then. `behaviour`:
-    how it acts, for its record; None for a chain, which explores by its schedule unless `collect.explore` is false.
+    `policy` makes the first policy from the environment and a seed; None: as the settings say. `behaviour`: how it
+    acts, for its record; None for a chain, which explores by its schedule unless `collect.explore` is false.
     """
-
-    def __init__(
-        self,
-        settings: Settings,
-        lake: Path | str,
-        *,
-        name: str,
-        run: RunDirectory | None = None,
-        replaced: bool = False,
-        behaviour: Mapping[str, Any] | None = None,
-        listener: Listener = silent,
-    ) -> None:
-        self._settings, self._where, self.name, self._run, self._replaced = settings, lake, name, run, replaced
-        existing = None if replaced else Lake.find(lake)
-        self.before = stored_steps(existing, name) if existing else 0
-        settings = with_actors(settings)
-        actors = settings.collect.actors
-        assert isinstance(actors, int)
-        env_seed, self.policy_seed, exploration_seed = seeds(settings.seed, self.before, count=3)
-        self.workers = workers(settings, actors=actors)
-        self.env = make_env(settings, actors=actors, seed=env_seed, workers=self.workers, listener=listener)
-        spec = self.env.spec
+    wanted = settings.collect
+    existing = None if replace else Lake.find(place)
+    before = stored_steps(existing, name) if existing else 0
+    env_seed, policy_seed, exploration_seed = seeds(settings.seed, before, count=3)
+    actors = wanted.actors
+    assert isinstance(actors, int)
+    processes = workers(settings, actors=actors)
+    env = make_env(settings, actors=actors, seed=env_seed, workers=processes, listener=listener)
+    with contextlib.ExitStack() as stack:
+        stack.callback(env.close)
+        spec, action_mask = env.spec, settings.agent.action_mask
+        schema = Schema(spec.spaces)
         if existing:
-            existing.require_schema(Schema(spec.spaces))
-        self._behaviour = behaviour
-        self.exploration: Exploration | None = None
-        if settings.collect.explore is True or (behaviour is None and settings.collect.explore == "auto"):
-            self.exploration = Exploration(
+            existing.require_schema(schema)
+        exploration = None
+        if wanted.explore is True or (behaviour is None and wanted.explore == "auto"):
+            legal = LegalActions(action_mask, spec.spaces) if action_mask else None
+            exploration = Exploration(
                 settings.exploration,
                 spec.spaces.action,
                 actors,
                 horizon=spec.horizon,
                 seed=exploration_seed,
-                legal=self._legal(settings.agent.action_mask),
+                legal=legal,
             )
-            self.exploration.steps = self.before // actors
-        self._unfinished = 0
-        self.rollout: Rollout | None = None
-        self.writer: Writer | None = None
-        self._following: Following | None = None
-        self._policies: set[str] = set()
-        self._bounded = contextlib.ExitStack()
-        self._reported_cores = False
-        self._notices: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            kept = kind is None or getattr(error, "exit_code", 1) >= 128 or isinstance(error, ActorsFailed)
-            if kept:
-                self.finish()
-        finally:
-            self.env.close()
-            if self.writer is not None:
-                with self._bounded:  # until after the last segment
-                    self.writer.__exit__(kind, error, trace)
-
-    def first_policy(self, listener: Listener = silent) -> Acting:
-        """Who acts first, by the settings. Errors as `load_policy`."""
-        wanted = self._settings.collect
-        if not wanted.follow:
-            return load_policy(
-                wanted.policy,
-                self.env,
-                seed=self.policy_seed,
-                greedy=wanted.greedy,
-                action_mask=self._settings.agent.action_mask,
-            )
-        if wanted.policy != "auto":
-            raise UsageError(
-                f"both collect.policy = '{wanted.policy}' and collect.follow = '{wanted.follow}' are to act",
-                hint="give --policy or --follow",
-            )
-        self._following = Following(
-            Path(wanted.follow),
-            self.env,
-            seed=self.policy_seed,
-            greedy=wanted.greedy,
-            seconds=wanted.reload_seconds,
-            listener=listener,
-            action_mask=self._settings.agent.action_mask,
+            exploration.steps = before // actors
+        follower = None
+        if policy is not None:
+            acting = policy(env, policy_seed)
+        elif wanted.follow:
+            follower = _follower(wanted, env, seed=policy_seed, action_mask=action_mask, listener=listener)
+            acting = follower.first()
+        else:
+            acting = load_policy(wanted.policy, env, seed=policy_seed, greedy=wanted.greedy, action_mask=action_mask)
+        sink = LakeSink(
+            place,
+            schema,
+            name=name,
+            record=lambda: {
+                "run": None if run is None else collectors.place(run.path) | {"id": run.identity},
+                "env": settings.env.model_dump(mode="json"),
+                "seed": settings.seed,
+                "process": process(),
+                "horizon": spec.horizon,
+                "behaviour": behaviour,
+            },
+            limits=settings.lake,
+            seal_seconds=wanted.seal_seconds,
+            replace=replace,
         )
-        return self._following.first()
-
-    def _follow(self) -> None:
-        """Act with a newer checkpoint if there is one."""
-        acting = self._following.newer() if self._following is not None else None
-        if acting is not None:
-            self.act_by(acting)
-
-    def begin(self, acting: Acting) -> None:
-        """Begin everybody's first episode: what cannot begin is known before anything is written."""
-        self._let_explore(acting)
-        self.rollout = Rollout(
-            self.env,
-            acting.policy,
-            exploration=self.exploration,
-            sink=self._store,
-            on_failure=self._tell_failure,
-            on_env_error=self._settings.collect.on_env_error,
-            seed=self._settings.seed,
-            collector=self.name,
-            keep_unfinished=True,
+        collector = Collector(
+            env,
+            acting,
+            sink,
+            exploration=exploration,
+            follower=follower,
+            action_mask=action_mask,
+            on_env_error=wanted.on_env_error,
+            seed=settings.seed,
+            policy_seed=policy_seed,
+            before=before,
+            workers=processes,
         )
-        self.rollout.begin()
+        stack.pop_all()
+    return collector
 
-    def _let_explore(self, acting: Acting) -> None:
-        """Exploration keeps to what is legal by the settings, or else by whoever acts."""
-        if self.exploration is not None:
-            self.exploration.legal = self._legal(self._settings.agent.action_mask or acting.action_mask)
 
-    def _store(self, trajectories: Trajectories) -> None:
-        assert self.writer is not None
-        self.writer.append_many(trajectories)
-
-    def _tell_failure(self, failure: EnvFailure) -> None:
-        """At the next progress."""
-        self._notices.put(Notice(text=f"{failure.message}; a new episode begins", level="warning"))
-        if failure.trace:
-            self._notices.put(Notice(text=failure.trace.rstrip(), level="debug"))
-
-    def act_by(self, acting: Acting) -> None:
-        """Let `acting` act from now on; its memory is rebuilt from the episodes in progress."""
-        if self.rollout is None:
-            self.begin(acting)
-        assert self.rollout is not None
-        self.rollout.settle()  # all of what has begun is for whoever has acted so far
-        if self.writer is None:
-            self._lake = self._open_lake()
-            schema = Schema(self.env.spec.spaces)
-            self.rollout.collector = self.name
-            self.writer = self._lake.writer(schema, name=self.name, seal_seconds=self._settings.collect.seal_seconds)
-            self._bound(self._lake)
-        self._let_explore(acting)
-        self.rollout.policy = acting.policy
-        if isinstance(acting.policy, AgentPolicy):
-            acting.policy.rebuild(self.rollout.prefixes())
-        self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
-        if acting.policy_id not in self._policies:
-            self._policies.add(acting.policy_id)
-            source = None if acting.run is None else collectors.place(acting.run)
-            collectors.add_policy(self._lake, self.name, acting.policy_id, source)
-
-    def _legal(self, column: str) -> LegalActions | None:
-        return LegalActions(column, self.env.spec.spaces) if column else None
-
-    def _open_lake(self) -> Lake:
-        if self._replaced:
-            shutil.rmtree(self._where, ignore_errors=True)
-        lake = Lake.open_or_create(self._where)
-        lake.require_schema(Schema(self.env.spec.spaces))
-        collectors.register(
-            lake,
-            self.name,
-            run=None if self._run is None else collectors.place(self._run.path) | {"id": self._run.identity},
-            env=self._settings.env.model_dump(mode="json"),
-            seed=self._settings.seed,
-            process=process(),
-            horizon=self.env.spec.horizon,
-            behaviour=self._behaviour,
+def _follower(
+    wanted: CollectSettings, env: Env, *, seed: int, action_mask: str, listener: Listener
+) -> CheckpointFollower:
+    if wanted.policy != "auto":
+        raise UsageError(
+            f"both collect.policy = '{wanted.policy}' and collect.follow = '{wanted.follow}' are to act",
+            hint="give --policy or --follow",
         )
-        return lake
-
-    def _bound(self, lake: Lake) -> None:
-        """Keep the lake within the settings' bounds from now on; what is told of it waits for the next progress."""
-        wanted = self._settings.lake
-        if wanted.max_steps or wanted.max_bytes or wanted.compact:
-            cap = RetentionThread(
-                lake,
-                max_steps=wanted.max_steps,
-                max_bytes=wanted.max_bytes,
-                grace_seconds=wanted.grace_seconds,
-                merge=wanted.compact,
-                listener=self._notices.put,
-            )
-            self._bounded.enter_context(cap)
-
-    def finish(self) -> None:
-        """Store what is unfinished."""
-        if self.rollout is not None and self.writer is not None:
-            self._unfinished = self.rollout.finish()
-
-    def seal(self) -> None:
-        """Let readers see everything that has ended so far."""
-        if self.writer is not None:
-            self.writer.seal()
-
-    @property
-    def steps(self) -> int:
-        """Environment steps so far, those of earlier processes included."""
-        return self.before + (self.rollout.total_steps if self.rollout else 0)
-
-    def collect(self, target: int, listener: Listener = silent) -> dict[str, Any]:
-        """Go on until `steps` reaches `target`; returns what this call did."""
-        assert self.rollout is not None, "act_by comes first"
-        assert self.writer is not None
-        already = self.steps
-        self._report_cores(listener)
-
-        def tell(event: Event) -> None:
-            if isinstance(event, Progress):
-                event = replace(event, done=min(already + event.done, target), total=target)
-            while not self._notices.empty():
-                listener(self._notices.get())
-            listener(event)
-
-        between = self._follow if self._following is not None else None
-        self.rollout.run(steps=max(target - already, 0), listener=tell, between=between)
-        self.writer.poll()
-        return self.metrics()
-
-    def _report_cores(self, listener: Listener) -> None:
-        """Report once where environments are stepped, and how many threads the networks use."""
-        if not self._reported_cores:
-            self._reported_cores, count = True, threads(self._settings.train.threads)
-            where = f"{self.workers} worker process{'es' * (self.workers != 1)}" if self.workers else "this process"
-            text = f"{self.env.num_envs} actors in {where}; networks use {count} thread{'s' * (count != 1)}"
-            listener(Notice(stage="collect", text=text))
-
-    def metrics(self) -> dict[str, Any]:
-        """What the last call of `collect` did, or has done until it failed."""
-        assert self.rollout is not None, "act_by comes first"
-        stats = self.rollout.stats()
-        metrics: dict[str, Any] = {
-            "steps": stats.steps,
-            "steps_total": self.steps,
-            "trajectories": stats.trajectories,
-            "return_mean": stats.return_mean,
-            "success_mean": stats.success_mean,
-            "unfinished": self.rollout.unfinished or self._unfinished,
-            "collector": self.name,
-            "policy": self.rollout.policy_id,
-            "epsilon": stats.epsilon,
-            "steps_per_second": stats.steps_per_second,
-            "policy_share": stats.policy_seconds / stats.seconds if stats.steps else math.nan,
-            "env_share": stats.env_seconds / stats.seconds if stats.steps else math.nan,
-            "env_errors": stats.env_errors,
-            "episodes_dropped": stats.episodes_dropped,
-            "actors": self.env.num_envs,
-            "workers": self.workers,
-            "seconds": stats.seconds,
-        }
-        if self.exploration is not None:
-            metrics["epsilon_progress"] = self.exploration.progress
-        known = {key: value for key, value in metrics.items() if isinstance(value, str) or not math.isnan(value)}
-        return {"return_mean": None, **known}  # no episode ended: no mean
+    return CheckpointFollower(
+        Path(wanted.follow),
+        env,
+        seed=seed,
+        greedy=wanted.greedy,
+        seconds=wanted.reload_seconds,
+        listener=listener,
+        action_mask=action_mask,
+    )
 
 
 def seeds(seed: int, position: int, *, count: int) -> list[int]:
-    """Independent seeds for what a process draws; `position` keeps a resumed one from repeating itself."""
+    """Return independent seeds for what a process draws; `position` keeps a resumed one from repeating itself."""
     return [int(s) for s in np.random.SeedSequence([seed, position]).generate_state(count) >> 1]
+
+
+def collector_name(settings: Settings, directory: RunDirectory | None = None) -> str:
+    """Return the name under which steps are stored and counted: a different one for each environment, policy and
+    exploration. A run has one environment; what it collects at random, or as a chain, bears its own name.
+    """
+    how = behaviour(settings)
+    if directory is None:
+        digest = collectors.digest({"env": settings.env.model_dump(mode="json"), **how})
+        return f"{settings.env.name}-{settings.seed}-{digest}"
+    plain = how == behaviour(Settings())
+    return directory.identity if plain else f"{directory.identity}-{collectors.digest(how)}"
+
+
+def behaviour(settings: Settings) -> dict[str, Any]:
+    """Return how a collector outside a chain chooses its actions, as plain data."""
+    wanted = settings.collect
+    path, at, checkpoint = wanted.policy.partition("@")
+    policy = f"{Path(path).resolve()}{at}{checkpoint}" if RunDirectory(path).exists() else wanted.policy
+    return {
+        "policy": "" if wanted.follow else "random" if policy == "auto" else policy,
+        "follow": str(Path(wanted.follow).resolve()) if wanted.follow else "",
+        "greedy": wanted.greedy,
+        "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
+        "action_mask": settings.agent.action_mask,
+    }
+
+
+def stored_steps(lake: Lake, collector: str) -> int:
+    """Steps that `collector` has put into the lake, logs of dead writers included, and what has expired since."""
+    lake.salvage()
+    quoted = collector.replace("'", "''")
+    where = f"collector = '{quoted}' and base_uid is null"
+    while True:
+        expired = expired_steps(lake.storage)[collector]
+        _, rows = query(lake, f"select coalesce(sum(length), 0) from trajectories where {where}")
+        if expired_steps(lake.storage)[collector] == expired:  # else some moved from one count to the other
+            return int(rows[0][0]) + expired
+
+
+def explain_size(steps: int, actors: int, horizon: int | None, listener: Listener) -> None:
+    """Say why there are fewer actors, or more steps, than usual."""
+    if horizon and (actors < FEW or steps > STEPS):
+        text = f"{steps:,} steps of {actors} actor{'s' * (actors != 1)}: an episode may take {horizon:,}"
+        listener(Notice(stage="collect", text=text))
+
+
+def comment(metrics: Mapping[str, Any], horizon: int | None, listener: Listener) -> None:
+    """Say what the means of `metrics` leave out, and how to collect more where nothing was to be done."""
+    ended, unfinished, steps = metrics["trajectories"], metrics["unfinished"], metrics["steps"]
+    if not steps:
+        text = f"collector '{metrics['collector']}' has {metrics['steps_total']:,} steps already"
+        listener(Notice(text=f"{text}; --add N collects N more"))
+    elif not ended:
+        longest = f", an episode takes up to {horizon:,}" if horizon else ""
+        each = f"{steps // metrics['actors']:,} steps of each of {metrics['actors']} actors"
+        hint = "there is no return: give more --steps, or fewer --actors"
+        listener(Notice(text=f"no episode ended in {each}{longest}; {hint}", level="warning"))
+    elif unfinished > ended:
+        text = f"means are over the {ended:,} episodes that ended; {unfinished:,} longer ones were cut off at the end"
+        listener(Notice(text=text, level="warning"))
+
+
+def comment_exploration(settings: Settings, listener: Listener) -> None:
+    """Say that a policy that could have explored by the settings did not."""
+    if settings.exploration != ExplorationSettings() and behaviour(settings)["policy"] != "random":
+        listener(Notice(text="the policy acted as it is (epsilon 0); --explore applies the schedule of [exploration]"))

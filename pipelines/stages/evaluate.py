@@ -27,17 +27,19 @@ from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
 from pipelines.formats.scores import Reference, reference, reference_of_environment
 from pipelines.lake.store import Lake
-from pipelines.stages.adaptation import MOST_COLUMNS, adaptation_tables, curves_of
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.checkpoint import Checkpoint
+from pipelines.report.plots import Series, adaptation_curve
+from pipelines.rollout.policies import trained
 from pipelines.stages.environment import make_env, workers
-from pipelines.stages.played import differences
-from pipelines.stages.policies import trained
+from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result, Table
-from pipelines.training import checkpoint as checkpoints
-from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
-_MOST_ROWS = 20  # tasks
+_MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
+_CURVES = ("success", "return")
+Reports = Mapping[str, Mapping[str, Any]]
 _REPORT_BYTES = 1 << 16
 _NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference"}
 
@@ -178,7 +180,7 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
     if "success_mean" in figures:
         parts.append(f"success {figures['success_mean']:.3g}")
     curves = curves_of(figures)
-    if curves and 1 < len(figures["per_attempt"]) <= MOST_COLUMNS:
+    if curves and 1 < len(figures["per_attempt"]) <= _MOST_COLUMNS:
         values = (entry[f"{curves[0]}_mean"] for entry in figures["per_attempt"])
         form = ".2f" if curves[0] == "success" else ".4g"
         parts.append("by attempt " + " ".join(format(value, form) for value in values))
@@ -266,3 +268,65 @@ def _mark_best(directory: RunDirectory, update: int, figures: Mapping[str, Any],
     if best is None or best["by"] != best_by or score > best["score"]:
         checkpoints.mark_best(directory.checkpoints, update)
         directory.update_record(best={"update": update, "score": score, "by": best_by})
+
+
+def curves_of(figures: Mapping[str, Any]) -> list[str]:
+    """Return which of success and return an evaluation's figures have by attempt."""
+    entries = figures["per_attempt"]
+    return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
+
+
+def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
+    """Return success and return by attempt, as far as all of the named reports have them; `of` ends the titles."""
+    return [_table(reports, kind, title=f"{kind} by attempt{of}") for kind in _shared(reports)]
+
+
+def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
+    """Draw what `adaptation_tables` lists into `directory`: `adaptation.png`, and `adaptation_return.png`."""
+    name = next(iter(reports.values()))["env"]["name"]
+    return [
+        adaptation_curve(
+            directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png"),
+            [*(_series(label, report, kind) for label, report in reports.items()), *_references(reports, kind)],
+            title=f"Adaptation: {name}",
+            metric=kind,
+        )
+        for kind in _shared(reports)
+    ]
+
+
+def _shared(reports: Reports) -> list[str]:
+    return [kind for kind in _CURVES if all(kind in curves_of(report["metrics"]) for report in reports.values())]
+
+
+def _known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:
+    """Random and optimal play by attempt, where they are known exactly: of success only."""
+    known = next(iter(reports.values()))["known"]
+    return {name: known[name]["success"] for name in ("random", "optimal") if kind == "success" and known[name][kind]}
+
+
+def _references(reports: Reports, kind: str) -> list[Series]:
+    return [Series(name=name, values=values, reference=True) for name, values in _known(reports, kind).items()]
+
+
+def _series(label: str, report: Mapping[str, Any], kind: str) -> Series:
+    entries = report["metrics"]["per_attempt"]
+    low, high = zip(*(entry[f"{kind}_ci95"] for entry in entries), strict=True)
+    return Series(name=label, values=[entry[f"{kind}_mean"] for entry in entries], low=low, high=high)
+
+
+def _table(reports: Reports, kind: str, *, title: str) -> Table:
+    """Two rows (mean, 95% interval) for each named report, between random and optimal play where those are known. Of
+    many attempts, some are shown, the first and the last among them.
+    """
+    attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
+    shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
+    known = {name: [name, *(f"{values[i]:.3f}" for i in shown)] for name, values in _known(reports, kind).items()}
+    form, interval = (".3f", "{:.2f}-{:.2f}") if kind == "success" else (".4g", "{:.3g} to {:.3g}")
+    rows: list[list[Any]] = [known["random"]] if "random" in known else []
+    for name, report in reports.items():
+        entries = [report["metrics"]["per_attempt"][i] for i in shown]
+        rows.append([name, *(format(entry[f"{kind}_mean"], form) for entry in entries)])
+        rows.append(["  95% interval", *(interval.format(*entry[f"{kind}_ci95"]) for entry in entries)])
+    rows += [known["optimal"]] if "optimal" in known else []
+    return Table(title=title, columns=["attempt", *(str(i + 1) for i in shown)], rows=rows)

@@ -16,8 +16,8 @@ from pipelines.formats.make import exporter
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.stages.result import Result
-from pipelines.training import checkpoint as checkpoints
 
 POLICY = "safetensors"  # the format of a policy; all others are of trajectories
 

@@ -1,42 +1,42 @@
-"""train: gradient updates on windows drawn from a lake, with checkpoints that a kill cannot tear.
-
-A resume restores weights, optimiser, schedules, random streams and the view the sampler drew from, and then takes in
-what the lake has gained: on an unchanged lake it repeats an uninterrupted run to the bit.
-"""
+"""train: gradient updates on windows drawn from lakes."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
-from pipelines.data.mixture import Mixture, Share
-from pipelines.data.prefetch import Prefetch
-from pipelines.errors import InputMissing, Interrupted, StageFailed, StorageError, UsageError
-from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
-from pipelines.lake.schema import Schema
-from pipelines.lake.spaces import Spaces
-from pipelines.lake.store import Lake
-from pipelines.stages.context import with_stored_window, with_window
-from pipelines.stages.lakes import Source, changes, described, make_mixture, open_lakes, require_shares, wait_for
-from pipelines.stages.played import longest_episode, with_environment
+from pipelines.config.settings import Settings, TrainSettings
+from pipelines.data.mixture import Share
+from pipelines.errors import InputMissing, StorageError, UsageError
+from pipelines.events import Listener, silent
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.sql.selection import select
+from pipelines.lake.storage import is_remote
+from pipelines.lake.store import Lake, difference
+from pipelines.rollout.rollout import UNFINISHED
+from pipelines.stages.resolve import longest_episode, with_environment, with_stored_window, with_window
 from pipelines.stages.result import Result
-from pipelines.training import checkpoint as checkpoints
-from pipelines.training import speed
-from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.learner import Learner
-from pipelines.training.metrics_log import MetricsLog
+from pipelines.training.data import wait_for
+from pipelines.training.trainer import Trainer
 
-SALVAGE_SECONDS = 10.0  # between two looks for logs of collectors that died, when lakes are followed
-TOLD = ("loss", "actor_loss", "critic_loss", "grad_norm")  # in a result; the others are in metrics.jsonl
+
+class Source(NamedTuple):
+    """A lake and its relative weight in a mixture; `last`: the weight when annealing is done."""
+
+    place: Path | str
+    weight: float = 1.0
+    last: float | None = None
+
+    @property
+    def share(self) -> Share:
+        return Share(self.weight, self.weight if self.last is None else self.last)
 
 
 def run(
@@ -67,13 +67,14 @@ def run(
         trainer = Trainer(settings, directory, opened[0].only_schema().spaces, listener=listener, resume=not fresh)
         if not fresh:
             _refuse_other_lakes(directory, described(shared))
-        trainer.draw_from(shared, listener)
+        data = trainer.draw_from(shared, listener)
         if fresh:  # nothing is lost or written before everything asked for is there
             forget(directory)
         directory.record("train", settings, fresh=fresh)
         directory.update_record(lakes=described(shared))
         before = trainer.learner.update
-        metrics = trainer.train(settings.train.steps, listener)
+        metrics = trainer.train(data, settings.train.steps, listener)
+        metrics |= returns_of(opened, where=settings.train.where, listener=listener)
     return Result(
         command="train",
         status="done" if trainer.learner.update > before else "skipped",
@@ -83,6 +84,25 @@ def run(
         outputs=[directory.checkpoints / f"{trainer.learner.update:06d}"],
         seconds=time.monotonic() - started,
     )
+
+
+def returns_of(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
+    """Return the mean return and the number of the finished original trajectories of `lakes` for which `where` holds;
+    nothing if there are none, or while a store cannot be read.
+    """
+    text = f"""select uid, "return" from trajectories where base_uid is null
+        and coalesce(map_extract(tags, '{UNFINISHED}')[1], '') != 'true'"""
+    found: list[float] = []
+    try:
+        for lake in lakes:
+            _, rows = query(lake, text, listener=listener)
+            if where:
+                chosen = set(hex_uids(select(lake, where, listener=listener).uids))
+                rows = [row for row in rows if row[0] in chosen]
+            found += [total for _, total in rows]
+    except StorageError:
+        return {}
+    return {"data_return_mean": math.fsum(found) / len(found), "data_episodes": len(found)} if found else {}
 
 
 def _refuse_other_lakes(directory: RunDirectory, wanted: list[dict[str, Any]]) -> None:
@@ -103,192 +123,80 @@ def forget(directory: RunDirectory) -> None:
     directory.metrics_path.unlink(missing_ok=True)
 
 
-class Trainer:
-    """A learner bound to a run, and to a lake once it has one; lives through all epochs of a chain.
+def require_shares(sources: Sequence[Source], train: TrainSettings | None) -> None:
+    """UsageError for a mixture that nothing can be drawn from; in a chain (None) weights may move with the epochs."""
+    if not sources:
+        raise UsageError("no lake is named", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
+    if train is not None and any(source.last is not None for source in sources) and not train.anneal_steps:
+        raise UsageError(
+            "the weight of a lake is a range, but train.anneal_steps is 0",
+            hint="say over how many updates it moves, e.g. --set train.anneal_steps=1000",
+        )
+    for progress in (0.0, 1.0):
+        if not sum(source.share.at(progress) for source in sources) > 0:
+            raise UsageError("the weights of the lakes add up to 0", hint="give at least one lake a weight")
 
-    Made anew it continues from the run's newest checkpoint, if there is one, unless it is not to `resume`.
+
+def open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener = silent) -> list[Lake]:
+    """The lakes of a mixture; to `follow`: waits for those that are not there or know no spaces yet.
+
+    InputMissing if one is not there, or if their spaces differ; UsageError if one is named twice.
     """
-
-    def __init__(
-        self,
-        settings: Settings,
-        directory: RunDirectory,
-        spaces: Spaces,
-        *,
-        listener: Listener = silent,
-        resume: bool = True,
-    ) -> None:
-        self.settings, self.directory, self.log = settings, directory, MetricsLog(directory.metrics_path)
-        self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
-        self._mixture: Mixture | None = None
-        self._batches: Prefetch | None = None
-        self._resumed: Checkpoint | None = None
-        self._learnt: dict[str, torch.Tensor] = {}
-        self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
-        self._saved, self._looked, self._salvaged, self._env_steps = -1, 0.0, 0.0, 0
-        self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
-        if resume:
-            self._continue(listener)
-        for text in self.learner.notices:
-            listener(Notice(text=text))
-
-    def _continue(self, listener: Listener) -> None:
-        if checkpoints.numbers(self.directory.checkpoints):
-            checkpoint = checkpoints.load(self.directory.checkpoints)
-            self._require_spaces(checkpoint)
-            self._learnt = self.learner.restore(checkpoint)
-            with checkpoint.understood():
-                for figures in checkpoint.record.get("recent", ()):
-                    self._recent.append({name: torch.tensor(float(value)) for name, value in figures.items()})
-            self._resumed, self._saved = checkpoint, checkpoint.update
-            listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
-        self.log.rewind(self.learner.update)
-
-    def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> None:
-        """Draw windows from `lakes` (again: the same ones, by the shares they have now, with what is new in them).
-
-        InputMissing if there are no trajectories; to follow: waits for the first. UsageError for a trajectory longer
-        than the sequence encoder can take.
-        """
-        train = self.settings.train
-        if self._mixture is None:
-            schema = Schema(self.learner.spaces)
-            heard = partial(self._hear, listener)
-            self._mixture = make_mixture(lakes, schema, train, seed=self.settings.seed, listener=heard)
-            if self._resumed is not None:
-                self._resume(self._mixture, self._resumed)
-        self._mixture.share_out([share for _, share in lakes])
-        if train.follow:
-            wait_for(lambda: self._refresh(listener) or None, "the first trajectories", listener)
-        elif not self._refresh(listener):
-            self._mixture.shares(self.learner.update)  # says what is empty
-        self.learner.agent.sequence.require_time(self._mixture.longest)
-
-    def _hear(self, listener: Listener, event: Event) -> None:
-        """Pass on what is heard while data is drawn; an update is not stopped in the middle of it."""
-        if isinstance(event, Waiting) and self._batches is not None:
-            event = replace(event, stoppable=False)
-        listener(event)
-
-    def _resume(self, mixture: Mixture, checkpoint: Checkpoint) -> None:
-        data = checkpoint.record.get("data")
-        if data is None:
-            return
-        with checkpoint.understood():
-            mixture.restore(data["lakes"])
-            mixture.load_state_dict(data["sampler"])
-            mixture.load_arrays({name: tensor.numpy() for name, tensor in self._learnt.items()})
-
-    def _refresh(self, listener: Listener) -> bool:
-        """Take in what is new; whether there is something to draw from."""
-        assert self._mixture is not None
-        if self.settings.train.follow and time.monotonic() - self._salvaged >= SALVAGE_SECONDS:
-            for part in self._mixture.parts:
-                part.view.lake.salvage(listener=listener)
-            self._salvaged = time.monotonic()
-        self._mixture.refresh(self.learner.update)
-        self._env_steps = self._mixture.collected_steps
-        self._looked = time.monotonic()
-        return not self._mixture.is_empty
-
-    def _look_again(self, listener: Listener) -> None:
-        """As `_refresh`; an object store that is away for a while is waited for with what is here."""
-        try:
-            self._refresh(listener)
-        except (StageFailed, StorageError) as error:
-            if not isinstance(error, StorageError) and not isinstance(error.__cause__, StorageError):
-                raise
-            self._looked = time.monotonic()
-            listener(Notice(text=f"{error}; training goes on with what it knows of the lake", level="warning"))
-
-    def train(self, target: int, listener: Listener = silent) -> dict[str, Any]:
-        """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
-        mixture, train = self._mixture, self.settings.train
-        assert mixture is not None, "draw_from comes first"
-        self.directory.update_record(compute=self.learner.described())
-        ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
-        size = train.batch_size // train.grad_accumulation
-        plan = ((size, update) for update in range(self.learner.update, target) for _ in range(train.grad_accumulation))
-        with Prefetch(mixture, plan, ahead=ahead) as self._batches:
-            try:
-                return self._train(self._batches, mixture, target, listener)
-            finally:
-                self._batches = None
-
-    def _train(self, batches: Prefetch, mixture: Mixture, target: int, listener: Listener) -> dict[str, Any]:
-        learner, began = self.learner, time.monotonic()
-        learnt = mixture.prioritise if self.settings.train.per_alpha else None
-        first = learner.update
-        figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
-        while learner.update < target:
-            self._recent.append(learner.step(lambda _: batches.next(), learnt))
-            if text := self._cost.after(learner.update - first, target - first):
-                listener(Notice(stage="train", text=text))
-            regular = learner.update % self.settings.train.log_every == 0
-            if regular or learner.update == target:
-                figures = means(self._recent)
-                self._recent = [] if regular else self._recent
-                rate = (learner.update - first) / (time.monotonic() - began)
-                figures |= {"updates_per_second": rate, **self._counts()}
-                self.log.append("train", learner.update, figures)
-            if learner.update % self.settings.train.checkpoint_every == 0 and learner.update < target:
-                self.save()
-            if self.settings.train.follow and time.monotonic() - self._looked >= self.settings.train.refresh_seconds:
-                batches.changing(lambda: self._look_again(listener))
-            shown = {"loss": figures["loss"]} if "loss" in figures else {}
-            try:
-                listener(Progress(stage="train", done=learner.update, total=target, unit="updates", metrics=shown))
-            except Interrupted:
-                self.save()
-                raise
-        self.save()
-        seconds = time.monotonic() - began
-        return {
-            **{name: figures[name] for name in TOLD if name in figures},
-            "updates": learner.update,
-            "updates_done": learner.update - first,
-            "updates_per_second": (learner.update - first) / seconds if learner.update > first else 0.0,
-            **self._counts(),
-        }
-
-    def _counts(self) -> dict[str, float]:
-        """Steps trained on, environment steps in the lakes, their ratio, and updates skipped."""
-        seen, collected = self.learner.steps_seen, self._env_steps
-        known = {"env_steps": collected, "replay_ratio": seen / collected} if collected else {}
-        return {"steps_seen": seen, "skipped_updates": self.learner.skipped_updates, **known}
-
-    def save(self) -> None:
-        """Write a checkpoint of this moment, unless there is one."""
-        if self._saved == self.learner.update:
-            return
-        data, arrays = None, {}
-        if self._mixture is not None:
-            drawing = self._batches or self._mixture
-            state = drawing.state_dict()  # first: nothing moves from here on
-            data = {"lakes": self._mixture.snapshots(), "sampler": state}
-            arrays = {name: torch.from_numpy(array.copy()) for name, array in self._mixture.arrays().items()}
-        recent = [{name: float(value) for name, value in figures.items()} for figures in self._recent]
-        env = self.settings.env.model_dump(mode="json")
-        record = {"time": time.time(), "env": env, "data": data, "recent": recent}
-        self.learner.save(self.directory.checkpoints, record, arrays)
-        self._saved = self.learner.update
-
-    def _last_loss(self) -> float | None:
-        losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
-        return losses[-1] if losses else None
-
-    def _require_spaces(self, checkpoint: Checkpoint) -> None:
-        with checkpoint.understood():
-            stored = Spaces.from_json(checkpoint.record["spaces"])
-        if stored != self.learner.spaces:
+    if follow:
+        lakes = [wait_for(partial(_begun, source.place), f"lake '{source.place}'", listener) for source in sources]
+    else:
+        lakes = [Lake.open(source.place) for source in sources]
+    refuse_twice(lakes)
+    for lake in lakes:
+        lake.salvage(listener=listener)
+    first = lakes[0].only_schema()
+    for lake in lakes[1:]:
+        schema = lake.only_schema()
+        if schema.id != first.id:
+            sides = (f"in '{lakes[0].name}'", f"in '{lake.name}'")
+            what = "; ".join(difference(first.spaces, schema.spaces, sides))
             raise InputMissing(
-                f"run '{self.directory.path}' was trained for other spaces than those of this lake",
-                hint="choose another --run, or start anew with --fresh",
+                f"lakes '{lakes[0].name}' and '{lake.name}' hold steps of different spaces: {what}",
+                hint="only lakes with the same observations and actions can be mixed",
             )
+    return lakes
 
 
-def means(recent: list[dict[str, torch.Tensor]]) -> dict[str, float]:
-    """Mean of each figure over those of some updates that have it."""
-    names = dict.fromkeys(name for metrics in recent for name in metrics)
-    found = {name: [metrics[name] for metrics in recent if name in metrics] for name in names}
-    return {name: float(torch.stack([v.float().cpu() for v in values]).mean()) for name, values in found.items()}
+def refuse_twice(lakes: Sequence[Lake]) -> None:
+    for number, lake in enumerate(lakes):
+        if any(lake.id == other.id for other in lakes[:number]):
+            raise UsageError(f"lake '{lake.name}' is named twice", hint="give each lake once, with its weight")
+
+
+def _begun(place: Path | str) -> Lake | None:
+    lake = Lake.find(place)
+    return lake if lake is not None and lake.schemas() else None
+
+
+def described(lakes: Sequence[tuple[Lake, Share]]) -> list[dict[str, Any]]:
+    """The lakes of a training and their weights, as a run's record names them."""
+    return [
+        {"id": lake.id, "lake": _location(lake), "weight": share.first, "last": share.last} for lake, share in lakes
+    ]
+
+
+def _location(lake: Lake) -> str:
+    url = lake.storage.url()
+    return url if is_remote(url) else str(Path(url).resolve())
+
+
+def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What differs between two such records, a phrase each; a lake made anew in its place is the same one."""
+    gone = [f"--from-lake {_shown(old)}: no longer given" for old in before if not any(_same(old, n) for n in after)]
+    new = [f"--from-lake {_shown(new)}: not given before" for new in after if not any(_same(o, new) for o in before)]
+    return (*gone, *new)
+
+
+def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    one = old["id"] == new["id"] or old["lake"] == new["lake"]
+    return one and (old["weight"], old["last"]) == (new["weight"], new["last"])
+
+
+def _shown(lake: dict[str, Any]) -> str:
+    last = f"..{lake['last']:g}" if lake["last"] != lake["weight"] else ""
+    return f"{lake['lake']}:{lake['weight']:g}{last}"

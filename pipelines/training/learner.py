@@ -14,21 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines import trust
 from pipelines.config import cores
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.data.batch import Batch
-from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
+from pipelines.learning.checkpoint import Checkpoint, resolve_device
 from pipelines.learning.encoding import inspect
 from pipelines.learning.tensors import TensorBatch, require_choices, require_loss_mask
 from pipelines.learning.values import CriticHeads
 from pipelines.nets.precision import autocast
-from pipelines.training import checkpoint as checkpoints
 from pipelines.training import speed
-from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.optimizer import learning_rate, make_optimizer
 from pipelines.training.optimizer import restore as restore_optimizer
 
@@ -229,38 +228,3 @@ def _parts(agent: Agent) -> list[str]:
 def use_threads(threads: int) -> None:
     """Let torch use so many CPU threads (0: as OMP_NUM_THREADS and the available cores say), in this whole process."""
     torch.set_num_threads(cores.threads(threads))
-
-
-def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSettings | None = None) -> Agent:
-    """The agent of a checkpoint, ready to act. InputMissing where it names modules that are not trusted; a library's
-    caller trusts those that are in `own`, settings of the caller's.
-    """
-    trusted = own.model_dump() if own is not None else None
-    trust.require_all(checkpoint.record["agent"], where=f"checkpoint '{checkpoint.path}'", trusted=trusted)
-    with checkpoint.understood():
-        agent = Agent(
-            Spaces.from_json(checkpoint.record["spaces"]),
-            AgentSettings.model_validate(checkpoint.record["agent"]),
-            seed=checkpoint.record["seed"],
-        )
-        agent.load_state_dict(checkpoint.acting)
-    return agent.to(resolve_device(device)).eval()
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. InputMissing for a CUDA device that is not there, UsageError for nonsense."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"train.device '{name}' is no device", hint="use auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"train.device '{name}' is not supported", hint="use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise InputMissing(
-            f"train.device '{name}' is not here: {found} CUDA device{'s' * (found != 1)} found",
-            hint="use auto or cpu; see amago doctor",
-        )
-    return device

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.files.atomic import explained, write_atomically
-from pipelines.files.json import read_objects
+from pipelines.files.json import Form, fits, read_objects
+
+
+class _Line(Form):
+    update: int
+    stage: str
 
 
 class MetricsLog:
@@ -39,5 +44,5 @@ class MetricsLog:
                 file.write(json.dumps(entry) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines that can be read."""
-        return list(read_objects(self.path))
+        """All lines that can be read and have the two keys that every line has."""
+        return [entry for entry in read_objects(self.path) if fits(entry, _Line)]

@@ -1,13 +1,16 @@
 """How fast experience comes in: `python tests/benchmarks/rollout.py`, on an idle machine.
 
-Three tables, and all of it as JSON in the last line:
+Four tables, and all of it as JSON in the last line:
 
 - a Transformer (width 128, 3 layers) that acts in meta-frozen-lake (5 x 5, 10 attempts) with exploration, everything
   recorded, one thread, by the number of actors; beside it the reference's rate where it is known;
 - environments of one step after another, by the number of worker processes, with random actions, recorded: how many
   times one process (1.6 and more is wanted with 2 workers), and how much of what as many processes do that only step
   (85% and more);
-- built-ins with random actions and 1,024 actors, recorded (500,000 steps/s and more are wanted).
+- built-ins with random actions and 1,024 actors, recorded (500,000 steps/s and more are wanted);
+- `amago collect` with a random policy, actors and workers chosen by `auto`, beside a plain loop over one environment of
+  the package itself that samples its action space: `of_bare`, the ratio of steps a CPU second, workers included, should
+  be .5 or more, and .8 or more where a step costs 50 us or more. Environments that are not installed are left out.
 
 Rates are environment steps a second, the best of a few turns, in the second table the mean of turns that alternate,
 `error` the standard error of what is left `of_alone`; `cpu` counts seconds of this process only.
@@ -17,27 +20,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import importlib.util
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import gymnasium
 import numpy as np
 import torch
 
 from pipelines.config.settings import Settings
+from pipelines.envs.env import Env
 from pipelines.envs.make import make
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
-from pipelines.rollout.policy_client import RandomPolicy
-from pipelines.stages.collect import Collector
-from pipelines.stages.policies import Acting
+from pipelines.rollout.policies import Acting, RandomPolicy
+from pipelines.stages.collect import make_collector
+from pipelines.stages.environment import with_actors
 
 LAKE = {"name": "meta-frozen-lake", "size": 5, "attempts": 10}
 AGENT = {
@@ -47,29 +55,53 @@ AGENT = {
 REFERENCE = {8: 1716, 16: 1920, 24: 2113}  # steps a second of AMAGO 3.3 on two cores
 SLOW = {"name": "tests.envs.breaking:Walk", "seconds": 5e-4, "length": 200}
 BUILT_INS = (LAKE, {"name": "dark-key-door"}, {"name": "tmaze"}, {"name": "goal-frozen-lake"})
-_TURNS, _SHARED_TURNS = 4, 15
+BARE = (
+    "gym:CartPole-v1",
+    "gym:LunarLander-v3",
+    "popgym-RepeatPreviousEasy",
+    "popgym-CountRecallEasy",
+    "minigrid:BabyAI-GoToLocal-v0",
+    "half-cheetah-vel",
+    "robotics:PointMaze_UMaze-v3",
+    "dmc:cartpole-swingup",
+    "gymnax:CartPole-v1",
+)
+_NEEDS = {"popgym": "popgym", "minigrid": "minigrid", "half": "mujoco", "robotics": "gymnasium_robotics"}
+_NEEDS |= {"dmc": "dm_control", "gymnax": "gymnax"}
+_TURNS, _SHARED_TURNS, _BARE_TURNS = 4, 15, 6
 
 
 class Collecting:
-    """Collecting into a new lake, in turns; with an agent, or at random."""
+    """Collecting into a new lake, in turns; with an agent, or at random. `behaviour`: as for `make_collector`."""
 
-    def __init__(self, env: dict[str, Any], *, actors: int, workers: int, agent: bool = False) -> None:
-        settings = Settings.model_validate(
-            {"env": env, "agent": AGENT, "collect": {"actors": actors, "workers": workers}}
+    def __init__(
+        self,
+        env: dict[str, Any],
+        *,
+        actors: int | str,
+        workers: int | str,
+        agent: bool = False,
+        behaviour: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings = with_actors(
+            Settings.model_validate({"env": env, "agent": AGENT, "collect": {"actors": actors, "workers": workers}})
         )
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
-        collector = self._stack.enter_context(Collector(settings, Path(folder) / "lake", name="bench"))
-        acting = collector.first_policy()
-        if agent:
-            learner = Agent(collector.env.spec.spaces, settings.agent).eval()
-            policy = AgentPolicy(learner, num_actors=actors, capacity=settings.train.resolved_context_length)
-            acting = Acting(policy=policy, policy_id="bench", version=0)
-        collector.act_by(acting)
-        assert collector.rollout is not None
-        self._rollout, self._steps = collector.rollout, 10 * actors
-        first = (collector.env.spec.horizon or 100) * actors if agent else self._steps  # memories fill
-        self._rollout.run(steps=first)
+        policy = (lambda env, seed: self._untrained(settings, env)) if agent else None
+        collector = make_collector(settings, Path(folder) / "lake", name="bench", behaviour=behaviour, policy=policy)
+        self._stack.enter_context(collector)
+        collector.sink.open()
+        self.actors, self.workers = collector.env.num_envs, collector.workers
+        self._rollout = collector.rollout
+        first = (collector.env.spec.horizon or 100) if agent else 10  # memories fill
+        self._rollout.run(steps=first * self.actors)
+
+    @staticmethod
+    def _untrained(settings: Settings, env: Env) -> Acting:
+        agent = Agent(env.spec.spaces, settings.agent).eval()
+        policy = AgentPolicy(agent, num_actors=env.num_envs, capacity=settings.train.resolved_context_length)
+        return Acting(policy=policy, policy_id="bench", version=0)
 
     def __enter__(self) -> Collecting:
         return self
@@ -79,16 +111,27 @@ class Collecting:
 
     def turn(self, seconds: float) -> dict[str, float]:
         """Rates by the clock and by the CPU of this process, and where its time went."""
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu, workers = time.perf_counter(), time.process_time(), worker_seconds()
         until = wall + seconds
         # One run, as long as the turn: at its end all actors are even, so that a run waits for the slowest.
         stats = self._rollout.run(steps=sys.maxsize, stop=lambda: time.perf_counter() >= until)
         wall, cpu, done = time.perf_counter() - wall, time.process_time() - cpu, stats.steps
+        workers = worker_seconds() - workers
         shares = {
             "policy_share": stats.policy_seconds / stats.seconds,
             "env_share": stats.env_seconds / stats.seconds,
         }
-        return {"rate": done / wall, "cpu": done / cpu, **shares}
+        return {"rate": done / wall, "cpu": done / cpu, "cpu_in_all": done / (cpu + workers), **shares}
+
+
+def worker_seconds() -> float:
+    """Return the CPU seconds that the worker processes have used so far."""
+    ticks = 0
+    for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        for process in children.read_text().split():
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measure(env: dict[str, Any], *, actors: int, workers: int, seconds: float, agent: bool = False) -> dict[str, Any]:
@@ -201,6 +244,91 @@ def built_ins(actors: int, seconds: float) -> list[dict[str, Any]]:
     return [{"env": env["name"]} | measure(env, actors=actors, workers=0, seconds=seconds) for env in BUILT_INS]
 
 
+class Bare:
+    """One environment as its own package makes it, in a plain loop with samples of its action space."""
+
+    def __init__(self, name: str) -> None:
+        self._step, self._reset = bare(name)
+        self._reset()
+
+    def turn(self, seconds: float) -> float:
+        """Steps a CPU second."""
+        until, cpu, done = time.perf_counter() + seconds, time.process_time(), 0
+        step, reset = self._step, self._reset
+        while time.perf_counter() < until:
+            for _ in range(50):
+                if step():
+                    reset()
+            done += 50
+        return done / (time.process_time() - cpu)
+
+
+def bare(name: str) -> tuple[Callable[[], bool], Callable[[], Any]]:
+    """Return a function that takes a random step and says whether the episode is over, and one that begins another."""
+    suite, _, task = name.partition(":")
+    if suite == "gymnax":
+        import gymnax
+        import jax
+
+        made, params = gymnax.make(task)
+        state = {"key": jax.random.PRNGKey(0)}
+        reset, step = jax.jit(made.reset), jax.jit(made.step)
+        split, sample = jax.jit(jax.random.split), jax.jit(made.action_space(params).sample)
+
+        def begin() -> None:
+            state["key"], key = split(state["key"])
+            _, state["state"] = reset(key, params)
+
+        def act() -> bool:
+            state["key"], key = split(state["key"])
+            _, state["state"], _, done, _ = step(key, state["state"], sample(key), params)
+            return bool(done)
+
+        return act, begin
+    if suite == "dmc":
+        from dm_control import suite as control
+
+        task_env = control.load(*task.split("-", 1))
+        spec, rng = task_env.action_spec(), np.random.default_rng(0)
+        return (
+            lambda: task_env.step(rng.uniform(spec.minimum, spec.maximum, spec.shape)).last(),
+            task_env.reset,
+        )
+    if suite == "half-cheetah-vel":
+        env = gymnasium.make("HalfCheetah-v5")
+    elif suite.startswith("popgym-"):
+        from pipelines.envs.suites.popgym import new_game
+
+        env = new_game(suite.removeprefix("popgym-"))
+    else:
+        if suite in ("minigrid", "robotics"):
+            gymnasium.register_envs(importlib.import_module(_NEEDS[suite]))
+        env = gymnasium.make(task)
+
+    def walk() -> bool:
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        return terminated or truncated
+
+    return walk, env.reset
+
+
+def beside_bare(names: Sequence[str], seconds: float) -> list[dict[str, Any]]:
+    """Of each environment that is installed: the best of turns that alternate between the two."""
+    found = []
+    for name in names:
+        needs = _NEEDS.get(name.partition(":")[0].partition("-")[0])
+        if needs and importlib.util.find_spec(needs) is None:
+            continue
+        plain = Bare(name)
+        with Collecting({"name": name}, actors="auto", workers="auto", behaviour={}) as collecting:
+            turns = [(collecting.turn(seconds)["cpu_in_all"], plain.turn(seconds)) for _ in range(_BARE_TURNS)]
+            ours, theirs = (max(rates) for rates in zip(*turns, strict=True))
+            row = {"env": name, "actors": collecting.actors, "workers": collecting.workers}
+        found.append(row | {"cpu": ours, "bare": theirs, "step_us": 1e6 / theirs, "of_bare": ours / theirs})
+        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    return found
+
+
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """A table on stdout."""
     print(f"\n{title}")
@@ -223,7 +351,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--env", nargs="+", default=[], help="more environments to share out, e.g. minigrid:ID")
     parser.add_argument("--shared-actors", type=int, nargs="+", default=[16, 32], help="actors of those")
-    parser.add_argument("--only", choices=["acting", "sharing", "built-ins"])
+    parser.add_argument("--only", choices=["acting", "sharing", "built-ins", "bare"])
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"torch": torch.__version__}
@@ -239,6 +367,9 @@ def main() -> None:
     if options.only in (None, "built-ins"):
         result["built_ins"] = built_ins(1024, options.seconds)
         show("built-ins, 1,024 actors, random actions", result["built_ins"])
+    if options.only in (None, "bare"):
+        result["bare"] = beside_bare(options.env or BARE, options.seconds)
+        show("amago collect at auto beside the bare package, random actions", result["bare"])
     print(json.dumps(result))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.recipes import shipped_recipes
-from pipelines.stages.needs import requirement
+from pipelines.stages.recipe import requirement
 
 COLUMNS = ("recipe", "seconds", "CPU s", "env steps/s", "updates/s", "trajectories", "")
 

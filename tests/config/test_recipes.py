@@ -8,8 +8,8 @@ from pipelines.config import recipes
 from pipelines.config.load import resolve, where_installed
 from pipelines.envs.make import requirement
 from pipelines.errors import InputMissing, UsageError
-from pipelines.stages.chain import plan
 from pipelines.stages.environment import env_model
+from pipelines.stages.run import plan
 
 FILE = '[one]\nabout = "first"\n[two]\nabout = "second"\n'
 

@@ -18,7 +18,7 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, relabel
-from pipelines.stages.versions import make_versions
+from pipelines.training.data import make_versions
 from tests.data.test_strategy import WINDOW, places
 from tests.stages.recipes import tiny
 from tests.tiers import some

@@ -11,7 +11,7 @@ from pipelines.envs.make import make
 from pipelines.envs.task_env import NOTHING, TaskEnv
 from pipelines.envs.workers import WorkerEnv
 from pipelines.evaluation.runner import evaluate
-from pipelines.rollout.policy_client import RandomPolicy
+from pipelines.rollout.policies import RandomPolicy
 
 
 class Collecting(TaskEnv):

@@ -10,7 +10,7 @@ from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
-from pipelines.rollout.policy_client import RandomPolicy
+from pipelines.rollout.policies import RandomPolicy
 
 COUNT = 30_000
 

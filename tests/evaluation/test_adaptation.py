@@ -10,7 +10,7 @@ import pytest
 from pipelines.envs.make import make
 from pipelines.evaluation.adaptation import adaptation, example, metrics
 from pipelines.evaluation.runner import EpisodeResults, evaluate
-from pipelines.rollout.policy_client import RandomPolicy
+from pipelines.rollout.policies import RandomPolicy
 
 
 def results(attempts, tasks=None, has_success=True):

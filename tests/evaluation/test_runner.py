@@ -10,7 +10,7 @@ from pipelines.envs.exploration import Exploration
 from pipelines.envs.make import make
 from pipelines.errors import Interrupted, UsageError
 from pipelines.evaluation.runner import evaluate
-from pipelines.rollout.policy_client import ExpertPolicy, RandomPolicy
+from pipelines.rollout.policies import ExpertPolicy, RandomPolicy
 
 
 def run(num_envs, episodes, name="meta-frozen-lake", params=None, expert=False, **kwargs):

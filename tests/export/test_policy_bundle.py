@@ -17,8 +17,8 @@ from pipelines.export.policy_bundle import executed, load_policy, write_bundle
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces, zeros
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
+from pipelines.rollout.policies import load_policy as run_policy
 from pipelines.stages import collect, export, train
-from pipelines.stages.policies import load_policy as run_policy
 from tests.envs.own import Everything
 from tests.learning.factories import agent, settings, values
 from tests.stages.recipes import tiny

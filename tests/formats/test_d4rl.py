@@ -257,7 +257,7 @@ def test_a_file_that_is_cut_in_half_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="damaged"):
         read(path)
     path.write_bytes(b"no such format")
-    with pytest.raises(IntegrityError, match="no HDF5 file"):
+    with pytest.raises(IntegrityError, match="not an HDF5 file"):
         read(path)
 
 

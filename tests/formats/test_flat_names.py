@@ -182,5 +182,5 @@ def test_arrays_that_no_file_of_its_size_can_hold_are_refused(tmp_path: Path) ->
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         for name in ("observations", "actions", "rewards", "terminals"):
             file.create_dataset(name, (1 << 42,), "f4", chunks=(1 << 10,))
-    with pytest.raises(IntegrityError, match=r"x.hdf5' claims 70,368,744,177,664 bytes of arrays, and has \d,\d+"):
+    with pytest.raises(IntegrityError, match=r"x.hdf5' claims 70,368,744,177,664 bytes of arrays, but has \d,\d+"):
         read(tmp_path / "x.hdf5", horizon=0)

@@ -105,7 +105,7 @@ def test_flat_arrays_may_be_named_otherwise(tmp_path: Path, form: str) -> None:
         np.savez_compressed(path, **theirs)
     else:
         write(path, theirs)
-    with pytest.raises(InputMissing, match=r"lacks 'actions', .*'observations'; say what is what by source\.columns"):
+    with pytest.raises(InputMissing, match=r"lacks 'actions', .*'observations'; map its columns with source\.columns"):
         read(path)
     found, wanted = read(path, columns=names), read(write(tmp_path / "y.hdf5", data))
     for one, other in zip(found, wanted, strict=True):

@@ -125,7 +125,7 @@ def test_bounds_that_are_given_come_first(tmp_path: Path) -> None:
         ("meta/info.json", "{", IntegrityError, r"meta/info.json' is damaged"),
         ("meta/info.json", "[" * 200_000, IntegrityError, r"meta/info.json' is damaged"),
         ("meta/info.json", "[]", IntegrityError, "is not a JSON object"),
-        ("meta/info.json", "{}", IntegrityError, "does not say its features"),
+        ("meta/info.json", "{}", IntegrityError, "does not list its features"),
         (
             "meta/info.json",
             '{"features": {"observation.image": {"dtype": "video"}}}',

@@ -226,7 +226,7 @@ def test_what_is_damaged_or_missing_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(IntegrityError, match="action_space is damaged"):
         read(folder)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputMissing, match="no Minari dataset"):
+    with pytest.raises(InputMissing, match="not a Minari dataset"):
         read(tmp_path / "empty")
 
 

@@ -206,7 +206,7 @@ def _with(name: str, values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (_with("force", np.full(11, 1.5)), MAPPING, InputMissing, "outside its bounds"),
         (_with("y", np.zeros(11)), {**MAPPING, "obs.z": "depth"}, InputMissing, "lacks 'depth'.*it has: run, x"),
         (_with("y", np.zeros(11)), {}, InputMissing, "lacks 'action', 'reward', 'obs', 'episode' or 'terminated'"),
-        (_with("y", np.zeros(11)), {**MAPPING, "acton": "x"}, InputMissing, "no such column of ours: acton"),
+        (_with("y", np.zeros(11)), {**MAPPING, "acton": "x"}, InputMissing, "unknown names: acton"),
     ],
 )
 def test_a_bad_table_is_refused(

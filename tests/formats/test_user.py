@@ -92,11 +92,11 @@ def test_own_code(name: str) -> None:
         (f"{HERE}:uneven", InputMissing, "trajectory 3 has 2 rewards, 1 actions and 2 observations"),
         (f"{HERE}:mixed", InputMissing, "'obs.a' has 5 float64 values a step in trajectory 3, 2 expected"),
         (f"{HERE}:words", InputMissing, "'action' has 1 <U4 values a step"),
-        (f"{HERE}:ragged", InputMissing, "trajectory 3 holds no arrays"),
+        (f"{HERE}:ragged", InputMissing, "trajectory 3 does not hold arrays"),
         (f"{HERE}:nothing", InputMissing, "gives no trajectories"),
         (f"{HERE}:HERE", InputMissing, "trajectory 0 lacks observations"),
         (f"{HERE}:missing", InputMissing, "has no 'missing'"),
-        ("hopper", UsageError, "is no source.*d4rl"),
+        ("hopper", UsageError, "is not a dataset.*d4rl"),
     ],
 )
 def test_own_code_that_is_wrong(name: str, error: type[AmagoError], words: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from pipelines.envs.make import make
 from pipelines.lake.schema import Schema
 from pipelines.lake.trajectory import Trajectory
-from pipelines.rollout.actor import Rollout
-from pipelines.rollout.policy_client import RandomPolicy
+from pipelines.rollout.policies import RandomPolicy
+from pipelines.rollout.rollout import Rollout
 
 
 def collected(name, *, seed, steps=400, **params):

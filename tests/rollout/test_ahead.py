@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.envs.env import ActorsFailed, Env
 from pipelines.errors import Interrupted
-from pipelines.rollout.policy_client import RandomPolicy
+from pipelines.rollout.policies import RandomPolicy
 from tests.rollout.test_parts import WALK, Parts, rollout_in
 
 MOST_AHEAD = 64
@@ -125,7 +125,7 @@ def test_nobody_is_too_far_ahead_and_what_ends_waits_for_its_turn():
 @pytest.mark.parametrize(("seconds", "most"), [(0.25, 4), (0.1, 10), (3.0, 2)])
 def test_nobody_is_more_than_a_second_ahead_but_two_steps(monkeypatch, seconds, most):
     now = [0.0]
-    monkeypatch.setattr("pipelines.rollout.actor.time", SimpleNamespace(perf_counter=lambda: now[0], time=time.time))
+    monkeypatch.setattr("pipelines.rollout.rollout.time", SimpleNamespace(perf_counter=lambda: now[0], time=time.time))
     env = Uneven((3, 3), slow=0)
     slow, quick = env.parts
     slow._delay = lambda: 0.5  # for as long as the other may need to get ahead
@@ -140,7 +140,7 @@ def test_nobody_is_more_than_a_second_ahead_but_two_steps(monkeypatch, seconds, 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_an_interruption_loses_nothing_and_the_run_goes_on(slow, monkeypatch):
-    monkeypatch.setattr("pipelines.rollout.actor._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("pipelines.rollout.rollout._PROGRESS_SECONDS", 0.0)
     whole, expected = rollout_in(Parts(WALK, (3, 3), seed=0, params={}))
     whole.run(steps=300)
     env, told = Uneven((3, 3), slow=slow), []

@@ -17,8 +17,8 @@ from pipelines.envs.process import Worker
 from pipelines.envs.workers import WorkerEnv
 from pipelines.events import Waiting
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from pipelines.rollout.actor import Rollout
-from pipelines.rollout.policy_client import FunctionPolicy, RandomPolicy
+from pipelines.rollout.policies import FunctionPolicy, RandomPolicy
+from pipelines.rollout.rollout import Rollout
 from tests.envs.own import Counting
 from tests.tiers import some
 

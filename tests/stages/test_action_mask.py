@@ -11,7 +11,8 @@ import pytest
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.reading import trajectories
 from pipelines.lake.store import Lake
-from pipelines.stages import chain, collect, train
+from pipelines.stages import collect, train
+from pipelines.stages import run as chain
 from tests.stages.recipes import tiny
 
 LEGAL = {"action_mask": "obs.legal"}

@@ -13,7 +13,8 @@ from pipelines.envs.env import Env, Trial
 from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed
-from pipelines.stages import chain, collect, environment
+from pipelines.stages import collect, environment
+from pipelines.stages import run as chain
 from pipelines.stages.environment import enough, make_env, share_out, with_actors, workers
 
 WALK = "tests.envs.breaking:Walk"

@@ -9,7 +9,8 @@ import pytest
 
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.events import Event, Progress
-from pipelines.stages import chain, collect, evaluate, train
+from pipelines.stages import collect, evaluate, train
+from pipelines.stages import run as chain
 from tests.stages.recipes import tiny
 
 

@@ -14,8 +14,8 @@ import torch
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.stages import collect, train
-from pipelines.training import checkpoint as checkpoints
 from tests.stages.recipes import tiny
 
 _COLLECT = """

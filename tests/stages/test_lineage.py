@@ -20,7 +20,7 @@ from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.stages import collect, relabel, train
 from pipelines.stages.environment import env_model
-from pipelines.stages.lakes import Source
+from pipelines.stages.train import Source
 from tests.stages.recipes import TINY, tiny
 
 

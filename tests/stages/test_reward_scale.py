@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.config import recipes
 from pipelines.config.load import merge, resolve
-from pipelines.stages import chain
+from pipelines.stages import run as chain
 from pipelines.stages.environment import env_model
 
 FACTORS = (1e-3, 1.0, 1e3)

@@ -14,9 +14,9 @@ from pipelines.events import Event, Notice, Progress
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.tensors import TensorBatch
 from pipelines.stages import collect, evaluate, train
-from pipelines.training import checkpoint as checkpoints
 from pipelines.training.metrics_log import MetricsLog
 from tests.stages.recipes import tiny
 
@@ -311,7 +311,7 @@ def test_windows_are_drawn_from_the_selected_by_their_weights(tmp_path: Path, la
     from pipelines.data.mixture import Share
     from pipelines.lake.sql.catalog import query
     from pipelines.lake.store import Lake
-    from pipelines.stages.lakes import make_mixture
+    from pipelines.training.data import make_mixture
 
     opened = Lake.open(lake)
     settings = tiny(train={"where": "uid < '8' and length > 4", "weight": "length / count(*) over ()"}).train

@@ -12,9 +12,10 @@ from pipelines.data.batch import Batch
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.checkpoint import resolve_device
 from pipelines.learning.tensors import TensorBatch
-from pipelines.training import checkpoint as checkpoints
-from pipelines.training.learner import Learner, resolve_device
+from pipelines.training.learner import Learner
 from tests.stages.recipes import tiny
 from tests.tiers import some
 

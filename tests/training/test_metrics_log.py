@@ -11,6 +11,7 @@ def test_a_rewind_drops_later_updates_and_what_cannot_be_read(tmp_path: Path) ->
         log.append("train", update, {"loss": 1.0})
     log.append("evaluate", 6, {"return_mean": 2.0})
     with log.path.open("ab") as file:
+        file.write(b'{"update": "x", "stage": "train"}\n{"update": null, "stage": "train"}\n{"stage": "train"}\n')
         file.write(b'\xff\xfe\n[1]\n{"update": 8, "sta')
     log.rewind(4)
     assert [(entry["stage"], entry["update"]) for entry in log.read()] == [("train", 2), ("train", 4), ("evaluate", 6)]

@@ -12,8 +12,8 @@ import torch
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.lake.spaces import Box, Discrete, MultiDiscrete, Ragged, Space, Spaces
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
-from pipelines.training import checkpoint as checkpoints
 from pipelines.training.optimizer import decayed, learning_rate, make_optimizer
 from tests.training.test_learner import batch, learner
 

@@ -12,7 +12,7 @@ import torch
 
 from pipelines.data.batch import Batch
 from pipelines.errors import StageFailed
-from pipelines.training import checkpoint as checkpoints
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.training.learner import Learner
 from tests.stages.recipes import tiny
 from tests.training.test_learner import SPACES, batch

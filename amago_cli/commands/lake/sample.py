@@ -81,7 +81,7 @@ def sample(
 
 
 def _judge(name: str, seed: int) -> Any:
-    from pipelines.stages.values import Values
+    from pipelines.evaluation.values import Values
 
     return Values(name, seed=seed)
 

@@ -37,7 +37,7 @@ class NpzArrays:
         self._file.close()
 
     def keys(self) -> list[str]:
-        """The names of the arrays."""
+        """List the names of the arrays."""
         return list(self._archive.files)
 
     def __contains__(self, name: str) -> bool:
@@ -94,7 +94,7 @@ def open_flat(path: Path, *, cache_bytes: int) -> Any:
 
 
 def array(file: Any, text: str, *, path: Path) -> Any:
-    """The array `NAME`, or the columns `NAME[START:STOP]` of one. InputMissing if there is none."""
+    """Open the array `NAME`, or the columns `NAME[START:STOP]` of one. InputMissing if there is none."""
     name, bounds = part_of(text)
     if isinstance(file, NpzArrays):
         if name not in file:
@@ -123,7 +123,7 @@ def within(bounds: tuple[str, str], shape: tuple[int, ...], text: str, *, what: 
 
 
 def leaves(file: Any, name: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """The arrays at or below `name`, as `hdf5.leaves`."""
+    """Yield the arrays at or below `name`, as `hdf5.leaves`."""
     if isinstance(file, NpzArrays):
         yield "", file[name]
     else:

@@ -167,7 +167,7 @@ _LIMITS = {
 
 
 def time_limit(label: str) -> int | None:
-    """The time limit of the environment that a dataset of D4RL comes from; None where `label` is not such a name."""
+    """Return the time limit of the environment of a D4RL dataset; None if `label` does not name one."""
     name = label.replace("_", "-").lower()
     if name not in DATASETS and _FAMILY.fullmatch(label) is None and not name.startswith(("antmaze-", "maze2d-")):
         return None
@@ -175,7 +175,7 @@ def time_limit(label: str) -> int | None:
 
 
 def locate(place: str, listener: Listener = silent) -> Path:
-    """The file that `place` names: a path, a folder with one HDF5 file, or a dataset's name, which is fetched.
+    """Find the file that `place` names: a path, a folder with one HDF5 file, or a dataset's name, which is fetched.
 
     InputMissing where there is neither, or where it cannot be fetched.
     """
@@ -195,6 +195,6 @@ def locate(place: str, listener: Listener = silent) -> Path:
 
 
 def environment(label: str) -> str:
-    """`hopper_medium-v2` -> "hopper", as D4RL calls the environment; the label itself where it is no such name."""
+    """Map `hopper_medium-v2` to "hopper", D4RL's name of the environment; return any other label as it is."""
     found = _FAMILY.fullmatch(label)
     return found["env"] if found else label

@@ -49,7 +49,7 @@ class Arrays:
         return len(self.reward)
 
     def all(self) -> Iterator[Any]:
-        """Those with a value for each step."""
+        """Yield the arrays that have a value for each step."""
         yield from self.observation.values()
         yield from self.following.values()
         yield from (self.action, self.reward, self.terminal)
@@ -118,7 +118,7 @@ def find_pieces(
 
 
 def _known_limit(arrays: Arrays, ends: np.ndarray, limit: int | None, request: Request, path: Path) -> int:
-    """Steps at which episodes without timeouts are cut; 0: nowhere."""
+    """Return the length at which episodes without timeouts are cut; 0 for no limit."""
     if limit is None:
         if arrays.timeout is None and not arrays.following:
             raise InputMissing(
@@ -136,7 +136,7 @@ def _known_limit(arrays: Arrays, ends: np.ndarray, limit: int | None, request: R
 
 
 def _breaks(arrays: Arrays, block_rows: int) -> np.ndarray:
-    """(N,) whether a row's next observation is another one than the next row has."""
+    """Return (N,): whether the next observation of a row differs from the observation of the next row."""
     found = np.zeros(arrays.steps, dtype=bool)
     for at in range(0, arrays.steps - 1, block_rows):
         stop = min(at + block_rows, arrays.steps - 1)
@@ -146,7 +146,7 @@ def _breaks(arrays: Arrays, block_rows: int) -> np.ndarray:
 
 
 def _divided(ends: np.ndarray, most: int) -> np.ndarray:
-    """Ends of pieces of at most `most` steps of what ends at `ends`."""
+    """Divide episodes that end at `ends` into pieces of at most `most` steps, and return the ends of these."""
     begin = np.concatenate([[0], ends[:-1]])
     if (ends - begin).max() <= most:
         return ends
@@ -155,7 +155,7 @@ def _divided(ends: np.ndarray, most: int) -> np.ndarray:
 
 
 def _flags(values: Any, path: Path) -> np.ndarray:
-    """(N,) bool from flags of any dtype and of shape (N,) or (N, 1)."""
+    """Read flags of any dtype and of shape (N,) or (N, 1) as (N,) bool."""
     if int(np.prod(values.shape[1:], dtype=np.int64)) != 1:
         raise InputMissing(f"'{path}': {values.name.lstrip('/')} has {values.shape[1:]} values a step, not one")
     name, what = values.name.lstrip("/"), f"'{path}'"

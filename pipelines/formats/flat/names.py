@@ -87,18 +87,18 @@ class Environments:
 
 
 def observations_name(file: Any) -> str:
-    """The array or group of what is observed."""
+    """Return the name of the array or group of observations."""
     return next((name for name in _OBSERVATIONS if name in file), _OBSERVATIONS[0])
 
 
 def names_in(file: Any, given: Mapping[str, str]) -> dict[str, str]:
-    """Ours -> theirs: as `given`, else the first of the known names that `file` has, else D4RL's."""
+    """Map our names to the file's: as `given`, else the first known name that is there, else D4RL's."""
     found = {ours: next((name for name in names if name in file), names[0]) for ours, names in NAMES.items()}
     return found | {ours: theirs for ours, theirs in given.items() if ours in NAMES}
 
 
 def lacking(file: Any, names: Mapping[str, str]) -> list[str]:
-    """Names of arrays without which the steps are not known."""
+    """List required arrays that are missing."""
     needed = [ACTION] + [REWARD] * (not is_reward_free(file, names)) + [TERMINATED]
     if _VALIDS in file or _MASKS in file:
         needed.remove(TERMINATED)
@@ -106,7 +106,7 @@ def lacking(file: Any, names: Mapping[str, str]) -> list[str]:
 
 
 def is_reward_free(file: Any, names: Mapping[str, str]) -> bool:
-    """Whether a file has no rewards, as OGBench's and those of demonstrations: a mark of ends, and nothing else."""
+    """Tell whether a file has no rewards and only one kind of end, as OGBench's files and demonstrations."""
     known = names[REWARD] != NAMES[REWARD][0] or names[REWARD] in file
     return not known and names[TERMINATED] in file and names[TRUNCATED] not in file
 
@@ -117,7 +117,7 @@ def zeros(name: str, length: int, dtype: str) -> Computed:
 
 
 def environments(actions: Any, terminal: Any) -> int:
-    """The number E of environments whose steps lie side by side, (N, E, ...); 0 where steps are rows."""
+    """Return the number E of environments that are stored side by side, (N, E, ...); 0 if each row is a step."""
     side_by_side = len(actions.shape) > 2 and tuple(actions.shape[:2]) == tuple(terminal.shape)
     return int(terminal.shape[1]) if side_by_side else 0
 
@@ -170,7 +170,7 @@ def _not(values: Any, what: str) -> Computed:
 
 
 def _without(values: Any, others: Any, what: str) -> Computed:
-    """`values` where `others` are not set."""
+    """Return `values` where `others` are not set."""
 
     def compute(rows: Any) -> np.ndarray:
         chosen, excepted = (flags(one[rows], one.name, what=what) for one in (values, others))

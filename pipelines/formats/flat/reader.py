@@ -61,7 +61,7 @@ SPACES = "amago_spaces"  # attribute of a file that we wrote
 
 
 class FlatImporter:
-    """See the module."""
+    """The importer of flat arrays; see the module."""
 
     def __init__(self, request: Request) -> None:
         self._settings, self._kind = request.settings, request.kind
@@ -109,7 +109,7 @@ class FlatImporter:
         unknown = [name for name in given if name.removeprefix("next_").partition(".")[0] != OBSERVATION]
         if unknown:
             raise InputMissing(
-                f"source.columns: no such column of ours: {', '.join(unknown)}",
+                f"source.columns: unknown names: {', '.join(unknown)}",
                 hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, next_{OBSERVATION}, {', '.join(NAMES)}",
             )
         observed = any(not name.startswith("next_") for name in given)
@@ -118,7 +118,7 @@ class FlatImporter:
         if missing:
             raise InputMissing(
                 f"{self._what} lacks {', '.join(repr(name) for name in missing)}",
-                hint=f"say what is what by source.columns; it has: {', '.join(sorted(file.keys())) or 'nothing'}",
+                hint=f"map its columns with source.columns; it has: {', '.join(sorted(file.keys())) or 'nothing'}",
             )
         action = array(file, names[ACTION], path=path)
         beside = environments(action, array(file, names[TERMINATED], path=path)) if names[TERMINATED] in file else 0
@@ -153,7 +153,7 @@ class FlatImporter:
         claimed, size = sum(_bytes(values) for values in found.all()), path.stat().st_size
         if claimed > _MOST_PACKED * size + _SPARE:
             raise IntegrityError(
-                f"{self._what} claims {claimed:,} bytes of arrays, and has {size:,}", hint="make or fetch it again"
+                f"{self._what} claims {claimed:,} bytes of arrays, but has {size:,}", hint="make or fetch it again"
             )
         return found
 
@@ -167,7 +167,7 @@ class FlatImporter:
             request.listener(Notice(text=text, level="warning"))
 
     def _observed(self, given: Mapping[str, str], read: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The arrays of what is observed, and of what each step led to, by column; `given`: those of the settings."""
+        """Open the observations and next observations by column; `given`: those of the settings."""
         observed = {name: theirs for name, theirs in given.items() if not name.startswith("next_")}
         observation, following = {}, {}
         for column, theirs in {**self._places(observed), **observed}.items():
@@ -187,7 +187,7 @@ class FlatImporter:
         return observation, following
 
     def _places(self, observed: Mapping[str, str]) -> dict[str, str]:
-        """Column -> array, of the observations of the file; none where those that were asked for are parts of them."""
+        """Map columns to the observation arrays of the file; none if the settings ask for parts of these."""
         if SPACES in self._file.attrs:
             own = spaces_of(self._file.attrs[SPACES], what=self._what)
             paths = own_paths(list(own.observation))
@@ -233,7 +233,7 @@ class FlatImporter:
         return texts(found)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Importer`."""
+        """Yield batches as `Importer` says."""
         self.dropped = 0
         pieces, block = self._pieces, self._block_rows()
         number = start
@@ -247,7 +247,7 @@ class FlatImporter:
             number = max(after, number + 1)
 
     def _block_rows(self) -> int:
-        """Steps that are read at a time: whole chunks of the file, and `BATCH_BYTES` where these are smaller."""
+        """Return how many steps are read at a time: about `BATCH_BYTES`, in whole chunks of the file."""
         values = list(self._arrays.all())
         chunk = max([array.chunks[0] for array in values if array.chunks] or [1])
         step = sum(array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) for array in values)
@@ -255,7 +255,7 @@ class FlatImporter:
         return max(chunk * round(wanted / chunk), 1) if chunk <= 2 * wanted else wanted
 
     def _batch(self, first: int, last: int) -> Trajectories | None:
-        """Trajectories [first, last) of the file's numbering; None where none of them has a step."""
+        """Read the trajectories [first, last); None if none of them has a step."""
         arrays, pieces = self._arrays, self._pieces
         origin, stop = int(pieces.begin[first]), int(pieces.end[last - 1])
         continued = pieces.continued[first:last]
@@ -290,9 +290,7 @@ class FlatImporter:
         return Trajectories(columns, laid.raw.rows, infos)
 
     def _both(self, first: int, last: int) -> np.ndarray:
-        """(k,) whether a trajectory was truncated as well as terminated, which flat files cannot say: our own record
-        does.
-        """
+        """Return (k,): whether a trajectory was truncated as well as terminated, which only our own record can say."""
         records = self._arrays.records
         if records is None:
             return np.zeros(last - first, dtype=bool)

@@ -39,7 +39,7 @@ _NAME = re.compile(r"[^-_\w]+")
 
 
 def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
-    """`dataset.hdf5` in `to`. InputMissing where the trajectories have different spaces, or without h5py."""
+    """Write `dataset.hdf5` into `to`. InputMissing where the trajectories have different spaces, or without h5py."""
     require("h5py", "hdf5", "--format hdf5")
     target = to / "dataset.hdf5"
     trajectories = steps = 0
@@ -115,7 +115,7 @@ def _extend(dataset: Any, values: np.ndarray) -> None:
 
 
 def outward(values: np.ndarray, space: Space) -> np.ndarray:
-    """Stored values of a space as its environment has them."""
+    """Convert stored values of a space to those of its environment."""
     if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
         return values + np.asarray(space.start, dtype=values.dtype)
     return native(values, space) if isinstance(space, Box) else values
@@ -136,7 +136,7 @@ def of_one_schema(items: Iterable[Item]) -> Iterator[tuple[Item, Schema]]:
 
 @contextlib.contextmanager
 def written(target: Path) -> Iterator[Any]:
-    """A new HDF5 file that has its name once it is whole. StageFailed where the disk refuses."""
+    """Write a new HDF5 file, which is renamed to `target` once it is complete. StageFailed if the disk refuses."""
     import h5py
 
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")

@@ -25,14 +25,14 @@ _COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 class ArrowEpisodes:
-    """See `Episodes`."""
+    """The episodes of a dataset in Arrow or Parquet; see `Episodes`."""
 
     def __init__(self, data: Path, form: str, leaves: list[Leaf], action_jpeg: bool) -> None:
         self._data, self._form, self._leaves, self._action_jpeg = data, form, leaves, action_jpeg
         self.files: list[Path] = []  # as many as episodes: the metadata stands for them
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def read(self, number: int) -> Episode:
         folder = self._data / str(number)
@@ -111,7 +111,7 @@ def _infos(values: pa.Array, name: str) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def flat_values(values: pa.Array) -> np.ndarray:
-    """(n, ...) numbers of an array of numbers, or of lists that are all of one length.
+    """Convert an array of numbers, or of lists of equal length, to (n, ...).
 
     ValueError where a number is missing or lengths differ.
     """

@@ -48,7 +48,7 @@ def _made(prefix: str, name: str, params: Mapping[str, Any], limit: int | None) 
 
 
 def _space(space: Any) -> dict[str, Any]:
-    """A space of gymnasium as Minari writes it; {} for a kind that it does not know."""
+    """Convert a space of gymnasium to Minari's JSON; {} for a kind that Minari does not know."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):

@@ -35,7 +35,7 @@ class Episodes(Protocol):
     files: list[Path]
 
     def read(self, number: int) -> Episode:
-        """IntegrityError or InputMissing where it cannot be read."""
+        """Read an episode. IntegrityError or InputMissing if that is not possible."""
         ...
 
     def infos(self, number: int) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ FILE = "main_data.hdf5"
 
 
 class Hdf5Episodes:
-    """See `Episodes`."""
+    """The episodes of a dataset in HDF5; see `Episodes`."""
 
     def __init__(self, data: Path, leaves: list[Leaf], action_jpeg: bool) -> None:
         self._path = data / FILE

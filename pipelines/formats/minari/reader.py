@@ -34,7 +34,7 @@ _TAGS = ("dataset_id", "algorithm_name", "author", "author_email", "code_permali
 
 
 class MinariImporter:
-    """See the module."""
+    """The importer of Minari's datasets; see the module."""
 
     def __init__(self, request: Request) -> None:
         data = locate(request.place)
@@ -86,7 +86,7 @@ class MinariImporter:
             if isinstance(metadata, dict):
                 return metadata
         except FileNotFoundError as error:
-            raise InputMissing(f"'{path.parent}' is no Minari dataset: it has no {METADATA}") from error
+            raise InputMissing(f"'{path.parent}' is not a Minari dataset: it has no {METADATA}") from error
         except OSError as error:
             raise InputMissing(f"cannot read '{path}': {error.strerror or error}") from error
         except (ValueError, RecursionError):
@@ -102,7 +102,7 @@ class MinariImporter:
             raise IntegrityError(f"{self._what}: its {name} is damaged", hint="fetch or make it again") from error
 
     def _infos_asked_for(self, written: Mapping[str, str]) -> dict[str, str]:
-        """Column -> path below `infos`: of a dataset that we wrote as `written`, else as the settings ask."""
+        """Map columns to paths below `infos`: in a dataset that we wrote as `written`, else as the settings ask."""
         if self._ours is not None:
             return dict(written)
         found = {}
@@ -134,7 +134,7 @@ class MinariImporter:
             request.listener(Notice(text=text))
 
     def _own_leaves(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Of a dataset that we wrote: a ragged column is stored as texts, or padded beside its length."""
+        """Return the leaves of a dataset that we wrote: ragged columns are texts, or padded beside their length."""
         if self._ours is None:
             return leaves
         spaces = self.spaces.observation
@@ -153,7 +153,7 @@ class MinariImporter:
         ]
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Importer`."""
+        """Yield batches as `Importer` says."""
         held: list[tuple[int, Episode, dict[str, np.ndarray]]] = []
         size = self.dropped = 0
         for number in range(start, self._count):
@@ -171,7 +171,7 @@ class MinariImporter:
             yield self._batch(held)
 
     def _checked(self, number: int, episode: Episode) -> dict[str, np.ndarray]:
-        """The observation columns of an episode. IntegrityError where lengths do not agree."""
+        """Return the observation columns of an episode. IntegrityError if lengths do not agree."""
         columns: dict[str, np.ndarray] = {}
         for leaf in self._leaves:
             values = episode.observations[leaf.column]
@@ -240,7 +240,7 @@ class MinariImporter:
 
 
 def own_paths(columns: list[str]) -> dict[str, tuple[str, ...]]:
-    """Where our export puts each column in a Minari observation: `obs.a.b` at ("a", "b"); () if there is only `obs`.
+    """Return the path of each column in a Minari observation of ours: `obs.a.b` at ("a", "b"), a lone `obs` at ().
 
     A column whose name others continue lies at "value" below it.
     """
@@ -256,7 +256,7 @@ def own_paths(columns: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def locate(place: str) -> Path:
-    """The folder with `metadata.json` of a dataset given by its folder or its id.
+    """Find the folder with `metadata.json` of a dataset given by its folder or its id.
 
     An id is looked for where minari keeps datasets, and fetched by minari if it is not there. InputMissing.
     """
@@ -265,7 +265,7 @@ def locate(place: str) -> Path:
         if (folder / METADATA).is_file():
             return folder
     if path.exists():
-        raise InputMissing(f"'{path}' is no Minari dataset: it has no data/{METADATA}")
+        raise InputMissing(f"'{path}' is not a Minari dataset: it has no data/{METADATA}")
     if not _ID.fullmatch(place):
         raise InputMissing(
             f"no Minari dataset '{place}'", hint="give its folder, or an id like mujoco/hopper/expert-v0"
@@ -316,14 +316,14 @@ def _line(value: Any) -> str:
 
 
 def _padded(space: Any) -> Any:
-    """A ragged space as the array that our export stores."""
+    """Return a ragged space as the array that our export stores."""
     from pipelines.lake.spaces import Box
 
     return Box(shape=space.shape, dtype=space.dtype) if isinstance(space, Ragged) else space
 
 
 def _resets(record: Mapping[str, Any] | None, steps: int) -> np.ndarray:
-    """(T + 1,) where a soft reset was."""
+    """Return (T + 1,): where a soft reset was."""
     resets = np.zeros(steps + 1, dtype=np.uint8)
     if record is not None:
         resets[[int(row) for row in record.get("resets", ())]] = 1

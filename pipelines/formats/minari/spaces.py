@@ -112,7 +112,7 @@ class SpaceReader:
 
 
 def stored_dtype(name: str) -> str:
-    """The dtype in which numbers of the dtype `name` are stored."""
+    """Return the dtype in which numbers of the dtype `name` are stored."""
     dtype = np.dtype(name)
     if dtype == np.uint8 or dtype == np.bool_:
         return "uint8"
@@ -120,7 +120,7 @@ def stored_dtype(name: str) -> str:
 
 
 def is_image(space: Mapping[str, Any]) -> bool:
-    """Whether Minari may have stored values of the space as JPEG pictures: bytes of 0 to 255, 32 x 32 or more."""
+    """Tell whether Minari may have stored values of the space as JPEG pictures: bytes of 0 to 255, 32 x 32 or more."""
     if space.get("type") != "Box" or space.get("dtype") != "uint8" or len(space["shape"]) not in (2, 3):
         return False
     large = min(space["shape"][:2]) >= _IMAGE_SIDE
@@ -128,7 +128,7 @@ def is_image(space: Mapping[str, Any]) -> bool:
 
 
 def ragged_columns(leaf: Leaf, values: Sequence[Any], *, what: str) -> dict[str, np.ndarray]:
-    """Texts or sequences as padded rows and their lengths. InputMissing for one that is too long or no number."""
+    """Pad texts or sequences, and return the rows and their lengths. InputMissing for one that does not fit."""
     assert isinstance(leaf.space, Ragged)
     padded = np.zeros((len(values), leaf.space.max_length), dtype=leaf.space.dtype)
     lengths = np.zeros(len(values), dtype=np.int32)

@@ -81,7 +81,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
 
 @dataclass
 class _Known:
-    """What trajectories have in common: environments, policies and tags."""
+    """The common ground of trajectories: environments, policies and tags."""
 
     envs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     policies: set[str] = field(default_factory=set)
@@ -89,7 +89,7 @@ class _Known:
     _collectors: Mapping[str, Mapping[str, Any]] | None = None
 
     def add(self, item: Item, row: Mapping[str, Any]) -> None:
-        """Take note of another trajectory."""
+        """Add another trajectory."""
         if self._collectors is None:
             self._collectors = collectors.read_all(item.reader.lake)
         env = (self._collectors.get(row["collector"]) or {}).get("env")
@@ -101,13 +101,11 @@ class _Known:
             values.add(tags.get(name, ""))
 
     def environment(self) -> Mapping[str, Any]:
-        """What Minari says of the environment, as far as it is known and the only one: `env_spec`,
-        `observation_space`.
-        """
+        """Return `env_spec` and `observation_space`, if there is one environment and it is known."""
         return described(next(iter(self.envs.values()))) if len(self.envs) == 1 else {}
 
     def metadata(self, about: Mapping[str, Any], count: int) -> dict[str, Any]:
-        """Return the metadata that name the environment and tell where the data comes from."""
+        """Return the metadata that name the environment and the origin of the data."""
         spec = self.environment().get("env_spec")
         found: dict[str, Any] = {name: next(iter(v)) for name, v in self.tags.items() if len(v) == 1 and v != {""}}
         found |= {name: about[name] for name in ("author", "description") if about.get(name)}
@@ -124,7 +122,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Form:
-    """How trajectories of one schema are written: Minari's spaces, and for each column its path and dtype (None: as it
+    """The layout of trajectories of one schema: Minari's spaces, and for each column its path and dtype (None: as it
     is; `str`: a text). `seeds`: the environment can be reset with the seed of an episode.
     `infos`: columns that are written to `infos`.
     """
@@ -200,7 +198,7 @@ def _is_length(name: str, spaces: Mapping[str, Space]) -> bool:
 
 
 def _leaf(space: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
-    """The space at the end of a path; {} where there is none."""
+    """Return the space at the end of a path; {} if there is none."""
     for key in path:
         space = (space.get("subspaces") or {}).get(key, {}) if space.get("type") == "Dict" else {}
     return space
@@ -213,7 +211,7 @@ def _leaves(space: Mapping[str, Any]) -> int:
 
 
 def _same(theirs: Mapping[str, Any], ours: Space) -> bool:
-    """Whether values of a space of the lake are values of one of Minari's."""
+    """Tell whether values of a space of the lake are values of one of Minari's."""
     kind = theirs.get("type")
     if isinstance(ours, Ragged):
         return kind == "Text"
@@ -229,7 +227,7 @@ def _same(theirs: Mapping[str, Any], ours: Space) -> bool:
 
 
 def _dtype(space: Mapping[str, Any]) -> Any:
-    """The dtype of a space's values; `str` for texts, None where it is all the same."""
+    """Return the dtype of a space's values; `str` for texts, None if any will do."""
     if space.get("type") == "Text":
         return str
     return np.dtype(space["dtype"]) if space.get("type") in ("Box", "Discrete", "MultiDiscrete") else None
@@ -249,7 +247,7 @@ def _observation_space(spaces: Mapping[str, Space]) -> dict[str, Any]:
 
 
 def _space(space: Space, *, action: bool = False) -> dict[str, Any]:
-    """A space as Minari writes gymnasium's."""
+    """Convert a space of the lake to Minari's JSON."""
     if isinstance(space, Discrete):
         return {"type": "Discrete", "dtype": "int64", "start": space.start, "n": space.n}
     if isinstance(space, MultiDiscrete):

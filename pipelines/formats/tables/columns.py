@@ -38,13 +38,13 @@ def columns_of(
     if problems:
         raise InputMissing(
             f"{what} lacks {', '.join(dict.fromkeys(problems))}",
-            hint=f"say what is what by source.columns; it has: {', '.join(names)}",
+            hint=f"map its columns with source.columns; it has: {', '.join(names)}",
         )
     ours = (ACTION, REWARD, EPISODE, *FLAGS)
     unknown = [name for name in given if name not in ours and not is_observation(name) and not is_next(name)]
     if unknown:
         raise InputMissing(
-            f"source.columns: no such column of ours: {', '.join(unknown)}",
+            f"source.columns: unknown names: {', '.join(unknown)}",
             hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {_FOLLOWING}, action, reward, episode, "
             "terminated, truncated, reset",
         )
@@ -52,10 +52,10 @@ def columns_of(
 
 
 def is_observation(name: str) -> bool:
-    """Whether `name` is `obs` or `obs.NAME`."""
+    """Tell whether `name` is `obs` or `obs.NAME`."""
     return name.partition(".")[0] == OBSERVATION
 
 
 def is_next(name: str) -> bool:
-    """Whether `name` is `next_obs` or `next_obs.NAME`."""
+    """Tell whether `name` is `next_obs` or `next_obs.NAME`."""
     return name.partition(".")[0] == _FOLLOWING

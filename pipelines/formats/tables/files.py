@@ -21,7 +21,7 @@ TRAJECTORIES = "trajectories.parquet"
 
 
 class ParquetFiles:
-    """Reads Parquet files."""
+    """A reader of Parquet files."""
 
     def batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these columns, about `BATCH_BYTES` at a time."""
@@ -47,7 +47,7 @@ class ParquetFiles:
 
 
 class ArrowFiles:
-    """Reads Arrow IPC files."""
+    """A reader of Arrow IPC files."""
 
     def batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these columns, about `BATCH_BYTES` at a time."""
@@ -74,7 +74,7 @@ class ArrowFiles:
 
 
 def unreadable(path: Path, error: BaseException) -> IntegrityError:
-    """Say that a file is damaged."""
+    """Return the error of a damaged file."""
     return IntegrityError(f"'{path}' is damaged, or of another format: {reason(error)}", hint="make or fetch it again")
 
 

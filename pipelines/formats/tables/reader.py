@@ -53,7 +53,7 @@ Block = dict[str, np.ndarray]
 
 
 class TableImporter:
-    """See the module; `form` is parquet or arrow."""
+    """The importer of Parquet files; see the module."""
 
     form = "parquet"
     reader: ParquetFiles | ArrowFiles = ParquetFiles()
@@ -122,7 +122,7 @@ class TableImporter:
             self._listener(notice(self._what, breaks, inside))
 
     def _require_together(self) -> None:
-        """InputMissing where an id comes back within a file, and its episode had not ended."""
+        """Raise InputMissing if an id comes back within a file before its episode has ended."""
         for path in self._files:
             ended: dict[Any, bool] = {}
             current, over, row = None, False, 0
@@ -141,10 +141,10 @@ class TableImporter:
                 over, row = bool(flags[-1]), row + len(ids)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def _require_alike(self, first: pa.Schema, path: Path) -> None:
-        """InputMissing where what is read of a file is of other types than in the first."""
+        """Raise InputMissing if columns of a file have other types than in the first."""
         other = self.reader.schema(path)
         wanted = dict.fromkeys(part_of(part)[0] for parts in self._columns.values() for part in parts)
         unlike = [n for n in wanted if n not in other.names or not other.field(n).type.equals(first.field(n).type)]
@@ -176,7 +176,7 @@ class TableImporter:
         )
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
-        """See `Importer`."""
+        """Yield batches as `Importer` says."""
         self.dropped = 0
         number, held = 0, _empty()
         blocks = self._blocks()
@@ -197,7 +197,7 @@ class TableImporter:
             block = following
 
     def _ends(self, held: Block, *, last: bool) -> np.ndarray:
-        """Where trajectories end that are whole; the last one is once nothing follows."""
+        """Return the ends of complete trajectories; the last one is complete if no rows follow."""
         rows = len(held[REWARD])
         marks = np.zeros(rows, dtype=bool)
         if rows:
@@ -214,7 +214,7 @@ class TableImporter:
         return np.array(pieces + tail, dtype=np.int64)
 
     def _marked(self, rows: Block) -> np.ndarray:
-        """(n,): whether an episode ends here by its flags, or because the next row has another id."""
+        """Return (n,): whether an episode ends here by its flags, or because the next row has another id."""
         marks = self._flagged(rows)
         if EPISODE in rows:
             if self._arrival:
@@ -231,7 +231,7 @@ class TableImporter:
         return marks
 
     def _broken(self, rows: Block) -> np.ndarray:
-        """(n,): whether a row's next observation is another one than the next row has."""
+        """Return (n,): whether the next observation of a row differs from the observation of the next row."""
         found = np.zeros(len(next(iter(rows.values()))), dtype=bool)
         for name in self._followed:
             found[:-1] |= differ(rows[_next(name)][:-1], rows[name][1:])
@@ -256,7 +256,7 @@ class TableImporter:
         return Trajectories(self._intake.columns(raw, first=first), raw.rows, infos)
 
     def _arrived(self, held: Block, begin: np.ndarray, end: np.ndarray, names: list[str]) -> Raw | None:
-        """Trajectories of T + 1 rows; one of a single row is none."""
+        """Split rows into trajectories of T + 1 rows, without those of a single row."""
         fine = end - begin > 1
         if not fine.any():
             return None
@@ -310,7 +310,7 @@ class TableImporter:
         return TrajectoryInfo(env=self.env, task=self._settings.task or self.label, source=self.form, tags=tags)
 
     def _blocks(self, only: list[str] | None = None, files: list[Path] | None = None) -> Iterator[Block]:
-        """Rows of all files (or of `files`) in order, by our names."""
+        """Yield the rows of all files (or of `files`) in order, by our names."""
         chosen = {name: parts for name, parts in self._columns.items() if only is None or name in only}
         wanted = list(dict.fromkeys(part_of(part)[0] for parts in chosen.values() for part in parts))
         for path in files or self._files:
@@ -351,7 +351,7 @@ class TableImporter:
 
 
 class ArrowImporter(TableImporter):
-    """Arrow IPC files."""
+    """The importer of Arrow IPC files."""
 
     form = "arrow"
     reader = ArrowFiles()

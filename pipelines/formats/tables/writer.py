@@ -58,7 +58,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows of trajectories and their places; uids as texts."""
+    """Build the table of trajectories and their places, uids as texts."""
     table = pa.Table.from_pylist(list(rows), schema=pa.schema([*TRAJECTORIES, *_PLACES])).drop_columns(["row0"])
     for name in ("uid", "base_uid"):
         texts = pa.array([None if value is None else value.hex() for value in table[name].to_pylist()], pa.string())
@@ -80,7 +80,7 @@ class _SchemaFiles:
     _pending_rows: int = 0
 
     def add(self, uid: str, trajectory: Trajectory) -> dict[str, Any]:
-        """Take a trajectory in; where it will be."""
+        """Add a trajectory, and return where it will be."""
         if self._pending and (self._pending_rows + trajectory.length + 1) * self.schema.step_bytes > GROUP_BYTES:
             self._write_group()
         place = {

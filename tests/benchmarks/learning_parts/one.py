@@ -17,9 +17,10 @@ from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Progress
 from pipelines.files.json import read_object
 from pipelines.lake.store import Lake
-from pipelines.stages import chain, evaluate
-from pipelines.stages.identity import stored_steps
-from pipelines.training import checkpoint as checkpoints
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.stages import evaluate
+from pipelines.stages import run as chain
+from pipelines.stages.collect import stored_steps
 from pipelines.training.metrics_log import MetricsLog
 from tests.benchmarks.learning_parts.tasks import CURVE_SEED, Task, settings_of
 

@@ -55,7 +55,7 @@ def test_data_goes_out_and_comes_back(amago: Amago, small: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["--from", "d4rl:none.hdf5"], 3, "no file 'none.hdf5'"),
-        (["--from", "hopper"], 2, "is no source"),
+        (["--from", "hopper"], 2, "is not a dataset"),
         (["--from", "d4rl:{file}", "--policy", "random", "--actors", "4"], 2, "--actors, --policy and --from"),
         (["--from", "d4rl:{file}", "--env", "gym:Pendulum-v1"], 3, "obs: 4 values in the source, 3 values"),
         (["--from", "d4rl:{file}", "--set", "source.colums=1"], 2, "did you mean 'source.columns'?"),

@@ -1,8 +1,16 @@
-"""What the stages of a chain share while one process runs them: environments, model, optimiser, data view."""
+"""run: chain stages, epoch by epoch, in one process with environments, model and data view kept alive.
+
+Targets are cumulative and counted from what exists (steps in the lake, updates of the newest checkpoint), so a
+chain that was killed goes on by the same command: what is done is skipped. `chain.json` only remembers which
+one-off stages (relabel, evaluate, export) were passed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,30 +20,86 @@ from pipelines.config.lakes import located
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.mixture import Share
+from pipelines.envs.env import Env
+from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
+from pipelines.files.atomic import write_atomically
+from pipelines.files.json import read_object
+from pipelines.formats.make import open_importer
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
+from pipelines.rollout.collector import Collector
+from pipelines.rollout.policies import Acting, load_policy
 from pipelines.stages import evaluate, export, ingest, relabel
-from pipelines.stages.adaptation import adaptation_pictures, adaptation_tables
-from pipelines.stages.collect import Collector
-from pipelines.stages.environment import make_env
-from pipelines.stages.identity import stored_steps
-from pipelines.stages.lakes import described, in_chain, open_in_chain, places_in_chain
-from pipelines.stages.policies import Acting, load_policy
+from pipelines.stages.collect import make_collector, stored_steps
+from pipelines.stages.environment import collect_steps, make_env, with_actors
+from pipelines.stages.forecast import Forecast
+from pipelines.stages.plan import in_chain, open_in_chain, places_in_chain, plan, require_mixtures, work_of
+from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
-from pipelines.stages.train import Trainer
-from pipelines.training import checkpoint as checkpoints
+from pipelines.stages.train import described
+from pipelines.training.learner import use_threads
+from pipelines.training.trainer import Trainer
 
 _SCORES = ("episodes", "return_mean", "return_ci95", "success_mean", "success_ci95", "per_attempt")
 _GAPS = ("adaptation_gap", "return_adaptation_gap")
 
 
-class Workshop:
+def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bool = False) -> Result:
+    """Run every stage of every epoch that is not done yet. UsageError if the recipe has no stages."""
+    if not settings.stages:
+        raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
+    if settings.collect.follow:
+        raise UsageError("a chain acts with its own agent", hint="leave out collect.follow, or use amago collect")
+    directory = RunDirectory(run)
+    require_mixtures(settings, run)
+    started, spaces, horizon = time.monotonic(), None, None
+    with directory.lock("run", "collect", "train"):
+        if settings.env.name:
+            collects = [collect_steps(step.settings) for step in plan(settings) if step.entry.stage == "collect"]
+            settings = with_actors(settings, None if fresh else directory.load_document(), collects=collects)
+        if not fresh:
+            settings = with_stored_window(settings, directory.load_document())
+        directory.refuse_changes("run", settings, fresh=fresh)
+        if settings.env.name:
+            with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
+                env.reset()  # it can be made, and begin: before anything is written or removed
+                spaces, horizon = env.spec.spaces, env.spec.horizon
+                for entry in settings.stages:
+                    if entry.stage == "evaluate":
+                        evaluate.require_metrics(settings.for_stage(entry), env.spec)
+        if any(entry.stage == "ingest" for entry in settings.stages):
+            open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # likewise
+        settings = with_window(settings, horizon, listener)
+        if fresh:
+            _erase(directory)
+        directory.record("run", settings, fresh=fresh)
+        steps = list(plan(settings))
+        ledger = _Ledger(directory.path / "chain.json")
+        done_before = ledger.passed
+        if done_before >= len(steps):
+            with ChainRunner(settings, directory) as runner:
+                return runner.summary(seconds=time.monotonic() - started, status="skipped")
+        forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=done_before)
+        tell = forecast.listening(listener)
+        with ChainRunner(settings, directory) as runner:
+            for number, step in enumerate(steps):
+                if number < done_before:
+                    continue
+                runner.perform(step.entry.stage, step.settings, target=step.target, listener=tell)
+                forecast.finish()
+                ledger.advance(number + 1)
+            return runner.summary(seconds=time.monotonic() - started, status="done")
+
+
+class ChainRunner:
     """Stages by name, on live objects that are made when first needed."""
 
     def __init__(self, settings: Settings, directory: RunDirectory) -> None:
         self.settings, self.directory = settings, directory
+        use_threads(settings.train.threads)
         self._figures: dict[str, Mapping[str, Any]] = {}
         self._lakes: dict[Path | str, Lake] = {}
         self._other_policies: dict[tuple[str, bool], Acting] = {}
@@ -52,7 +116,7 @@ class Workshop:
             "export": self._export,
         }
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> ChainRunner:
         return self
 
     def __exit__(
@@ -69,37 +133,51 @@ class Workshop:
         self._figures["ingest"] = ingest.run(settings, lake=lake, listener=listener).metrics
 
     def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
+        if self._steps() >= target:
+            return
         if self._collector is None:
-            collector = Collector(
-                settings, self.directory.lake, name=self.directory.identity, run=self.directory, listener=listener
+            collector = make_collector(
+                settings,
+                self.directory.lake,
+                name=self.directory.identity,
+                run=self.directory,
+                policy=lambda env, seed: self._acting(settings, env, seed, listener),
+                listener=listener,
             )
             self._collector = self._stack.enter_context(collector)
-        if self._collector.steps >= target:
-            return
-        self._collector.act_by(self._acting(settings, self._collector, listener))
+        else:
+            acting = self._acting(settings, self._collector.env, self._collector.policy_seed, listener)
+            self._collector.act_by(acting)
         self._figures["collect"] = self._collector.collect(target, listener)
 
-    def _acting(self, settings: Settings, collector: Collector, listener: Listener) -> Acting:
+    def _steps(self) -> int:
+        """Return the environment steps that the chain has collected so far, those of earlier processes included."""
+        if self._collector is not None:
+            return self._collector.steps
+        stored = Lake.find(self.directory.lake)
+        return stored_steps(stored, self.directory.identity) if stored else 0
+
+    def _acting(self, settings: Settings, env: Env, seed: int, listener: Listener) -> Acting:
         name, greedy = settings.collect.policy, settings.collect.greedy
         if name != "auto":
             if (name, greedy) not in self._other_policies:
                 self._other_policies[name, greedy] = load_policy(
                     name,
-                    collector.env,
-                    seed=collector.policy_seed,
+                    env,
+                    seed=seed,
                     greedy=greedy,
                     action_mask=settings.agent.action_mask,
                 )
             return self._other_policies[name, greedy]
-        learner = self._training(listener).learner
+        learner = self._training(listener, env).learner
         if self._agent_policy is None:
-            if (horizon := collector.env.spec.horizon) is not None:
+            if (horizon := env.spec.horizon) is not None:
                 learner.agent.sequence.require_time(horizon)  # that of an episode's last observation
             self._agent_policy = AgentPolicy(
                 learner.agent,
-                num_actors=collector.env.num_envs,
+                num_actors=env.num_envs,
                 capacity=settings.train.resolved_context_length,
-                seed=collector.policy_seed,
+                seed=seed,
                 device=learner.device,
                 precision=settings.train.precision,
             )
@@ -112,13 +190,14 @@ class Workshop:
             run=self.directory.path,
         )
 
-    def _training(self, listener: Listener) -> Trainer:
+    def _training(self, listener: Listener, env: Env | None = None) -> Trainer:
+        """Return the trainer, made when it is first needed, for the spaces of `env` if it is given."""
         if self._trainer is None:
-            if self._collector is not None:
-                spaces = self._collector.env.spec.spaces
-            elif self.settings.env.name:
-                env = make_env(self.settings, actors=1, seed=0)
-                env.close()
+            if env is None and self.settings.env.name:
+                env = self._collector.env if self._collector is not None else make_env(self.settings, actors=1, seed=0)
+                if self._collector is None:
+                    env.close()
+            if env is not None:
                 spaces = env.spec.spaces
             else:
                 spaces = Lake.open(places_in_chain(self.settings, self.directory.path)[0]).only_schema().spaces
@@ -130,9 +209,9 @@ class Workshop:
         if trainer.learner.update >= target:
             return
         if self._collector is not None:
-            self._collector.seal()
-        trainer.draw_from(self._mixed(settings, listener), listener)
-        self._figures["train"] = trainer.train(target, listener)
+            self._collector.sink.seal()
+        data = trainer.draw_from(self._mixed(settings, listener), listener)
+        self._figures["train"] = trainer.train(data, target, listener)
 
     def _mixed(self, settings: Settings, listener: Listener) -> list[tuple[Lake, Share]]:
         """Every lake that the chain draws from, with the share that it has now."""
@@ -149,7 +228,7 @@ class Workshop:
 
     def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._collector is not None:
-            self._collector.seal()
+            self._collector.sink.seal()
         self._figures["relabel"] = relabel.run(settings, lake=self.directory.lake, listener=listener).metrics
 
     def _evaluate(self, settings: Settings, target: int, listener: Listener) -> None:
@@ -176,8 +255,8 @@ class Workshop:
         outputs = [self.directory.path]
         adapting = {label: report for label, report in reports.items() if report["metrics"]["per_attempt"]}
         if adapting:
-            tables += adaptation_tables(adapting, of=", fresh tasks")
-            outputs += adaptation_pictures(adapting, self.directory.path)
+            tables += evaluate.adaptation_tables(adapting, of=", fresh tasks")
+            outputs += evaluate.adaptation_pictures(adapting, self.directory.path)
         return Result(
             command="run",
             status=status,
@@ -192,11 +271,9 @@ class Workshop:
     def _summary_figures(self, reports: list[Mapping[str, Any]]) -> dict[str, Any]:
         """Totals of the run, the newest rates and training figures, and the last evaluation's scores."""
         done = checkpoints.numbers(self.directory.checkpoints)
-        stored = Lake.find(self.directory.lake)
-        steps = stored_steps(stored, self.directory.identity) if stored else 0
         figures: dict[str, Any] = {
             "epochs": self.settings.epochs,
-            "steps": self._collector.steps if self._collector else steps,
+            "steps": self._steps(),
             "updates": done[-1] if done else 0,
         }
         if "collect" in self._figures:
@@ -210,3 +287,27 @@ class Workshop:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
         scores = self._figures.get("evaluate") or (reports[-1]["metrics"] if reports else {})
         return figures | {key: scores[key] for key in (*_SCORES, *_GAPS) if key in scores}
+
+
+class _Ledger:
+    """How many steps of the plan are passed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.passed = path, 0
+        if path.exists():
+            passed = (read_object(path) or {}).get("passed")
+            if not isinstance(passed, int):
+                raise IntegrityError(f"'{path}' is damaged", hint="restore it from a copy, or start anew with --fresh")
+            self.passed = passed
+
+    def advance(self, passed: int) -> None:
+        self.passed = passed
+        write_atomically(self.path, json.dumps({"passed": passed}))
+
+
+def _erase(directory: RunDirectory) -> None:
+    own = ("lake", "offline", "checkpoints", "evaluations", "export")
+    for product in (directory.path / name for name in own):
+        shutil.rmtree(product, ignore_errors=True)
+    for file in (directory.metrics_path, directory.path / "chain.json"):
+        file.unlink(missing_ok=True)

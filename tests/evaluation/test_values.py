@@ -9,14 +9,14 @@ import pytest
 
 from pipelines.data.batch import Batch
 from pipelines.errors import InputMissing, UsageError
+from pipelines.evaluation.values import FIGURES, Values
 from pipelines.lake import reading
 from pipelines.lake.store import Lake
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.checkpoint import load_agent
 from pipelines.learning.inspection import inspect
 from pipelines.learning.tensors import TensorBatch
 from pipelines.stages import collect, train
-from pipelines.stages.values import FIGURES, Values
-from pipelines.training import checkpoint as checkpoints
-from pipelines.training.learner import load_agent
 from tests.stages.recipes import tiny
 
 

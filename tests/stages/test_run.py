@@ -12,9 +12,10 @@ from pipelines.config.recipes import find
 from pipelines.errors import IntegrityError, Interrupted, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.stages import chain, evaluate
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.stages import evaluate
+from pipelines.stages import run as chain
 from pipelines.stages.environment import env_model
-from pipelines.training import checkpoint as checkpoints
 from tests.stages.recipes import stopping, tiny
 from tests.tiers import some
 

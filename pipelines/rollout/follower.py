@@ -11,12 +11,12 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice
+from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
-from pipelines.stages.policies import Acting, random_policy, trained
-from pipelines.training import checkpoint as checkpoints
+from pipelines.rollout.policies import Acting, random_policy, trained
 
 
-class Following:
+class CheckpointFollower:
     """`first` is who acts now; `newer`, called between steps, who acts from then on whenever there is another
     checkpoint (one of a lower number too, after a fresh start).
 

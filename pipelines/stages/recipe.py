@@ -1,4 +1,4 @@
-"""A chain as one call, for programs and notebooks: what `amago run` does, without a command line."""
+"""Recipes for programs and notebooks: `run` does what `amago run` does; `requirement` names the extras to install."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from pipelines.config.load import resolve
 from pipelines.config.recipes import find
+from pipelines.envs import make as envs
 from pipelines.events import Listener, silent
+from pipelines.formats import make as sources
 from pipelines.stages.environment import env_model
 from pipelines.stages.result import Result
 
@@ -37,6 +39,15 @@ def run(
     resolved = resolve(document, assignments, env_model=env_model, source=name)
     if directory is None:
         directory = Path("runs") / (f"{name}-{profile}" if profile else name)
-    from pipelines.stages import chain
+    from pipelines.stages import run as stage
 
-    return chain.run(resolved, run=Path(directory), listener=listener, fresh=fresh)
+    return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh)
+
+
+def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """The extras that `recipe` needs, "a,b" (None: none), and whether they are there."""
+    found = [envs.requirement(recipe["env"]["name"])] if "env" in recipe else []
+    if "source" in recipe:
+        found.append(sources.requirement(recipe["source"]["name"]))
+    extras = [extra for extra, _ in found if extra is not None]
+    return ",".join(extras) or None, all(installed for _, installed in found)

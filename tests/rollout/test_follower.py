@@ -6,20 +6,22 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, Interrupted, UsageError
-from pipelines.events import Event, Notice, Progress
+from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
-from pipelines.stages import chain, collect, train
+from pipelines.rollout.follower import CheckpointFollower
+from pipelines.stages import collect, train
+from pipelines.stages import run as chain
 from pipelines.stages.collect import Collector
-from pipelines.stages.following import Following
-from pipelines.stages.lakes import Source
+from pipelines.stages.train import Source
 from tests.stages.recipes import tiny
 
 
@@ -38,8 +40,14 @@ def versions(lake: Path) -> list[tuple]:
     return query(Lake.open(lake), sql)[1]
 
 
-def following(home: Path, collector: Collector, seconds: float = 1e-9, listener=lambda event: None) -> Following:  # type: ignore[no-untyped-def]
-    return Following(home / "run", collector.env, seed=0, greedy=False, seconds=seconds, listener=listener)
+def following(
+    home: Path, collector: Collector, seconds: float = 1e-9, listener: Listener = silent, greedy: bool = False
+) -> CheckpointFollower:
+    return CheckpointFollower(home / "run", collector.env, seed=0, greedy=greedy, seconds=seconds, listener=listener)
+
+
+def collector_at(home: Path, **tables: Any) -> Collector:
+    return collect.make_collector(tiny(**tables), home / "x", name="c")
 
 
 def test_checkpoints_are_taken_up_as_they_appear(home: Path) -> None:
@@ -67,7 +75,7 @@ def test_checkpoints_are_taken_up_as_they_appear(home: Path) -> None:
 
 def test_a_follower_gives_each_checkpoint_once_and_looks_no_more_often_than_it_is_told(home: Path) -> None:
     learn(home, 3)
-    with Collector(tiny(), home / "x", name="c") as collector:
+    with collector_at(home) as collector:
         eager, calm = following(home, collector), following(home, collector, seconds=3600)
         first = eager.first()
         assert (first.version, first.run, first.policy_id) == (3, home / "run", RunDirectory(home / "run").identity)
@@ -83,10 +91,9 @@ def test_a_follower_gives_each_checkpoint_once_and_looks_no_more_often_than_it_i
 def test_a_reload_in_mid_episode_acts_as_if_the_new_policy_had_always_watched(home: Path) -> None:
     """The actions after a reload are those of a policy that was given the episode's steps one by one."""
     learn(home, 3)
-    with Collector(tiny(collect={"greedy": True}), home / "x", name="c") as collector:
-        follower = Following(home / "run", collector.env, seed=0, greedy=True, seconds=1e-9, listener=lambda e: None)
+    with collector_at(home, collect={"greedy": True}) as collector:
+        follower = following(home, collector, greedy=True)
         collector.act_by(follower.first())
-        assert collector.rollout is not None
         for _ in range(3):
             collector.rollout.step()
         learn(home, 6)
@@ -109,7 +116,7 @@ def test_a_reload_in_mid_episode_acts_as_if_the_new_policy_had_always_watched(ho
 def test_what_cannot_be_read_is_said_once_and_acting_goes_on(home: Path) -> None:
     learn(home, 3)
     told: list[Event] = []
-    with Collector(tiny(), home / "x", name="c") as collector:
+    with collector_at(home) as collector:
         follower = following(home, collector, listener=told.append)
         assert follower.first().version == 3
         broken = home / "run" / "checkpoints" / "000009"
@@ -143,7 +150,7 @@ _TRAIN = """
 import sys
 from pathlib import Path
 from pipelines.stages import train
-from pipelines.stages.lakes import Source
+from pipelines.stages.train import Source
 from tests.stages.recipes import tiny
 home = Path(sys.argv[1])
 settings = tiny(train={"steps": 60, "checkpoint_every": 5, "follow": True})

@@ -8,7 +8,7 @@ import pytest
 from pipelines.envs.make import make
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Spaces
-from pipelines.rollout.policy_client import ExpertPolicy, FunctionPolicy, Policy, RandomPolicy, scripted_policy
+from pipelines.rollout.policies import ExpertPolicy, FunctionPolicy, Policy, RandomPolicy, scripted_policy
 from tests.envs.own import Counting, fixed
 
 SPACES = Spaces(observation={"obs": Box(shape=(1,))}, action=Discrete(n=2))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
-from pipelines.rollout import ended
-from pipelines.rollout.ended import Ended, Waiting
-from pipelines.rollout.summary import Tally
+from pipelines.rollout import episodes
+from pipelines.rollout.episodes import EpisodeQueue, EpisodeStats, FinishedEpisodes
 
 
 def told(number=1, *, rows=3, version=0, recorded=True):
@@ -16,7 +15,7 @@ def told(number=1, *, rows=3, version=0, recorded=True):
     if recorded:
         infos = Infos(TrajectoryInfo(policy_version=version), {"seed": list(range(number))})
         trajectories = Trajectories({"reward": np.zeros(rows * number)}, [rows] * number, infos)
-    return Ended(number=number, tally=Tally(episodes=number), trajectories=trajectories)
+    return FinishedEpisodes(number=number, stats=EpisodeStats(episodes=number), trajectories=trajectories)
 
 
 def taken(waiting, before=None):
@@ -26,7 +25,7 @@ def taken(waiting, before=None):
 
 def test_whoever_was_first_it_comes_in_the_order_of_rounds_and_parts():
     turns = [(1, 0), (0, 1), (2, 1), (0, 0), (2, 0)]
-    waiting, by_turn = Waiting(), {turn: told() for turn in turns}
+    waiting, by_turn = EpisodeQueue(), {turn: told() for turn in turns}
     for turn in turns:
         waiting.put(turn, by_turn[turn])
     assert waiting.take((0, 0)) == []
@@ -38,21 +37,21 @@ def test_whoever_was_first_it_comes_in_the_order_of_rounds_and_parts():
 
 
 def test_those_of_another_policy_are_stored_apart():
-    waiting = Waiting()
+    waiting = EpisodeQueue()
     for turn, version in enumerate([0, 0, 1, 1, 0]):
         waiting.put((turn, 0), told(version=version))
     assert [len(batch) for batch in taken(waiting)] == [2, 2, 1]
 
 
 def test_large_ones_are_not_copied_once_more():
-    waiting, rows = Waiting(), ended._LARGE // 8 // 2
+    waiting, rows = EpisodeQueue(), episodes._LARGE // 8 // 2
     for turn, size in enumerate([rows, rows, 1, 3 * rows, 1, 1]):
         waiting.put((turn, 0), told(rows=size))
     assert [len(batch) for batch in taken(waiting)] == [2, 1, 1, 2]
 
 
 def test_without_a_record_they_are_told_together():
-    waiting = Waiting()
+    waiting = EpisodeQueue()
     for turn in range(3):
         waiting.put((turn, 0), told(recorded=False))
     waiting.put((3, 0), told())
@@ -61,27 +60,27 @@ def test_without_a_record_they_are_told_together():
 
 def test_who_is_alone_does_not_wait_and_those_who_follow_do_for_a_moment(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(ended.time, "monotonic", lambda: now[0])
-    waiting = Waiting()
+    monkeypatch.setattr(episodes.time, "monotonic", lambda: now[0])
+    waiting = EpisodeQueue()
     assert not waiting.due
     waiting.put((0, 0), told())
     assert waiting.due
     waiting.take()
     waiting.put((1, 0), told())
     waiting.put((2, 0), told())
-    now[0] = 0.9 * ended._APART_SECONDS
+    now[0] = 0.9 * episodes._APART_SECONDS
     assert not waiting.due
-    now[0] = ended._APART_SECONDS
+    now[0] = episodes._APART_SECONDS
     assert waiting.due
     assert len(waiting.take()) == 2
     assert not waiting.due
 
 
 def test_many_do_not_wait():
-    waiting = Waiting()
+    waiting = EpisodeQueue()
     waiting.put((0, 0), told())
     waiting.take()
-    waiting.put((1, 0), told(number=ended._MANY - 1))
+    waiting.put((1, 0), told(number=episodes._MANY - 1))
     assert not waiting.due
     waiting.put((2, 0), told())
     assert waiting.due
@@ -92,8 +91,8 @@ def test_many_do_not_wait():
 
 def test_what_had_to_wait_for_others_waits_no_longer(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(ended.time, "monotonic", lambda: now[0])
-    waiting = Waiting()
+    monkeypatch.setattr(episodes.time, "monotonic", lambda: now[0])
+    waiting = EpisodeQueue()
     waiting.put((4, 0), told())
     waiting.take()
     waiting.put((5, 0), told())

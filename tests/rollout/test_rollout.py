@@ -13,8 +13,8 @@ from pipelines.envs.exploration import Exploration
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed
 from pipelines.lake.schema import Schema
-from pipelines.rollout.actor import UNFINISHED, Rollout
-from pipelines.rollout.policy_client import ExpertPolicy, RandomPolicy
+from pipelines.rollout.policies import ExpertPolicy, RandomPolicy
+from pipelines.rollout.rollout import UNFINISHED, Rollout
 from tests.envs.own import Counting
 
 LAKE = {"size": 3, "attempts": 3}
@@ -175,16 +175,16 @@ def test_unfinished_episodes_are_dropped_or_stored_as_truncated(keep):
 
 def test_an_episode_is_handed_over_once_even_if_the_sink_is_interrupted():
     rollout, stored = make_rollout("tmaze", {"corridor": 3}, keep_unfinished=True)
-    store = rollout._outbox._sink
+    store = rollout._finished._sink
 
     def interrupted(found):
         store(found)
         raise KeyboardInterrupt
 
-    rollout._outbox._sink = interrupted
+    rollout._finished._sink = interrupted
     with pytest.raises(KeyboardInterrupt):
         rollout.run(steps=100)
-    rollout._outbox._sink = store
+    rollout._finished._sink = store
     rollout.finish()
     assert sum(len(columns["reward"]) - 1 for columns, _ in stored) == rollout.total_steps > 0
     assert len(stored) == 4
@@ -192,8 +192,8 @@ def test_an_episode_is_handed_over_once_even_if_the_sink_is_interrupted():
 
 def test_short_episodes_are_handed_over_together_and_all_of_them_when_a_run_ends():
     rollout, stored = make_rollout("tmaze", {"corridor": 3})
-    batches, store = [], rollout._outbox._sink
-    rollout._outbox._sink = lambda found: (batches.append(len(found)), store(found))
+    batches, store = [], rollout._finished._sink
+    rollout._finished._sink = lambda found: (batches.append(len(found)), store(found))
     for run in range(1, 4):
         rollout.run(steps=4 * 4 * 20)
         assert sum(batches) == len(stored) == run * 4 * 20

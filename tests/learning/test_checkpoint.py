@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipelines.errors import InputMissing, IntegrityError, UsageError
-from pipelines.training import checkpoint as checkpoints
+from pipelines.learning import checkpoint as checkpoints
 
 
 def save(directory: Path, update: int, keep: int = 10) -> Path:

@@ -14,10 +14,11 @@ from pipelines.errors import InputMissing
 from pipelines.events import Event, Notice
 from pipelines.lake import collectors
 from pipelines.lake.store import Lake
-from pipelines.stages import chain, collect, evaluate, train
-from pipelines.stages.context import with_window
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.stages import collect, evaluate, train
+from pipelines.stages import run as chain
 from pipelines.stages.environment import env_model, make_env
-from pipelines.training import checkpoint as checkpoints
+from pipelines.stages.resolve import with_window
 from tests.stages.recipes import tiny
 
 

@@ -12,10 +12,10 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import difference
 from pipelines.lake.trajectory import Trajectory
+from pipelines.learning.checkpoint import load_agent
 from pipelines.learning.inspection import inspect
 from pipelines.learning.tensors import TensorBatch
-from pipelines.stages.policies import load_checkpoint
-from pipelines.training.learner import load_agent
+from pipelines.rollout.policies import load_checkpoint
 
 FIGURES = ("q", "v", "advantage", "weight", "disagreement", "target", "log_prob", "entropy")
 _STEPS = 4096  # of windows that are judged at once: bounds the memory of a long trajectory

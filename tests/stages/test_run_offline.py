@@ -15,8 +15,8 @@ from pipelines.config.settings import Settings
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-from pipelines.stages import chain
-from pipelines.training import checkpoint as checkpoints
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.stages import run as chain
 from tests.stages.recipes import stopping, tiny
 from tests.stages.test_ingest import content
 from tests.tiers import some

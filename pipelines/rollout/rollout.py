@@ -21,10 +21,9 @@ from pipelines.errors import StageFailed
 from pipelines.events import Listener, Progress, Waiting, silent
 from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
-from pipelines.rollout.ended import Ended, Outbox, Sink
+from pipelines.rollout.episodes import Episode, EpisodeQueue, EpisodeStats, FinishedEpisodes, RolloutStats, Sink
 from pipelines.rollout.group import Group, Joined, both, mean_epsilon, next_to_end
-from pipelines.rollout.policy_client import Policy
-from pipelines.rollout.summary import Episode, RolloutStats, Tally
+from pipelines.rollout.policies import Policy
 
 UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
 OnError = Literal["stop", "restart"]
@@ -66,7 +65,7 @@ class Rollout:
         self.env, self.exploration = env, exploration
         self.policy_id, self.policy_version = policy_id, policy_version
         self.total_steps = self.env_errors = self.episodes_dropped = 0
-        self._outbox, self._told = Outbox(sink, on_episode), on_episode is not None
+        self._finished, self._summarised = EpisodeQueue(sink, on_episode), on_episode is not None
         self._on_failure, self._on_error = on_failure, on_env_error
         self.collector, self._seed, self._keep_unfinished = collector, seed, keep_unfinished
         self._action_is_box = isinstance(env.spec.spaces.action, Box)
@@ -81,7 +80,7 @@ class Rollout:
         self._clear_counters()
 
     def _clear_counters(self) -> None:
-        self._outbox.tally = Tally()
+        self._finished.stats = EpisodeStats()
         self._env_seconds = self._policy_seconds = 0.0
         for group in self._groups:
             group.explored = 0.0, 0
@@ -140,7 +139,7 @@ class Rollout:
                     listener(stepping)
             self.settle()
         except BaseException:
-            self._outbox.give()
+            self._finished.flush()
             raise
         stats = self.stats()
         listener(self._progress(stage, steps))
@@ -154,8 +153,8 @@ class Rollout:
         """What the last call of `run` has done so far."""
         return RolloutStats(
             steps=self._done,
-            trajectories=self._outbox.tally.episodes,
-            return_mean=self._outbox.tally.return_mean,
+            trajectories=self._finished.stats.episodes,
+            return_mean=self._finished.stats.return_mean,
             success_mean=self._success_mean,
             epsilon=mean_epsilon(self._groups),
             seconds=time.perf_counter() - self._began,
@@ -191,7 +190,7 @@ class Rollout:
             self._start(group, actions[group.place], share)
         if len(groups) == 1:
             self._catch_up()
-        self._hand_over(due=True)
+        self._hand_over(if_due=True)
 
     @property
     def _ahead(self) -> int:
@@ -221,7 +220,7 @@ class Rollout:
             rounds = [group.rounds for group in self._groups]
             if max(rounds) == self._rounds and min(rounds) >= self._rounds - behind:
                 return
-            self._hand_over(due=True)
+            self._hand_over(if_due=True)
             began = time.perf_counter()
             group = next_to_end(self._groups)
             self._env_seconds += time.perf_counter() - began
@@ -282,7 +281,7 @@ class Rollout:
         if result is not None:
             over = (result.terminated | result.truncated) & ~failed
             if over.any():
-                self._outbox.put(turn, self._taken(group, np.flatnonzero(over)))
+                self._finished.put(turn, self._taken(group, np.flatnonzero(over)))
                 group.strikes[over] = 0
                 error = both(error, None if last else self._reset(group, over))
         self._mend(group, error, last=last)
@@ -323,7 +322,7 @@ class Rollout:
                     self._on_failure(failure)
             error = self._reset(group, mask)
 
-    def _taken(self, group: Group, actors: np.ndarray, *, unfinished: bool = False) -> Ended:
+    def _taken(self, group: Group, actors: np.ndarray, *, unfinished: bool = False) -> FinishedEpisodes:
         shared = TrajectoryInfo(
             env=self.env.spec.name,
             policy_id=self.policy_id,
@@ -332,26 +331,26 @@ class Rollout:
             seed=self._seed,
             tags={UNFINISHED: "true"} if unfinished else {},
         )
-        return group.take(actors, shared, told=self._told, unfinished=unfinished)
+        return group.take(actors, shared, summarised=self._summarised, unfinished=unfinished)
 
-    def _hand_over(self, *, due: bool = False) -> None:
-        """What has ended, as far as nothing that comes before it is yet to end."""
-        self._outbox.give(min((group.rounds, group.number) for group in self._groups), due=due)
+    def _hand_over(self, *, if_due: bool = False) -> None:
+        """Hand on what has ended, as far as nothing that comes before it has yet to end."""
+        self._finished.flush(min((group.rounds, group.number) for group in self._groups), if_due=if_due)
 
     def finish(self) -> int:
         """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were stored."""
         stored = 0
         for group in self._groups:
             self._end(group, last=True)
-        self._outbox.give()
+        self._finished.flush()
         for group in self._groups:
             begun = np.flatnonzero(group.time > 0)
             if self._keep_unfinished and group.recorder is not None and len(begun):
-                self._outbox.put((group.rounds, group.number), self._taken(group, begun, unfinished=True))
+                self._finished.put((group.rounds, group.number), self._taken(group, begun, unfinished=True))
                 stored += len(begun)
             group.observation = None
             group.time[:] = 0
-        self._outbox.give()
+        self._finished.flush()
         return stored
 
     def prefixes(self) -> list[dict[str, np.ndarray]]:
@@ -382,12 +381,12 @@ class Rollout:
 
     @property
     def _success_mean(self) -> float:
-        return self._outbox.tally.success_mean if self.env.spec.has_success else math.nan
+        return self._finished.stats.success_mean if self.env.spec.has_success else math.nan
 
     def _progress(self, stage: str, steps: int) -> Progress:
         seconds = time.perf_counter() - self._began
         shown = {
-            "return_mean": self._outbox.tally.return_mean,
+            "return_mean": self._finished.stats.return_mean,
             "success_mean": self._success_mean,
             "epsilon": mean_epsilon(self._groups),
             "policy_share": self._policy_seconds / seconds,

@@ -31,12 +31,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
+from pipelines import trust
+from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.atomic import explained, point, sync_directory
 from pipelines.files.checksums import read_checked, read_sealed, sealed
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.snapshot import Data
+from pipelines.lake.spaces import Spaces
+from pipelines.learning.agent import Agent
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _NAME = re.compile(r"\d{6,}")
@@ -248,3 +252,38 @@ def _write(path: Path, content: bytes | memoryview) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSettings | None = None) -> Agent:
+    """The agent of a checkpoint, ready to act. InputMissing where it names modules that are not trusted; a library's
+    caller trusts those that are in `own`, settings of the caller's.
+    """
+    trusted = own.model_dump() if own is not None else None
+    trust.require_all(checkpoint.record["agent"], where=f"checkpoint '{checkpoint.path}'", trusted=trusted)
+    with checkpoint.understood():
+        agent = Agent(
+            Spaces.from_json(checkpoint.record["spaces"]),
+            AgentSettings.model_validate(checkpoint.record["agent"]),
+            seed=checkpoint.record["seed"],
+        )
+        agent.load_state_dict(checkpoint.acting)
+    return agent.to(resolve_device(device)).eval()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. InputMissing for a CUDA device that is not there, UsageError for nonsense."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"train.device '{name}' is no device", hint="use auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"train.device '{name}' is not supported", hint="use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise InputMissing(
+            f"train.device '{name}' is not here: {found} CUDA device{'s' * (found != 1)} found",
+            hint="use auto or cpu; see amago doctor",
+        )
+    return device

@@ -1,0 +1,269 @@
+"""Collector: a rollout whose finished episodes go into a lake, and the lake's side of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from pipelines.config.settings import LakeSettings
+from pipelines.envs.env import ActorsFailed, Env, EnvFailure
+from pipelines.envs.exploration import Exploration
+from pipelines.envs.legal import LegalActions
+from pipelines.events import Event, Listener, Notice, Progress
+from pipelines.lake import collectors
+from pipelines.lake.maintenance.cap import RetentionThread
+from pipelines.lake.schema import Schema
+from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import Trajectories
+from pipelines.lake.writer import Writer
+from pipelines.learning.acting import AgentPolicy
+from pipelines.rollout.follower import CheckpointFollower
+from pipelines.rollout.policies import Acting
+from pipelines.rollout.rollout import OnError, Rollout
+
+
+class LakeSink:
+    """Writer of one collector's trajectories into the lake at `place`, which is created when `open` is first called.
+
+    `record` returns what the lake stores about the collector (see `lake.collectors.register`), and is called then. With
+    `replace`, an existing lake there is removed first. `limits` are enforced until after the last segment. `name` is
+    written into every trajectory and may be set until the lake is open.
+    """
+
+    def __init__(
+        self,
+        place: Path | str,
+        schema: Schema,
+        *,
+        name: str,
+        record: Callable[[], Mapping[str, Any]],
+        limits: LakeSettings,
+        seal_seconds: float,
+        replace: bool = False,
+    ) -> None:
+        self.name, self.notices = name, queue.SimpleQueue[Event]()
+        self._place, self._schema, self._record, self._replace = place, schema, record, replace
+        self._limits, self._seal_seconds = limits, seal_seconds
+        self._retention = contextlib.ExitStack()
+        self._opened: tuple[Lake, Writer] | None = None
+        self._policies: set[str] = set()
+
+    def __enter__(self) -> LakeSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._opened is not None:
+            with self._retention:
+                self._opened[1].__exit__(kind, error, trace)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can have been written."""
+        return self._opened is not None
+
+    def open(self) -> tuple[Lake, Writer]:
+        """Return the lake and its writer; at the first call, create or open the lake and register the collector."""
+        if self._opened is None:
+            if self._replace:
+                shutil.rmtree(self._place, ignore_errors=True)
+            lake = Lake.open_or_create(self._place)
+            lake.require_schema(self._schema)
+            collectors.register(lake, self.name, **self._record())
+            self._opened = lake, lake.writer(self._schema, name=self.name, seal_seconds=self._seal_seconds)
+            self._enforce_limits(lake)
+        return self._opened
+
+    def _enforce_limits(self, lake: Lake) -> None:
+        limits = self._limits
+        if limits.max_steps or limits.max_bytes or limits.compact:
+            cap = RetentionThread(
+                lake,
+                max_steps=limits.max_steps,
+                max_bytes=limits.max_bytes,
+                grace_seconds=limits.grace_seconds,
+                merge=limits.compact,
+                listener=self.notices.put,
+            )
+            self._retention.enter_context(cap)
+
+    def append(self, trajectories: Trajectories) -> None:
+        """Store finished episodes."""
+        self.open()[1].append_many(trajectories)
+
+    def add_policy(self, acting: Acting) -> None:
+        """Record where a policy came from, once for each."""
+        lake, _ = self.open()
+        if acting.policy_id not in self._policies:
+            self._policies.add(acting.policy_id)
+            source = None if acting.run is None else collectors.place(acting.run)
+            collectors.add_policy(lake, self.name, acting.policy_id, source)
+
+    def seal(self) -> None:
+        """Make everything stored so far visible to readers."""
+        if self._opened is not None:
+            self._opened[1].seal()
+
+
+class Collector:
+    """A rollout that fills a lake; environments and unfinished episodes live from one `collect` to the next.
+
+    All actors begin their first episodes here, so that an environment that cannot is known before anything is written.
+    `before`: steps that earlier processes of the same collector have stored. A `follower` replaces the policy between
+    steps. `action_mask`: the column of legal actions that exploration keeps to; "": the policy's own. `workers`: how
+    many processes step `env`.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        acting: Acting,
+        sink: LakeSink,
+        *,
+        exploration: Exploration | None = None,
+        follower: CheckpointFollower | None = None,
+        action_mask: str = "",
+        on_env_error: OnError = "stop",
+        seed: int = 0,
+        policy_seed: int = 0,
+        before: int = 0,
+        workers: int = 0,
+    ) -> None:
+        self.env, self.sink, self.exploration, self.workers = env, sink, exploration, workers
+        self.policy_seed, self.before = policy_seed, before
+        self._acting, self._follower, self._action_mask = acting, follower, action_mask
+        self._unfinished = 0
+        self._reported_cores = False
+        self._restrict_exploration(acting)
+        self.rollout = Rollout(
+            env,
+            acting.policy,
+            exploration=exploration,
+            sink=sink.append,
+            on_failure=self._report_failure,
+            on_env_error=on_env_error,
+            seed=seed,
+            policy_id=acting.policy_id,
+            policy_version=acting.version,
+            collector=sink.name,
+            keep_unfinished=True,
+        )
+        self.rollout.begin()
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None or getattr(error, "exit_code", 1) >= 128 or isinstance(error, ActorsFailed):
+                self.finish()
+        finally:
+            self.env.close()
+            self.sink.__exit__(kind, error, trace)
+
+    def _restrict_exploration(self, acting: Acting) -> None:
+        """Let exploration draw only from the legal actions, as the settings name them or else the policy."""
+        if self.exploration is not None:
+            column = self._action_mask or acting.action_mask
+            self.exploration.legal = LegalActions(column, self.env.spec.spaces) if column else None
+
+    def _report_failure(self, failure: EnvFailure) -> None:
+        """Queue a notice for the next progress event."""
+        self.sink.notices.put(Notice(text=f"{failure.message}; a new episode begins", level="warning"))
+        if failure.trace:
+            self.sink.notices.put(Notice(text=failure.trace.rstrip(), level="debug"))
+
+    def act_by(self, acting: Acting) -> None:
+        """Replace the policy; its memory is rebuilt from the episodes in progress."""
+        self.rollout.settle()  # what has begun belongs to the policy so far
+        self._acting = acting
+        self._restrict_exploration(acting)
+        self.rollout.policy = acting.policy
+        if isinstance(acting.policy, AgentPolicy):
+            acting.policy.rebuild(self.rollout.prefixes())
+        self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
+        if self.sink.is_open:
+            self.sink.add_policy(acting)
+
+    def _follow(self) -> None:
+        """Act with a newer checkpoint if there is one."""
+        newer = self._follower.newer() if self._follower is not None else None
+        if newer is not None:
+            self.act_by(newer)
+
+    def finish(self) -> None:
+        """Store unfinished episodes."""
+        if self.sink.is_open:
+            self._unfinished = self.rollout.finish()
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far, those of earlier processes included."""
+        return self.before + self.rollout.total_steps
+
+    def collect(self, target: int, listener: Listener) -> dict[str, Any]:
+        """Collect until `steps` reaches `target`, and return the metrics of this call."""
+        _, writer = self.sink.open()
+        self.sink.add_policy(self._acting)
+        self.rollout.collector = self.sink.name
+        already = self.steps
+        self._report_cores(listener)
+
+        def relay(event: Event) -> None:
+            if isinstance(event, Progress):
+                event = replace(event, done=min(already + event.done, target), total=target)
+            while not self.sink.notices.empty():
+                listener(self.sink.notices.get())
+            listener(event)
+
+        between = self._follow if self._follower is not None else None
+        self.rollout.run(steps=max(target - already, 0), listener=relay, between=between)
+        writer.poll()
+        return self.metrics()
+
+    def _report_cores(self, listener: Listener) -> None:
+        """Report once where environments are stepped, and how many threads the networks use."""
+        if not self._reported_cores:
+            self._reported_cores, count = True, torch.get_num_threads()
+            where = f"{self.workers} worker process{'es' * (self.workers != 1)}" if self.workers else "this process"
+            text = f"{self.env.num_envs} actors in {where}; networks use {count} thread{'s' * (count != 1)}"
+            listener(Notice(stage="collect", text=text))
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the last call of `collect`, also where it failed."""
+        stats = self.rollout.stats()
+        metrics: dict[str, Any] = {
+            "steps": stats.steps,
+            "steps_total": self.steps,
+            "trajectories": stats.trajectories,
+            "return_mean": stats.return_mean,
+            "success_mean": stats.success_mean,
+            "unfinished": self.rollout.unfinished or self._unfinished,
+            "collector": self.sink.name,
+            "policy": self.rollout.policy_id,
+            "epsilon": stats.epsilon,
+            "steps_per_second": stats.steps_per_second,
+            "policy_share": stats.policy_seconds / stats.seconds if stats.steps else math.nan,
+            "env_share": stats.env_seconds / stats.seconds if stats.steps else math.nan,
+            "env_errors": stats.env_errors,
+            "episodes_dropped": stats.episodes_dropped,
+            "actors": self.env.num_envs,
+            "workers": self.workers,
+            "seconds": stats.seconds,
+        }
+        if self.exploration is not None:
+            metrics["epsilon_progress"] = self.exploration.progress
+        known = {key: value for key, value in metrics.items() if isinstance(value, str) or not math.isnan(value)}
+        return {"return_mean": None, **known}  # no episode ended: no mean

@@ -1,0 +1,192 @@
+"""Data of a training: a mixture of lakes that is restored from checkpoints and takes in what collectors add."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from pipelines.config.relabelling import ReplaySettings
+from pipelines.config.settings import TrainSettings
+from pipelines.data.mixture import Mixture, Share
+from pipelines.data.strategy import Strategy
+from pipelines.data.versions import Versions
+from pipelines.data.view import Selection, View
+from pipelines.errors import InputMissing, StageFailed, StorageError
+from pipelines.events import Listener, Notice, Progress
+from pipelines.lake.schema import Schema
+from pipelines.lake.sql.catalog import query
+from pipelines.lake.sql.selection import select
+from pipelines.lake.store import Lake
+from pipelines.learning.checkpoint import Checkpoint
+from pipelines.relabelers.base import Chain, Context
+from pipelines.relabelers.paths import shares_of
+
+SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
+POLL_SECONDS = 0.5
+T = TypeVar("T")
+
+
+class TrainingData:
+    """Windows of `lakes` with their shares, as `train` says. Where `train.follow` is set, `refresh` takes in what
+    collectors have added, whenever it `is_due`.
+    """
+
+    def __init__(
+        self,
+        lakes: Sequence[tuple[Lake, Share]],
+        schema: Schema,
+        train: TrainSettings,
+        *,
+        seed: int,
+        listener: Listener,
+    ) -> None:
+        self.mixture = make_mixture(lakes, schema, train, seed=seed, listener=listener)
+        self.env_steps = 0
+        self._settings = train
+        self._refreshed = self._salvaged = 0.0
+
+    def restore(self, checkpoint: Checkpoint, arrays: Mapping[str, torch.Tensor]) -> None:
+        """Draw as the sampler of `checkpoint` would have gone on; `arrays`: what it had learnt."""
+        data = checkpoint.record.get("data")
+        if data is not None:
+            with checkpoint.understood():
+                self.mixture.restore(data["lakes"])
+                self.mixture.load_state_dict(data["sampler"])
+                self.mixture.load_arrays({name: tensor.numpy() for name, tensor in arrays.items()})
+
+    def prepare(self, shares: Sequence[Share], *, update: int, listener: Listener) -> None:
+        """Take in what is new and draw by `shares` from now on.
+
+        InputMissing if there are no trajectories; under `train.follow`, wait for the first.
+        """
+        self.mixture.share_out(shares)
+        if self._settings.follow:
+            wait_for(lambda: self._refresh(update, listener) or None, "the first trajectories", listener)
+        elif not self._refresh(update, listener):
+            self.mixture.shares(update)  # raises for what is empty
+
+    def _refresh(self, update: int, listener: Listener) -> bool:
+        """Take in what is new; return whether there is something to draw from."""
+        if self._settings.follow and time.monotonic() - self._salvaged >= SALVAGE_SECONDS:
+            for part in self.mixture.parts:
+                part.view.lake.salvage(listener=listener)
+            self._salvaged = time.monotonic()
+        self.mixture.refresh(update)
+        self.env_steps = self.mixture.collected_steps
+        self._refreshed = time.monotonic()
+        return not self.mixture.is_empty
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the lakes are followed and were last read `train.refresh_seconds` ago."""
+        return self._settings.follow and time.monotonic() - self._refreshed >= self._settings.refresh_seconds
+
+    def refresh(self, update: int, listener: Listener) -> None:
+        """Take in what is new; while an object store cannot be reached, continue with what is here."""
+        try:
+            self._refresh(update, listener)
+        except (StageFailed, StorageError) as error:
+            if not isinstance(error, StorageError) and not isinstance(error.__cause__, StorageError):
+                raise
+            self._refreshed = time.monotonic()
+            listener(Notice(text=f"{error}; training goes on with what it knows of the lake", level="warning"))
+
+
+def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
+    """Return what `look` finds, once it finds something; waiting is reported and can be interrupted."""
+    began, reported = time.monotonic(), False
+    while (found := look()) is None:
+        if not reported:
+            listener(Notice(text=f"waiting for {what}"))
+            reported = True
+        listener(Progress(stage="wait", done=int(time.monotonic() - began), total=None, unit="s"))
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def make_mixture(
+    lakes: Sequence[tuple[Lake, Share]], schema: Schema, train: TrainSettings, *, seed: int, listener: Listener
+) -> Mixture:
+    """What `train` says about drawing, on these lakes."""
+    strategy = Strategy(
+        weighting=train.weighting,
+        placement=train.placement,
+        half_life=train.half_life,
+        per_alpha=train.per_alpha,
+        per_beta=train.per_beta,
+    )
+    views, versions = [], []
+    for lake, share in lakes:
+        schema_id = lake.require_schema(schema)
+        selection = Selection(where=train.where, weight=train.weight)
+        if train.where or train.weight:
+            selection = replace(selection, evaluate=partial(_weights, lake, selection, schema_id, listener))
+        view = View(lake, schema_id, selection=selection, extra=strategy.extra, listener=listener, verify=train.verify)
+        views.append((view, share))
+        if train.relabel.relabeler:
+            versions.append(make_versions(lake, schema, train.relabel, seed=seed, listener=listener))
+    return Mixture(
+        views,
+        length=train.resolved_context_length,
+        seed=seed,
+        strategy=strategy,
+        anneal_steps=train.anneal_steps,
+        versions=versions or None,
+    )
+
+
+def _weights(lake: Lake, selection: Selection, schema_id: str, listener: Listener, uids: np.ndarray) -> np.ndarray:
+    found = select(lake, selection.where, selection.weight, schema_id=schema_id, listener=listener)
+    return found.weights_of(uids)
+
+
+def make_versions(lake: Lake, schema: Schema, relabel: ReplaySettings, *, seed: int, listener: Listener) -> Versions:
+    """What `relabel` says, on one lake. Where the lake has trajectories, what is wrong with it is found here."""
+    chain = _Once(lake, schema, relabel, seed, listener)
+    if chain.environments():
+        chain()
+    evaluate = partial(_varied, lake, relabel, seed, listener)
+    return Versions(derivation=chain, evaluate=evaluate, share=relabel.share, copies=relabel.copies)
+
+
+class _Once:
+    """The chain of relabelers, made when it is asked for the first time: by then there is an environment."""
+
+    def __init__(self, lake: Lake, schema: Schema, relabel: ReplaySettings, seed: int, listener: Listener) -> None:
+        self._lake, self._schema, self._relabel, self._seed = lake, schema, relabel, seed
+        self._listener = listener
+        self._chain: Chain | None = None
+
+    def __call__(self) -> Chain:
+        if self._chain is None:
+            found = self.environments()
+            if len(found) > 1:
+                raise InputMissing(
+                    f"lake '{self._lake.name}' holds {len(found)} environments: {', '.join(found)}; train.relabel "
+                    "relabels those of one",
+                    hint="store the versions instead: amago relabel",
+                )
+            context = Context(schema=self._schema, env=found[0], goal=self._relabel.goal, listener=self._listener)
+            self._chain = Chain(self._relabel.relabeler, context, seed=self._seed)
+        return self._chain
+
+    def environments(self) -> list[str]:
+        """Those of the lake's original trajectories."""
+        text = "select distinct env from trajectories where base_uid is null order by env"
+        return [env for (env,) in query(self._lake, text, listener=self._listener)[1]]
+
+
+def _varied(lake: Lake, relabel: ReplaySettings, seed: int, listener: Listener, uids: np.ndarray) -> np.ndarray:
+    """(n,) bool: which of `uids` have versions."""
+    chosen = np.ones(len(uids), dtype=bool)
+    if relabel.where:
+        chosen &= select(lake, relabel.where, originals=True, listener=listener).places(uids) >= 0
+    if relabel.fraction < 1:
+        chosen &= shares_of(seed, uids) < relabel.fraction
+    return chosen

@@ -1,0 +1,188 @@
+"""Trainer: a learner bound to a run, whose checkpoints a kill cannot tear.
+
+A resume restores weights, optimiser, schedules, random streams and the view the sampler drew from, and then takes in
+what the lakes have gained: on unchanged lakes it repeats an uninterrupted run to the bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.data.mixture import Share
+from pipelines.data.prefetch import Prefetch
+from pipelines.errors import InputMissing, Interrupted
+from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
+from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Spaces
+from pipelines.lake.store import Lake
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.checkpoint import Checkpoint
+from pipelines.training import speed
+from pipelines.training.data import TrainingData
+from pipelines.training.learner import Learner
+from pipelines.training.metrics_log import MetricsLog
+
+_SHOWN = ("loss", "actor_loss", "critic_loss", "grad_norm")  # in a result; the others are in metrics.jsonl
+
+
+class Trainer:
+    """A learner with its run's checkpoints and log; lives through all epochs of a chain.
+
+    With `resume`, it continues from the run's newest checkpoint, if there is one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: RunDirectory,
+        spaces: Spaces,
+        *,
+        listener: Listener = silent,
+        resume: bool = True,
+    ) -> None:
+        self.settings, self.directory, self.log = settings, directory, MetricsLog(directory.metrics_path)
+        self.learner = Learner(spaces, settings.agent, settings.train, seed=settings.seed)
+        self._data: TrainingData | None = None
+        self._batches: Prefetch | None = None
+        self._resumed: Checkpoint | None = None
+        self._learnt: dict[str, torch.Tensor] = {}
+        self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
+        self._saved = -1
+        self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
+        if resume:
+            self._continue(listener)
+        for text in self.learner.notices:
+            listener(Notice(text=text))
+
+    def _continue(self, listener: Listener) -> None:
+        if checkpoints.numbers(self.directory.checkpoints):
+            checkpoint = checkpoints.load(self.directory.checkpoints)
+            self._require_spaces(checkpoint)
+            self._learnt = self.learner.restore(checkpoint)
+            with checkpoint.understood():
+                for figures in checkpoint.record.get("recent", ()):
+                    self._recent.append({name: torch.tensor(float(value)) for name, value in figures.items()})
+            self._resumed, self._saved = checkpoint, checkpoint.update
+            listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
+        self.log.rewind(self.learner.update)
+
+    def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> TrainingData:
+        """Return windows of `lakes` (each time the same ones), by the shares they have now, with what is new in them.
+
+        InputMissing if there are no trajectories, unless lakes are followed, which waits for the first. UsageError for
+        a trajectory longer than the sequence encoder can take.
+        """
+        if self._data is None:
+            schema, train = Schema(self.learner.spaces), self.settings.train
+            relay = partial(self._relay, listener)
+            self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay)
+            if self._resumed is not None:
+                self._data.restore(self._resumed, self._learnt)
+        self._data.prepare([share for _, share in lakes], update=self.learner.update, listener=listener)
+        self.learner.agent.sequence.require_time(self._data.mixture.longest)
+        return self._data
+
+    def _relay(self, listener: Listener, event: Event) -> None:
+        """Pass on an event of the data; while a batch is drawn, an update cannot be stopped halfway."""
+        if isinstance(event, Waiting) and self._batches is not None:
+            event = replace(event, stoppable=False)
+        listener(event)
+
+    def train(self, data: TrainingData, target: int, listener: Listener = silent) -> dict[str, Any]:
+        """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
+        train = self.settings.train
+        self.directory.update_record(compute=self.learner.described())
+        ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
+        size = train.batch_size // train.grad_accumulation
+        plan = ((size, update) for update in range(self.learner.update, target) for _ in range(train.grad_accumulation))
+        with Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
+            try:
+                return self._train(self._batches, data, target, listener)
+            finally:
+                self._batches = None
+
+    def _train(self, batches: Prefetch, data: TrainingData, target: int, listener: Listener) -> dict[str, Any]:
+        learner, train, began = self.learner, self.settings.train, time.monotonic()
+        learnt = data.mixture.prioritise if train.per_alpha else None
+        first = learner.update
+        figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
+        while learner.update < target:
+            self._recent.append(learner.step(lambda _: batches.next(), learnt))
+            if text := self._cost.after(learner.update - first, target - first):
+                listener(Notice(stage="train", text=text))
+            regular = learner.update % train.log_every == 0
+            if regular or learner.update == target:
+                figures = means(self._recent)
+                self._recent = [] if regular else self._recent
+                rate = (learner.update - first) / (time.monotonic() - began)
+                figures |= {"updates_per_second": rate, **self._counts(data)}
+                self.log.append("train", learner.update, figures)
+            if learner.update % train.checkpoint_every == 0 and learner.update < target:
+                self.save()
+            if data.is_due:
+                batches.changing(lambda: data.refresh(learner.update, listener))
+            shown = {"loss": figures["loss"]} if "loss" in figures else {}
+            try:
+                listener(Progress(stage="train", done=learner.update, total=target, unit="updates", metrics=shown))
+            except Interrupted:
+                self.save()
+                raise
+        self.save()
+        seconds = time.monotonic() - began
+        return {
+            **{name: figures[name] for name in _SHOWN if name in figures},
+            "updates": learner.update,
+            "updates_done": learner.update - first,
+            "updates_per_second": (learner.update - first) / seconds if learner.update > first else 0.0,
+            **self._counts(data),
+        }
+
+    def _counts(self, data: TrainingData) -> dict[str, float]:
+        """Return steps trained on, environment steps in the lakes, their ratio, and updates skipped."""
+        seen, collected = self.learner.steps_seen, data.env_steps
+        known = {"env_steps": collected, "replay_ratio": seen / collected} if collected else {}
+        return {"steps_seen": seen, "skipped_updates": self.learner.skipped_updates, **known}
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment, unless there is one."""
+        if self._saved == self.learner.update:
+            return
+        data, arrays = None, {}
+        if self._data is not None:
+            mixture = self._data.mixture
+            state = (self._batches or mixture).state_dict()  # first: nothing moves from here on
+            data = {"lakes": mixture.snapshots(), "sampler": state}
+            arrays = {name: torch.from_numpy(array.copy()) for name, array in mixture.arrays().items()}
+        recent = [{name: float(value) for name, value in figures.items()} for figures in self._recent]
+        env = self.settings.env.model_dump(mode="json")
+        record = {"time": time.time(), "env": env, "data": data, "recent": recent}
+        self.learner.save(self.directory.checkpoints, record, arrays)
+        self._saved = self.learner.update
+
+    def _last_loss(self) -> float | None:
+        losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
+        return losses[-1] if losses else None
+
+    def _require_spaces(self, checkpoint: Checkpoint) -> None:
+        with checkpoint.understood():
+            stored = Spaces.from_json(checkpoint.record["spaces"])
+        if stored != self.learner.spaces:
+            raise InputMissing(
+                f"run '{self.directory.path}' was trained for other spaces than those of this lake",
+                hint="choose another --run, or start anew with --fresh",
+            )
+
+
+def means(recent: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+    """Mean of each figure over those of some updates that have it."""
+    names = dict.fromkeys(name for metrics in recent for name in metrics)
+    found = {name: [metrics[name] for metrics in recent if name in metrics] for name in names}
+    return {name: float(torch.stack([v.float().cpu() for v in values]).mean()) for name, values in found.items()}
