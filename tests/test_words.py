@@ -1,0 +1,91 @@
+"""The field's words: terms that were replaced do not come back, in code, messages, help or documentation.
+
+`LEFT` is how many files still contain a term. The numbers may only go down: lower one when its files are fewer, and
+remove the line with the last of them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What to write instead: a pattern of what not to write.
+TERMS = {
+    "evaluate, critic output, policy values": r"\b[Jj]udge[sd]?\b|\b[Jj]udging\b|\bverdicts?\b",
+    "ChainRunner, EpisodeQueue, FinishedEpisodes, EpisodeStats, AttentionWindow, RetentionThread, or another noun": (
+        r"^class _?(Workshop|Outbox|Ended|Tally|Sight|Cap|Hidden|Swept|Going|Gone|Laid|Drawn|Told|Own|Judged)\b"
+    ),
+    "valid steps": r"\breal steps?\b",
+    "scaled rewards, reward scale": r"\breward_multiplier\b|\bmultiplied rewards\b",
+    "acting discount": r"\bdiscount that acts\b",
+    "auxiliary losses": r"\b[Ee]xtra_?loss(es)?\b|\bExtraLoss|\bextra losses\b",
+    "actor loss": r"\b[Mm]aximisation (loss|term)\b",
+    "behaviour cloning": r"\b[Ii]mitation (loss|term)\b",
+    "context_length": r"\btrain\.window\b",
+    "grad_accumulation, activation_checkpointing": r"\btrain\.(accumulate|recompute)\b",
+    "ema_decay": r"\btrain\.average\b",
+    "n_step": r"\bagent\.num_steps\b",
+    "per_alpha": r"\btrain\.priority\b",
+    "label smoothing": r"\bsoften(ed|s|ing)?\b",
+    "action mask": r"\blegal[_ ]actions?\b",
+    "effective horizon": r"\bhorizon_G\b",
+    "observation, action, termination, split": r"\*\*(Seen|Done|Ends)\b|\| seen \| done \|",
+    "again": r"\banew\b",
+    "about three minutes": r"\bsome (two|three|four|five|ten|twenty|thirty|forty|fifty|hundred)\b",
+    "is not a": r"(?<![Tt]here )\bis no (?!longer\b|more\b|less\b|better\b|worse\b|different\b)[a-z]+",
+    "is stored, is in": r"\b(it|that|which|file|files|lake|run|index|they) lies? (in|on|at|beside|under)\b",
+    "report, say, log": r"\bis told\b|\bare told\b|\btells of\b|\btell of\b|\bwas told\b",
+    "all readers, any process": r"\b[Nn]obody is asked\b|\b[Ww]hoever\b",
+}
+# Names of files that hold what they hold under another name now.
+MODULES = {"deriving", "originals", "own", "kinds", "needs", "versions", "workshop", "utils", "helpers", "common"}
+LEFT = {
+    "evaluate, critic output, policy values": 14,
+    "ChainRunner, EpisodeQueue, FinishedEpisodes, EpisodeStats, AttentionWindow, RetentionThread, or another noun": 10,
+    "valid steps": 6,
+    "scaled rewards, reward scale": 3,
+    "acting discount": 2,
+    "behaviour cloning": 1,
+    "action mask": 1,
+    "again": 21,
+    "is not a": 14,
+    "is stored, is in": 9,
+    "report, say, log": 11,
+    "all readers, any process": 8,
+}
+LEFT_MODULES = {"deriving", "kinds", "originals", "versions"}
+
+
+def texts() -> list[Path]:
+    """Return the files that are held to the words: packages, recipes, documentation of today."""
+    code = [path for package in ("pipelines", "amago_cli") for path in (ROOT / package).rglob("*.py")]
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples.toml")]
+    return sorted([*code, *pages, *(ROOT / "docs").glob("*.md"), *(ROOT / "pipelines").rglob("*.toml")])
+
+
+@pytest.mark.parametrize("better", TERMS)
+def test_a_replaced_term_does_not_come_back(better: str) -> None:
+    pattern = re.compile(TERMS[better], re.MULTILINE)
+    found = {
+        path.relative_to(ROOT).as_posix(): match[0]
+        for path in texts()
+        if (match := pattern.search(path.read_text(encoding="utf-8")))
+    }
+    lines = "\n".join(f"{path}: {word!r}" for path, word in found.items())
+    assert len(found) <= LEFT.get(better, 0), f"write {better!r}:\n{lines}"
+
+
+def test_a_module_is_not_named_by_a_replaced_term() -> None:
+    names = {path.stem for package in ("pipelines", "amago_cli") for path in (ROOT / package).rglob("*.py")}
+    assert names & MODULES <= LEFT_MODULES
+
+
+def test_terms_are_found_where_they_are_used() -> None:
+    pattern = re.compile(TERMS["is not a"])
+    assert pattern.search("it is no lake")
+    assert not pattern.search("it is no longer there")
+    assert re.search(TERMS["again"], "built anew")
