@@ -89,7 +89,7 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
 @dataclass
 class Use:
-    """What could be had of a lake: keys by uid, whatever was read that is not what was written, and what was told."""
+    """The readable content of a lake: keys by uid, what was read wrongly, and what was reported."""
 
     read: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)

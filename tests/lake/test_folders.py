@@ -114,7 +114,7 @@ def test_writers_that_open_the_next_folder_at_once_open_the_same(root: Path) -> 
     for thread in threads:
         thread.join()
     assert chosen == [f"{HOUR}_0001"] * 8
-    assert not (root / f"{HOUR}_0001").exists()  # whoever publishes makes it
+    assert not (root / f"{HOUR}_0001").exists()  # the publisher makes it
 
 
 @pytest.mark.usefixtures("small")

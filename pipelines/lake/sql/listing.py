@@ -70,9 +70,9 @@ def matter(changed: Mapping[str, FolderListing | None], known: Mapping[str, Fold
 
 def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -> list[str]:
     """Return the sorted ids of all segments: of the `changed` folders as they are now, of the others as `known`."""
-    anew = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
-    ids = [id for id in known if id.partition("/")[0] not in anew]
-    ids += [id for folder in anew for id in list_segments(storage, folder)]
+    relisted = {folder.removeprefix(f"{ROOT}/") for folder in changed if folder.startswith(ROOT)}
+    ids = [id for id in known if id.partition("/")[0] not in relisted]
+    ids += [id for folder in relisted for id in list_segments(storage, folder)]
     return sorted(ids)
 
 
