@@ -33,9 +33,9 @@ from pipelines.lake import segment as segments
 from pipelines.lake.folders import FolderChooser
 from pipelines.lake.footer import TRAJECTORIES
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Schema
+from pipelines.lake.sealing import LOG_FORMAT
 from pipelines.lake.segment import StagedFiles, as_stored, checksum
 from pipelines.lake.wal import Log
-from pipelines.lake.writer import LOG_FORMAT
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake

@@ -29,6 +29,7 @@ from pipelines.events import Listener, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.files.json import Form, parse_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
+from pipelines.lake import sealing
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
@@ -283,9 +284,7 @@ class Lake:
 
     def salvage(self, *, listener: Listener = silent) -> int:
         """Seal the logs of dead writers; returns the number of trajectories saved."""
-        from pipelines.lake.salvage import salvage
-
-        return salvage(self.storage, self.schema, listener=listener)
+        return sealing.salvage(self.storage, self.schema, listener=listener)
 
 
 def _locate(path: Path | str) -> Storage | None:

@@ -21,15 +21,14 @@ import numpy as np
 from pipelines.files.atomic import explained
 from pipelines.lake import segment as segments
 from pipelines.lake.arrow import storage_dtype
-from pipelines.lake.folders import FolderChooser, segment_key
+from pipelines.lake.folders import FolderChooser
 from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED, Column, Schema
-from pipelines.lake.sealer import Sealer
+from pipelines.lake.sealing import LOG_FORMAT, Sealer, publish_log
 from pipelines.lake.segment import UnsealedBatch
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
-LOG_FORMAT = 1
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text"), str),
     **dict.fromkeys(("policy_version", "seed"), int),
@@ -268,32 +267,3 @@ def _summaries(stored: Mapping[str, np.ndarray], rows: Sequence[int]) -> dict[st
         "terminated": stored[TERMINATED][ends - 1] != 0,
         "truncated": stored[TRUNCATED][ends - 1] != 0,
     }
-
-
-def publish_log(
-    storage: Storage,
-    folders: FolderChooser,
-    log: Log,
-    schema_id: str,
-    columns: Sequence[Column],
-    items: Sequence[UnsealedBatch],
-) -> str:
-    """Seal a log whose lock is held: stage, mark, rename, drop. Returns the segment's id; an OSError leaves the log."""
-    published = next((id for id in log.marks if storage.exists(segment_key(id))), None)
-    if published is not None:  # an earlier attempt failed after the rename
-        log.drop()
-        return published
-    writer, _, number = log.path.stem.rpartition("-")
-    sequence = int(number)
-    staged = segments.stage(storage.local / "tmp", writer, schema_id, columns, items, sequence=sequence, overlay=False)
-    try:
-        segment = segments.new_segment(folders, writer, sequence, overlay=False)
-        log.mark(segment)
-        segments.publish(storage, staged, segment)
-    except BaseException:
-        staged.discard()
-        for id in log.marks:
-            segments.drop_orphan(storage, id)
-        raise
-    log.drop()
-    return segment
