@@ -23,9 +23,9 @@ from pipelines.errors import AmagoError, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.json import parse_object
 from pipelines.lake import collectors
+from pipelines.lake.checkpoint_data import find_lake, kept_updates, read_snapshots
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.snapshot import find_lake, kept_updates, read_snapshots
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import FOLDER, QUARANTINE, read_tombstone
 from pipelines.lake.uids import positions

@@ -20,7 +20,7 @@ from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.events import Event, Listener, Notice, Progress
 from pipelines.lake import collectors
-from pipelines.lake.maintenance.cap import RetentionThread
+from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectories

@@ -38,9 +38,9 @@ def protect(
 
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import InputMissing, UsageError
+    from pipelines.lake.checkpoint_data import read_snapshots
     from pipelines.lake.lineage import split
     from pipelines.lake.maintenance import protection as engine
-    from pipelines.lake.snapshot import read_snapshots
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 

@@ -14,9 +14,9 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
+from pipelines.lake.checkpoint_data import kept_updates
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.protection import protections
-from pipelines.lake.snapshot import kept_updates
 from pipelines.lake.sql import catalog
 from pipelines.lake.sql import query as sql
 from pipelines.lake.tombstones import FOLDER, QUARANTINE

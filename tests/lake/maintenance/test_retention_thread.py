@@ -11,10 +11,10 @@ from pipelines.data.view import View
 from pipelines.events import Notice
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance import cap as caps
-from pipelines.lake.maintenance.cap import MANY, RetentionThread, ripe
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protect
+from pipelines.lake.maintenance.retention_thread import MANY, RetentionThread, ripe
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
