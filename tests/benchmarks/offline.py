@@ -3,10 +3,12 @@
     python tests/benchmarks/offline.py --seeds 0-2 --to offline.jsonl [--d3rlpy-python PYTHON] [--set agent.x=y]
 
 Half of the steps are random, half are a noisy swing-up by energy. Each learner runs in a process of its own with one
-thread: ours as `amago run d4rl-regression --profile small`, from the file to the evaluation; d3rlpy with its defaults
-until it has used as many CPU seconds (--cpu-seconds), the reading of the file included. Each line of the result has the
-mean return of 50 episodes and the CPU seconds, user and system, of the whole process with its children. PYTHON is one
-with d3rlpy 2.8 (see the extra `clients`).
+thread: ours as `amago run d4rl-regression --profile small`, from the file to the evaluation; d3rlpy's IQL with
+learning rates of 1e-3 and rewards times 0.1 (its defaults, 3e-4 and unscaled, are for a million updates), until it
+has used as many CPU seconds (--cpu-seconds), including reading the file. Each line of the result has the mean return
+of 50 episodes, the CPU seconds, user and system, of the whole process with its children, and the number of updates.
+Where other processes compete for the caches, a CPU second has fewer updates: compare runs on an idle machine, or at
+equal --updates. PYTHON is one with d3rlpy 2.8 (see the extra `clients`).
 """
 
 from __future__ import annotations
@@ -32,22 +34,28 @@ EPISODE = 200
 EVALUATED = 50
 
 IQL = """
-import sys, time
+import json, sys, time
 import gymnasium, h5py, numpy as np, torch
 import d3rlpy
 
-path, seed, limit, episodes = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+path, seed, limit, episodes, most = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:])
 torch.set_num_threads(1)
 d3rlpy.seed(seed)
 with h5py.File(path) as file:
     arrays = {name: file[name][()] for name in ("observations", "actions", "rewards", "terminals", "timeouts")}
 arrays["actions"] = arrays["actions"] / 2  # d3rlpy's policies act in [-1, 1]
 data = d3rlpy.dataset.MDPDataset(**arrays)
-learner = d3rlpy.algos.IQLConfig().create(device="cpu:0")
+learner = d3rlpy.algos.IQLConfig(
+    actor_learning_rate=1e-3,
+    critic_learning_rate=1e-3,
+    reward_scaler=d3rlpy.preprocessing.MultiplyRewardScaler(0.1),
+).create(device="cpu:0")
 learner.build_with_dataset(data)
-while time.process_time() < limit:
+updates = 0
+while updates < most if most else time.process_time() < limit:
     for _ in range(20):
         learner.update(data.sample_transition_batch(learner.batch_size))
+    updates += 20
 env, returns = gymnasium.make("Pendulum-v1"), []
 for episode in range(episodes):
     observation, over, total = env.reset(seed=1_000_003 + episode)[0], False, 0.0
@@ -56,7 +64,7 @@ for episode in range(episodes):
         observation, reward, terminated, truncated, _ = env.step(np.clip(2 * action, -2, 2))
         total, over = total + reward, terminated or truncated
     returns.append(total)
-print(float(np.mean(returns)))
+print(json.dumps({"return_mean": float(np.mean(returns)), "updates": updates}))
 """
 
 
@@ -117,12 +125,12 @@ def amago(path: Path, seed: int, settings: list[str]) -> dict[str, Any]:
     return {**about, "return_mean": mean, "cpu_seconds": cpu, "seconds": wall}
 
 
-def iql(path: Path, seed: int, python: str, cpu_seconds: float) -> dict[str, Any]:
+def iql(path: Path, seed: int, python: str, cpu_seconds: float, updates: int) -> dict[str, Any]:
     """Train and evaluate d3rlpy's IQL."""
-    command = [python, "-W", "ignore", "-c", IQL, str(path), str(seed), str(cpu_seconds), str(EVALUATED)]
+    command = [python, "-W", "ignore", "-c", IQL, *map(str, (path, seed, cpu_seconds, EVALUATED, updates))]
     out, cpu, wall = timed(command, path.parent)
-    mean = float(out.strip().splitlines()[-1])
-    return {"learner": "d3rlpy IQL", "seed": seed, "return_mean": mean, "cpu_seconds": cpu, "seconds": wall}
+    found = json.loads(out.strip().splitlines()[-1])
+    return {"learner": "d3rlpy IQL", "seed": seed, **found, "cpu_seconds": cpu, "seconds": wall}
 
 
 def results(path: Path, seed: int, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -130,7 +138,7 @@ def results(path: Path, seed: int, arguments: argparse.Namespace) -> Iterator[di
     if arguments.only != "d3rlpy":
         yield amago(path, seed, arguments.set)
     if arguments.only != "amago" and arguments.d3rlpy_python:
-        yield iql(path, seed, arguments.d3rlpy_python, arguments.cpu_seconds)
+        yield iql(path, seed, arguments.d3rlpy_python, arguments.cpu_seconds, arguments.updates)
 
 
 def main() -> None:
@@ -138,6 +146,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
     parser.add_argument("--to", type=Path, default=Path("offline.jsonl"))
     parser.add_argument("--cpu-seconds", type=float, default=90.0, help="of d3rlpy's training")
+    parser.add_argument("--updates", type=int, default=0, help="of d3rlpy's training, in place of --cpu-seconds")
     parser.add_argument("--d3rlpy-python", default="", help="a Python with d3rlpy; without one ours runs alone")
     parser.add_argument("--only", choices=("amago", "d3rlpy"), help="one of the learners")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE laid over our settings")
