@@ -10,7 +10,7 @@ import pytest
 from pipelines.data.view import View
 from pipelines.events import Notice
 from pipelines.lake.folders import list_all
-from pipelines.lake.maintenance import cap as caps
+from pipelines.lake.maintenance import retention_thread as caps
 from pipelines.lake.maintenance.files import FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protect
