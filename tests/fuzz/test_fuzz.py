@@ -18,8 +18,9 @@ import pytest
 from pipelines.errors import AmagoError
 from pipelines.export.policy_bundle import load_policy
 from tests.cli.conftest import call, tiny
-from tests.fuzz import mutations
-from tests.fuzz.mutations import Mutation
+from tests.formats.test_lerobot import dataset
+from tests.fuzz import datasets, mutations, odd
+from tests.fuzz.odd import Mutation
 from tests.tiers import trials
 
 MUTATIONS = 5_000
@@ -35,6 +36,19 @@ EVALUATE = ("evaluate", "small", "--episodes", 2, "-q")
 EXPORT = ("export", "small", "-q")
 METRICS = ("lake", "sql", "small", "select * from metrics")
 ACT = ("act",)
+
+
+def taken(name: str, *more: str) -> Command:
+    return ("collect", "--from", name, *more, "--lake", "new", "-q")
+
+
+TABLE = taken(
+    "parquet:lerobot/data/*/*.parquet",
+    "--set",
+    'source.columns={obs="observation.state", reward="next.reward", terminated="next.done", episode="episode_index"}',
+    "--set",
+    "source.clip_actions=true",
+)
 
 
 def sql(text: str) -> Command:
@@ -55,7 +69,7 @@ _READ = (INFO, sql("select * from trajectories"), sql("select sum(reward) from s
 TARGETS = {
     "run.json": Target(
         "small/run.json",
-        mutations.changed_json,
+        odd.changed_json,
         (
             EVALUATE,
             LINEAGE,
@@ -72,7 +86,7 @@ TARGETS = {
     ),
     "checkpoint.json": Target(
         f"{_CHECKPOINT}/checkpoint.json",
-        mutations.changed_json,
+        odd.changed_json,
         (LINEAGE, EVALUATE, sql("select * from checkpoints"), (*LINEAGE[:2], "small@3")),
     ),
     "sealed checkpoint.json": Target(
@@ -90,29 +104,37 @@ TARGETS = {
         mutations.resealed(Path("checkpoint.json"), mutations.odd_tensors),
         (EVALUATE, (*TRAIN, 4)),
     ),
-    "metrics.jsonl": Target("small/metrics.jsonl", mutations.changed_bytes, (METRICS, (*TRAIN, 4))),
-    "evaluation": Target("small/evaluations/*.json", mutations.changed_json, (EVALUATE,)),
+    "metrics.jsonl": Target("small/metrics.jsonl", datasets.changed_lines, (METRICS, (*TRAIN, 4))),
+    "evaluation": Target("small/evaluations/*.json", odd.changed_json, (EVALUATE,)),
     "collector": Target(
         "small/lake/collectors/*.json",
-        mutations.changed_json,
+        odd.changed_json,
         (LINEAGE, INFO, sql("select * from collectors"), ("lake", "copy", "small", "copied")),
     ),
-    "lake.json": Target("small/lake/lake.json", mutations.changed_json, _READ),
-    "schema": Target("small/lake/schemas/*.json", mutations.changed_bytes, _READ),
+    "lake.json": Target("small/lake/lake.json", odd.changed_json, _READ),
+    "schema": Target("small/lake/schemas/*.json", odd.changed_bytes, _READ),
     "odd schema": Target("small/lake/schemas/*.json", mutations.odd_schema, _READ),
     "segment": Target("small/lake/segments/*/*.arrow", mutations.changed_footer, (*_READ, LINEAGE)),
-    "segment's bytes": Target("small/lake/segments/*/*.arrow", mutations.changed_bytes, _READ),
-    "npz": Target("npz/*.npz", mutations.changed_npz, (("collect", "--from", "npz:npz", "--lake", "new", "-q"),)),
+    "segment's bytes": Target("small/lake/segments/*/*.arrow", odd.changed_bytes, _READ),
+    "npz": Target("npz/*.npz", datasets.changed_npz, (taken("npz:npz"),)),
     "hdf5": Target(
         "hdf5/*.hdf5",
-        mutations.changed_hdf5,
-        (
-            ("collect", "--from", "d4rl:hdf5", "--lake", "new", "-q"),
-            ("collect", "--from", "d4rl:hdf5", "--env", "gym:CartPole-v1", "--lake", "new", "-q"),
-        ),
+        datasets.changed_hdf5,
+        (taken("d4rl:hdf5"), taken("d4rl:hdf5", "--env", "gym:CartPole-v1")),
     ),
+    "minari": Target("minari-v0/data/main_data.hdf5", datasets.changed_hdf5, (taken("minari:minari-v0"),)),
+    "minari's metadata": Target(
+        "minari-v0/data/metadata.json", datasets.changed_metadata, (taken("minari:minari-v0"),)
+    ),
+    "parquet": Target("parquet/steps-*.parquet", datasets.changed_parquet, (taken("parquet:parquet"),)),
+    "parquet's trajectories": Target(
+        "parquet/trajectories.parquet", datasets.changed_parquet, (taken("parquet:parquet"),)
+    ),
+    "table": Target("lerobot/data/*/*.parquet", datasets.changed_parquet, (TABLE, taken("lerobot:lerobot"))),
+    "lerobot's metadata": Target("lerobot/meta/*.json", odd.changed_json, (taken("lerobot:lerobot"),)),
+    "lerobot's lines": Target("lerobot/meta/*.jsonl", datasets.changed_lines, (taken("lerobot:lerobot"),)),
     "bundle": Target("small/export/policy.json", mutations.changed_sealed, (ACT,)),
-    "bundle's bytes": Target("small/export/*", mutations.changed_bytes, (ACT,)),
+    "bundle's bytes": Target("small/export/*", odd.changed_bytes, (ACT,)),
     "bundle's weights": Target(
         "small/export/weights.safetensors", mutations.resealed(Path("policy.json"), mutations.odd_tensors), (ACT,)
     ),
@@ -130,10 +152,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             (*TRAIN, 3),
             EVALUATE,
             ("export", "small", "-q"),
-            *(("export", "small/lake", "--format", form, "--to", form, "-q") for form in ("npz", "hdf5")),
+            *(("export", "small/lake", "--format", form, "--to", form, "-q") for form in ("npz", "hdf5", "parquet")),
+            ("export", "small/lake", "--format", "minari", "--to", "minari-v0", "-q"),
         ):
             done = call(*command)
             assert done.code == 0, done.err
+        dataset(home / "lerobot", "v2.1")
         yield home
     finally:
         os.chdir(before)
