@@ -13,7 +13,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,11 @@ class GymnasiumEnv(Env):
                 self._goals[i] = self._observations.text(observation) if goal is None else goal
             except BaseException as error:
                 failures.append(self._failed("reset", i, error))
+        begun = set(indices.tolist()).difference(*(failure.actors for failure, _ in failures))
+        failures += [self._failed("reset", i, problem) for i, problem in self._not_finite(columns, begun)]
         self._columns = columns
         if failures:
-            raise ActorsFailed([failure for failure, _ in failures], columns) from failures[0][1]
+            raise _joined(failures, columns)
         return columns
 
     def _step(self, actions: np.ndarray) -> StepResult:
@@ -146,15 +148,16 @@ class GymnasiumEnv(Env):
                 self._observations.write(observation, columns, i)
             except BaseException as error:
                 failures.append(self._failed("step", i, error))
-                for column in columns.values():
-                    column[i] = 0
-                reward[i], terminated[i], truncated[i] = 0.0, False, False
+                _clear(i, reward, terminated, truncated, *columns.values())
                 continue
             if self._is_task:
                 outcome = self.envs[i].outcome  # type: ignore[attr-defined]
                 reset[i], attempt_end[i], success[i] = outcome.reset, outcome.attempt_end, outcome.success
             elif self._success_key is not None and (terminated[i] or truncated[i]):
                 success[i] = succeeded(info, self._success_key, name=self._name)
+        for i, problem in self._not_finite(columns, set(range(n))):
+            failures.append(self._failed("step", i, problem))
+            _clear(i, reward, terminated, truncated, reset, attempt_end, success, *columns.values())
         self._columns = columns
         result = StepResult(
             observation=columns,
@@ -166,8 +169,17 @@ class GymnasiumEnv(Env):
             success=success,
         )
         if failures:
-            raise ActorsFailed([failure for failure, _ in failures], result) from failures[0][1]
+            raise _joined(failures, result)
         return result
+
+    def _not_finite(self, columns: Mapping[str, np.ndarray], actors: set[int]) -> Iterator[tuple[int, ValueError]]:
+        """Yield an error for each of `actors` whose observation is not finite, as if it had been raised."""
+        for i, message in self._observations.not_finite(columns).items():
+            if i in actors:
+                try:
+                    raise ValueError(message)
+                except ValueError as error:
+                    yield i, error
 
     @property
     def steps_one_by_one(self) -> bool:
@@ -280,6 +292,20 @@ class GymnasiumEnv(Env):
             self.envs[i].close()
         self.envs[i] = self._made(self._factory)
         self._broken.discard(i)
+
+
+def _joined(failures: Sequence[tuple[EnvFailure, BaseException]], brought: Any) -> ActorsFailed:
+    """Return one error for all failures, in the order of the actors, caused by the first."""
+    ordered = sorted(failures, key=lambda failure: failure[0].actors)
+    error = ActorsFailed([failure for failure, _ in ordered], brought)
+    error.__cause__ = ordered[0][1]
+    return error
+
+
+def _clear(i: int, *arrays: np.ndarray) -> None:
+    """Set row `i` of each to zero."""
+    for array in arrays:
+        array[i] = 0
 
 
 def _flag(value: Any, name: str) -> bool:

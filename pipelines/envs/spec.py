@@ -87,7 +87,7 @@ class ObservationCodec:
         return {name: np.empty((num_envs, *space.shape), dtype=space.dtype) for name, space in self.spaces.items()}
 
     def write(self, observation: Any, columns: Mapping[str, np.ndarray], row: int) -> None:
-        """Write `observation` to `row`. ValueError where it violates the declared space."""
+        """Write `observation` to `row`. ValueError where it violates the declared space; see also `not_finite`."""
         for column, path, space in self._ragged:
             try:
                 columns[column][row], columns[f"{column}.{LENGTH}"][row] = space.padded(_found(observation, path))
@@ -107,8 +107,19 @@ class ObservationCodec:
             target[row] = value
             if target.dtype.kind != "f" and target.dtype != value.dtype and (target[row] != value).any():
                 raise ValueError(f"observation '{leaf.column}' is not {target.dtype}: {_shown(value)}")
-            if target.dtype.kind == "f" and not np.isfinite(target[row]).all():
-                raise ValueError(f"observation '{leaf.column}' is not finite: {_shown(value)}")
+
+    def not_finite(self, columns: Mapping[str, np.ndarray]) -> dict[int, str]:
+        """Return what is wrong, by row, where observations that were written are infinite or not numbers.
+
+        All rows are checked at once, because the check of one costs as much as a step of a quick environment.
+        """
+        found: dict[int, str] = {}
+        for leaf in self._leaves:
+            column = columns[leaf.column]
+            if column.dtype.kind == "f" and not (finite := np.isfinite(column)).all():
+                for row in np.flatnonzero(~finite.reshape(len(column), -1).all(1)).tolist():
+                    found.setdefault(row, f"observation '{leaf.column}' is not finite: {_shown(column[row])}")
+        return found
 
 
 def _found(observation: Any, path: tuple[Any, ...]) -> Any:

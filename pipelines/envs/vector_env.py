@@ -148,6 +148,8 @@ class BatchedEnv(Env):
     def _write(self, observation: Any, columns: Mapping[str, np.ndarray], i: int) -> None:
         try:
             self._observations.write(observation, columns, i)
+            for problem in self._observations.not_finite({name: c[i : i + 1] for name, c in columns.items()}).values():
+                raise ValueError(problem)
         except ValueError as error:
             raise StageFailed(f"environment '{self._name}' failed (actor {i}): {error}") from error
 

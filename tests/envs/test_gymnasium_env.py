@@ -295,3 +295,14 @@ def test_a_module_that_registers_an_environment_is_named_before_its_id(tmp_path,
     assert env.step(np.zeros(2, dtype=np.int32)).truncated.all()
     with pytest.raises(InputMissing, match="cannot be made: No module named 'brings_nothing'"):
         make("gym:brings_nothing:Line-v0", num_envs=1, seed=0)
+
+
+def test_observations_that_are_not_finite_are_found_by_row() -> None:
+    codec = ObservationCodec(gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32), name="x")
+    columns = codec.empty(3)
+    for row, value in enumerate(([0.0, 1.0], [np.nan, 0.0], [1.0, np.inf])):
+        codec.write(np.array(value, dtype=np.float32), columns, row)
+    assert codec.not_finite(columns) == {
+        1: "observation 'obs' is not finite: [nan  0.]",
+        2: "observation 'obs' is not finite: [ 1. inf]",
+    }

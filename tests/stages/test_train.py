@@ -11,12 +11,14 @@ import torch
 
 from pipelines.errors import InputMissing, Interrupted, UsageError
 from pipelines.events import Event, Notice, Progress
+from pipelines.lake.reading import trajectories
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.tensors import TensorBatch
 from pipelines.stages import collect, evaluate, train
+from pipelines.stages.train import Source
 from pipelines.training.metrics_log import MetricsLog
 from tests.stages.recipes import tiny
 
@@ -355,3 +357,19 @@ def test_a_log_line_of_skipped_updates_alone_has_no_loss(tmp_path: Path, lake: P
     train.run(settings, run=tmp_path / "run", lakes=[(lake, 1.0)])
     lines = MetricsLog(tmp_path / "run" / "metrics.jsonl").read()
     assert ["loss" in line for line in lines] == [True, False] * 3
+
+
+def test_the_summary_gives_the_mean_return_of_the_finished_episodes(tmp_path: Path) -> None:
+    collect.run(tiny(collect={"steps": 108}), run=tmp_path / "a")
+    stored = list(trajectories(Lake.open(tmp_path / "a")))
+    returns = [float(each.columns["reward"].sum()) for each in stored if not each.info.tags]
+    assert 0 < len(returns) < len(stored)
+    lakes = [Source(tmp_path / "a")]
+    metrics = train.run(tiny(train={"steps": 1}), run=tmp_path / "b", lakes=lakes).metrics
+    assert metrics["data_episodes"] == len(returns)
+    assert metrics["data_return_mean"] == pytest.approx(sum(returns) / len(returns))
+    best = max(returns)
+    chosen = tiny(train={"steps": 1, "where": f"return >= {best - 1e-6}"})
+    metrics = train.run(chosen, run=tmp_path / "c", lakes=lakes).metrics
+    assert metrics["data_return_mean"] == pytest.approx(best)
+    assert metrics["data_episodes"] < len(returns) or set(returns) == {best}
