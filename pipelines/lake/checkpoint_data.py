@@ -93,12 +93,12 @@ def kept_updates(directory: RunDirectory) -> list[int]:
 def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Sequence[str | Path]) -> Lake:
     """Find the lake of a snapshot by its id: where the user says, where the run says it was, or the run's own."""
     id, name = snapshot["id"], snapshot["name"]
-    told = [lake["lake"] for lake in directory.load_record().get("lakes", ()) if lake["id"] == id]
-    for place in (*given, *told, name, directory.lake):
+    recorded = [lake["lake"] for lake in directory.load_record().get("lakes", ()) if lake["id"] == id]
+    for place in (*given, *recorded, name, directory.lake):
         lake = Lake.find(place) if place else None
         if lake is not None and lake.id == id:
             return lake
-    was = next((f"at '{place}'" for place in (*told, name) if place), "here")
+    was = next((f"at '{place}'" for place in (*recorded, name) if place), "here")
     raise InputMissing(
         f"the lake that run '{directory.path}' drew from is not {was} any more (its id is {id})",
         hint="say where it is: --lake LAKE",

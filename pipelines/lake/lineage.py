@@ -201,12 +201,12 @@ class _Walk:
             names.setdefault(source.policy_id, source.collector)
         for policy_id, acted in sorted(versions.items()):
             trained = sorted(version for version in acted if version >= 0)
-            told = known.get(names[policy_id], {}).get("policies", {}).get(policy_id)
-            found = _run_of(policy_id, told, lake, directory)
-            told_path = told["absolute"] if isinstance(told, Mapping) else None
+            recorded = known.get(names[policy_id], {}).get("policies", {}).get(policy_id)
+            found = _run_of(policy_id, recorded, lake, directory)
+            recorded_path = recorded["absolute"] if isinstance(recorded, Mapping) else None
             if found is None:
-                note = f"its run is no longer at '{told_path}'" if told_path else ""
-                yield BehaviourPolicy(policy_id=policy_id, run=told_path, versions=tuple(sorted(acted)), note=note)
+                note = f"its run is no longer at '{recorded_path}'" if recorded_path else ""
+                yield BehaviourPolicy(policy_id=policy_id, run=recorded_path, versions=tuple(sorted(acted)), note=note)
                 continue
             kept = set(kept_updates(found))
             origin, note = None, ""
@@ -321,13 +321,13 @@ def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[MissingSegment]:
         except OSError:
             marker = None
         yield MissingSegment(
-            segment=id, reason=marker.get("reason", "set aside") if marker else "it is not in the lake any more"
+            segment=id, reason=marker.get("reason", "quarantined") if marker else "no longer in the lake"
         )
 
 
-def _run_of(policy_id: str, told: Any, lake: Lake, directory: RunDirectory) -> RunDirectory | None:
+def _run_of(policy_id: str, recorded: Any, lake: Lake, directory: RunDirectory) -> RunDirectory | None:
     """Return the run that a policy came from: where its collector says, or a known one of that name."""
-    places = [Path(told[key]) for key in ("absolute", "path")] if isinstance(told, Mapping) else []
+    places = [Path(recorded[key]) for key in ("absolute", "path")] if isinstance(recorded, Mapping) else []
     for place in (*places, directory.path, lake.run):
         if place is not None and RunDirectory(place).exists():
             run = RunDirectory(place)

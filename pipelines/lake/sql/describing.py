@@ -80,7 +80,7 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
         tasks, sources, filling, policies = ask(_TASKS), ask(_SOURCES), ask(_COLLECTORS), ask(_POLICIES)
         stored = ask(_STORED)
         sizes = [row["bytes"] for row in ask(_BY_SIZE)]
-    told = collectors.read_all(lake)
+    recorded = collectors.read_all(lake)
     for row in stored:
         row["bytes_per_step"] = row["bytes"] / row["rows"] if row["rows"] else None
     steps = [row for row in stored if row["kind"] == "steps"]
@@ -97,8 +97,8 @@ def describe(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
         "protected": any(protection.is_whole for protection in protections(lake.storage)),
         "tasks": tasks,
         "sources": sources,
-        "collectors": [_collector(row, told.get(row["collector"], {}), now) for row in filling],
-        "policies": [_policy(row, told.get(row.pop("collector"), {}), lake) for row in policies],
+        "collectors": [_collector(row, recorded.get(row["collector"], {}), now) for row in filling],
+        "policies": [_policy(row, recorded.get(row.pop("collector"), {}), lake) for row in policies],
         "columns": _columns(lake, stored),
         "stored": stored,
         "segment_sizes": _by_size(sizes),
@@ -126,8 +126,8 @@ def _collector(row: Mapping[str, Any], record: Mapping[str, Any], now: float) ->
 
 def _policy(row: Mapping[str, Any], record: Mapping[str, Any], lake: Lake) -> dict[str, Any]:
     """Add `newest_checkpoint` of the policy's run, and by how many updates the acting policy lags behind."""
-    told = record.get("policies", {}).get(row["policy_id"])
-    places = [Path(told[key]) for key in ("absolute", "path")] if isinstance(told, Mapping) else []
+    recorded = record.get("policies", {}).get(row["policy_id"])
+    places = [Path(recorded[key]) for key in ("absolute", "path")] if isinstance(recorded, Mapping) else []
     newest = None
     for place in (*places, *([lake.run] if lake.run else [])):
         run = RunDirectory(place)
