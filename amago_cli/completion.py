@@ -40,7 +40,7 @@ def script(shell: str) -> str:
     """What `shell` has to read so that it completes `amago`."""
     if shell == "bash":
         return _BASH
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     return get_completion_script(prog_name="amago", complete_var=VARIABLE, shell=shell) + "\n"
 
@@ -48,7 +48,7 @@ def script(shell: str) -> str:
 def register() -> None:
     """Let the option parser answer, where a shell has asked for completions."""
     if VARIABLE in os.environ:
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
 

@@ -87,7 +87,7 @@ class Request:
 
     def profile(self) -> str:
         """Return the profile that this call chooses and the file does not record; "" if there is none."""
-        asked = dict(((*path,), value) for path, value in self.assignments).get(("profile",), "")
+        asked = {(*path,): value for path, value in self.assignments}.get(("profile",), "")
         return asked if isinstance(asked, str) and asked != self.file.get("profile") else ""
 
     def environment(self) -> str:

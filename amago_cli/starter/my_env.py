@@ -31,7 +31,9 @@ class MyEnv(TaskEnv):
         self.action_space = gymnasium.spaces.Discrete(len(MOVES))
         self.place, self.time, self.attempt = np.zeros(2, int), 0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin an episode; the task must follow from the seed alone."""
         super().reset(seed=seed)
         cells = [(row, column) for row in range(self.size) for column in range(self.size)]
@@ -42,7 +44,7 @@ class MyEnv(TaskEnv):
         self.outcome = NOTHING
         return self._begin_attempt(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Observation, reward, whether the episode is over, whether it was cut short (never here), and notes."""
         self.place = np.clip(self.place + MOVES[action], 0, self.size - 1)
         self.time += 1

@@ -317,7 +317,7 @@ def _flag(value: Any, name: str) -> bool:
     return bool(value)
 
 
-def _space(env: gymnasium.Env, which: str, name: str) -> gymnasium.Space:
+def _space(env: gymnasium.Env, which: str, name: str) -> gymnasium.Space[Any]:
     space = getattr(env, which, None)
     if not isinstance(space, gymnasium.Space):
         found = "none" if space is None else type(space).__name__

@@ -40,7 +40,7 @@ class ObservationCodec:
     `max_length`: numbers of a sequence, or characters of a text, where the space itself sets no limit.
     """
 
-    def __init__(self, space: gymnasium.Space, *, name: str, max_length: int = MAX_LENGTH) -> None:
+    def __init__(self, space: gymnasium.Space[Any], *, name: str, max_length: int = MAX_LENGTH) -> None:
         self.spaces: dict[str, Space] = {}
         self._leaves: list[_Leaf] = []
         self._ragged: list[tuple[str, tuple[Any, ...], Ragged]] = []
@@ -48,7 +48,7 @@ class ObservationCodec:
         self._name, self._max_length = name, max_length
         self._add(space, OBSERVATION, ())
 
-    def _add(self, space: gymnasium.Space, column: str, path: tuple[Any, ...]) -> None:
+    def _add(self, space: gymnasium.Space[Any], column: str, path: tuple[Any, ...]) -> None:
         if isinstance(space, gymnasium.spaces.Dict):
             for key, member in space.spaces.items():
                 self._add(member, f"{column}.{key}", (*path, key))
@@ -144,7 +144,7 @@ class _Leaf:
 class ActionCodec:
     """Turns the system's actions into what the environment's `step` takes."""
 
-    def __init__(self, space: gymnasium.Space, *, name: str) -> None:
+    def __init__(self, space: gymnasium.Space[Any], *, name: str) -> None:
         where = f"environment '{name}': action"
         if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
             raise UsageError(f"{where} space {type(space).__name__} is not supported", hint="flatten it to one space")
@@ -169,7 +169,7 @@ class ActionCodec:
         return list((shaped + self._start).astype(self._dtype))
 
 
-def convert_spaces(observation: gymnasium.Space, action: gymnasium.Space, *, name: str) -> Spaces:
+def convert_spaces(observation: gymnasium.Space[Any], action: gymnasium.Space[Any], *, name: str) -> Spaces:
     """Return the system's description of an environment's two spaces. UsageError where one is not supported."""
     return Spaces(
         observation=ObservationCodec(observation, name=name).spaces,
@@ -177,7 +177,7 @@ def convert_spaces(observation: gymnasium.Space, action: gymnasium.Space, *, nam
     )
 
 
-def _convert(space: gymnasium.Space, where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
+def _convert(space: gymnasium.Space[Any], where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
     """Return the system's space, and the environment's first value (None for a Box). UsageError for a space whose
     values cannot be stored.
     """
@@ -189,7 +189,9 @@ def _convert(space: gymnasium.Space, where: str, *, action: bool = False) -> tup
     return ours, start
 
 
-def _converted(space: gymnasium.Space, where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:
+def _converted(
+    space: gymnasium.Space[Any], where: str, *, action: bool = False
+) -> tuple[Space, np.ndarray | int | None]:
     if isinstance(space, gymnasium.spaces.Discrete):
         return Discrete(n=int(space.n), start=int(space.start)), int(space.start)
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
@@ -211,11 +213,11 @@ def _converted(space: gymnasium.Space, where: str, *, action: bool = False) -> t
     )
 
 
-def _is_text(space: gymnasium.Space) -> bool:
+def _is_text(space: gymnasium.Space[Any]) -> bool:
     return space.dtype is not None and space.dtype.kind == "U"
 
 
-def _ragged(space: gymnasium.Space, where: str, max_length: int) -> Ragged | None:
+def _ragged(space: gymnasium.Space[Any], where: str, max_length: int) -> Ragged | None:
     """Return the system's space for values of varying length; None for any other."""
     if _is_text(space):
         highest = max(map(ord, getattr(space, "characters", ""))) if getattr(space, "characters", "") else 0x10FFFF

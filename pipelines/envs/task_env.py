@@ -214,7 +214,7 @@ def succeeded(info: Mapping[str, Any], key: str, *, name: str) -> bool:
     return bool(info[key])
 
 
-def _with_attempt(space: gymnasium.Space, name: str) -> gymnasium.spaces.Dict:
+def _with_attempt(space: gymnasium.Space[Any], name: str) -> gymnasium.spaces.Dict:
     parts = dict(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else {"observation": space}
     if "attempt" in parts:
         raise UsageError(

@@ -91,8 +91,7 @@ class LeRobotImporter(TableImporter):
                 hint="map observations with source.columns",
             )
         found = {} if asked else {f"{OBSERVATION}{name.removeprefix('observation')}": name for name in taken}
-        for ours, theirs in ((ACTION, "action"), (EPISODE, "episode_index")):
-            found[ours] = theirs
+        found |= {ACTION: "action", EPISODE: "episode_index"}
         for ours, theirs, assumed in (
             (REWARD, "next.reward", "rewards are 0"),
             (TERMINATED, "next.done", "episodes end truncated"),

@@ -167,7 +167,7 @@ class _Walk:
     def _drawn(self, lake: Lake, snapshot: Mapping[str, Any], directory: RunDirectory, depth: int) -> LakeLineage:
         follower, parts = _live(lake, snapshot, self.listener)
         sources = _sources(lake, follower, parts)
-        known = {name: record for name, record in collectors.read_all(lake).items()}
+        known = dict(collectors.read_all(lake))
         names = dict.fromkeys(source.collector for source in sources)
         present = {segment.id for segment in follower.segments}
         return LakeLineage(
@@ -311,7 +311,7 @@ def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[MissingSegment]:
                 tombstone = read_tombstone(lake.storage, name)
             except (FileNotFoundError, IntegrityError):
                 continue
-            buried |= {id: (tombstone.time, tombstone.reason) for id in (*tombstone.segments, *tombstone.trajectories)}
+            buried |= dict.fromkeys((*tombstone.segments, *tombstone.trajectories), (tombstone.time, tombstone.reason))
     for id in ids:
         if id in buried:
             yield MissingSegment(segment=id, reason=f"expired: {buried[id][1]}", time=buried[id][0])

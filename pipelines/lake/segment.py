@@ -191,7 +191,7 @@ def open_segment(
             if attempt == FETCHES - 1:
                 raise
         except IntegrityError:
-            if attempt or not any([storage.forget(key) for key in keys]):
+            if attempt or not any([storage.forget(key) for key in keys]):  # noqa: C419 - every one is forgotten
                 raise
     raise AssertionError
 

@@ -204,7 +204,11 @@ def row_of(info: TrajectoryInfo) -> dict[str, Any]:
 
 def described(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
     """Return a field of several trajectories; see `row_of`."""
-    if isinstance(values, np.ndarray) and (values.dtype, values.ndim) == (np.float64, 1) and _KINDS.get(name) is float:
+    if (
+        isinstance(values, np.ndarray)
+        and (values.dtype, values.ndim) == (np.dtype(np.float64), 1)
+        and _KINDS.get(name) is float
+    ):
         return values.copy()  # the segment's table is made from it later
     if name == "tags":
         if not all(isinstance(text, str) for tags in values if tags for pair in tags.items() for text in pair):

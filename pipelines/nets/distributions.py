@@ -27,6 +27,8 @@ _TINY = 1e-12
 
 
 class Distribution(Protocol):
+    """A family of action distributions, over parameters that a linear layer outputs."""
+
     num_params: int
     noise_size: int
     hard: bool

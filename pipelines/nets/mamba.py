@@ -114,6 +114,8 @@ def _fused(
 
 
 class Mamba(SequenceEncoder):
+    """Sequence encoder of selective state-space blocks."""
+
     def __init__(self, input_size: int, settings: MambaSettings) -> None:
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model

@@ -39,6 +39,8 @@ class Block(nn.Module):
 
 
 class MinGRU(SequenceEncoder):
+    """Sequence encoder of minimal gated recurrent units, computed in parallel over time."""
+
     def __init__(self, input_size: int, settings: MinGRUSettings) -> None:
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model

@@ -20,6 +20,8 @@ from pipelines.nets.packing import Packing
 
 
 class Stepper(Protocol):
+    """One step of acting for all actors; `stale` once the weights it copied have changed."""
+
     @property
     def stale(self) -> bool: ...
 

@@ -73,6 +73,8 @@ def norm_of(settings: BlockSettings) -> type[nn.LayerNorm | nn.RMSNorm]:
 
 
 class Transformer(SequenceEncoder):
+    """Causal Transformer."""
+
     def __init__(self, input_size: int, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings

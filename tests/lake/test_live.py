@@ -133,7 +133,7 @@ def test_what_expired_in_a_rewritten_segment_that_is_still_unknown_is_dead(lake:
 def test_an_overlay_that_died_with_its_base_stays_dead_when_it_is_named_itself(lake: Lake) -> None:
     one, two = fill(lake, [5, 6])
     derive(lake, {one: SHORT})
-    derive(lake, {base: SHORT for base in (one, two)}, copy=1)
+    derive(lake, dict.fromkeys((one, two), SHORT), copy=1)
     follower = LiveTable(lake)
     follower.refresh()
     bases, first, second = follower.segments

@@ -33,7 +33,7 @@ def info(common: Common, lake: LakeArgument) -> Any:
 
 
 def _tables(found: Mapping[str, Any]) -> Sequence[Table]:
-    from amago_cli.render.progress import duration
+    from pipelines.events import duration
     from pipelines.stages.result import Table
 
     def ago(seconds: float | None) -> str | None:

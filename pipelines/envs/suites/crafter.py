@@ -57,7 +57,7 @@ class _Ordered(dict[Any, None]):
         del self[member]
 
 
-class _Game(crafter.Env):
+class _Game(crafter.Env):  # type: ignore[misc, unused-ignore]  # untyped where Crafter is installed
     """The game, begun from a seed, in which nothing depends on the addresses of objects."""
 
     def begin(self, number: int) -> np.ndarray:
@@ -94,7 +94,7 @@ class Crafter(TaskEnv):
         self.horizon, self.has_success = s.max_steps, s.goals > 0
         self.achievements = () if s.goals else words.ACHIEVEMENTS
         picture = gymnasium.spaces.Box(0, 255, (s.size, s.size, 3), np.uint8)
-        parts: dict[str, gymnasium.Space] = {"image": picture}
+        parts: dict[str, gymnasium.Space[Any]] = {"image": picture}
         if s.goals:
             parts["achieved"] = _words(words.ACHIEVED_GOALS)
             parts["goals"] = _words(s.goals)

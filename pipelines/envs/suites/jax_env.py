@@ -24,19 +24,19 @@ Tree = Any  # nested containers of arrays, as JAX passes them through
 LAST_SEED = 2**31 - 1
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # untyped where JAX is not installed
 def keys(seeds: jax.Array) -> jax.Array:
     """(N,) seeds below 2^32 -> (N, 2) keys of JAX's random numbers."""
     return jax.vmap(jax.random.PRNGKey)(seeds)
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # untyped where JAX is not installed
 def folded(keys_N: jax.Array, counter: jax.Array) -> jax.Array:
     """(N, 2) keys and (N,) counters -> (N, 2) other keys, one for each counter."""
     return jax.vmap(jax.random.fold_in)(keys_N, counter)
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # untyped where JAX is not installed
 def merged(mask: jax.Array, new: Tree, old: Tree) -> Tree:
     """`new` for the actors in `mask` (N,), `old` for the others; leaves keep the type that they have in `old`."""
 

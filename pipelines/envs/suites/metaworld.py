@@ -112,7 +112,7 @@ class Metaworld(TaskEnv):
         self._named: tuple[str, int] | None = None
         self._env: SawyerXYZEnv | None = None
         self._class = ""
-        seen: gymnasium.Space = gymnasium.spaces.Box(-np.inf, np.inf, (40,), np.float32)
+        seen: gymnasium.Space[Any] = gymnasium.spaces.Box(-np.inf, np.inf, (40,), np.float32)
         if shows_goal:
             seen = gymnasium.spaces.Dict({"state": seen, "class": gymnasium.spaces.Discrete(len(classes))})
         self.observation_space = seen

@@ -168,7 +168,7 @@ class GridLevels(TaskEnv):
         self._id = next(iter(levels.values()))
         self._env = made(self._id)
         self.action_space = self._env.action_space
-        spaces: dict[str, gymnasium.Space] = {
+        spaces: dict[str, gymnasium.Space[Any]] = {
             "image": self._env.observation_space["image"],
             "direction": gymnasium.spaces.Discrete(4),
         }

@@ -103,7 +103,7 @@ def step_limit(game: gymnasium.Env) -> int:
     return int(game.deck.num_cards) - 1  # type: ignore[attr-defined]
 
 
-def flat_size(space: gymnasium.Space) -> int:
+def flat_size(space: gymnasium.Space[Any]) -> int:
     """How many numbers `Flat` makes of an observation."""
     if isinstance(space, gymnasium.spaces.Tuple):
         return sum(flat_size(part) for part in space.spaces)
@@ -118,7 +118,7 @@ def flat_size(space: gymnasium.Space) -> int:
 class Flat:
     """Writes observations of `space` as numbers: numbers as they are, each choice one-hot, one after another."""
 
-    def __init__(self, space: gymnasium.Space) -> None:
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
         self.space, self.size = space, flat_size(space)
         self._write = _writer(space, 0)
 
@@ -127,7 +127,7 @@ class Flat:
         self._write(seen, out)
 
 
-def _writer(space: gymnasium.Space, first: int) -> Callable[[Any, np.ndarray], None]:
+def _writer(space: gymnasium.Space[Any], first: int) -> Callable[[Any, np.ndarray], None]:
     """Return a function that writes an observation of `space` from the place `first` on."""
     if isinstance(space, gymnasium.spaces.Tuple):
         firsts = np.cumsum([first, *map(flat_size, space.spaces)]).tolist()
@@ -249,7 +249,7 @@ class PopgymMulti(TaskEnv):
         return chosen if len(self._places) == 1 else np.unravel_index(chosen, self._places)
 
 
-def _places(space: gymnasium.Space) -> tuple[int, ...]:
+def _places(space: gymnasium.Space[Any]) -> tuple[int, ...]:
     """Choices at each place of an action."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return (int(space.n),)

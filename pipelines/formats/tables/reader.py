@@ -238,7 +238,7 @@ class TableImporter:
         return found
 
     def _batch(self, held: Block, begin: np.ndarray, end: np.ndarray, *, first: int) -> Trajectories | None:
-        names = [name for name in self.spaces.observation]
+        names = list(self.spaces.observation)
         if self._arrival:
             raw, usable = self._arrived(held, begin, end, names), end - begin > 1
             dropped = np.zeros(len(begin), dtype=bool)

@@ -221,7 +221,7 @@ def _remember(lake: Lake, id: str) -> None:
     header = {name: facts[name] for name in ("kind", "schema", "writer", "t_commit", "rows")}
     whole = [0, table.num_rows]
     header |= {"format": FORMAT, "sequence": written_by(id)[1], "columns": dict.fromkeys(facts["columns"])}
-    header["replaces"] = {old: whole for old in facts["replaces"]}  # which part was which is not recorded
+    header["replaces"] = dict.fromkeys(facts["replaces"], whole)  # which part was which is not recorded
     lake.storage.write(memory_key(id), json.dumps(metadata(header, table)).encode())
 
 

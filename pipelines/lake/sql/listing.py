@@ -35,7 +35,7 @@ class FolderListing(NamedTuple):
 def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
     """Return the folders that differ from `known`; None for those that are gone. Checks every folder."""
     here = [FOLDER, QUARANTINE, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
-    found: dict[str, FolderListing | None] = {folder: None for folder in known.keys() - set(here)}
+    found: dict[str, FolderListing | None] = dict.fromkeys(known.keys() - set(here))
     due = {}
     try:
         for folder in here:

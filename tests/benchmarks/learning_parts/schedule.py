@@ -15,7 +15,7 @@ from typing import Any
 from tests.benchmarks.learning_parts import results
 from tests.benchmarks.learning_parts.machine import ROOT, code, gemm_gflops
 
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def missing(jobs: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:

@@ -116,7 +116,7 @@ def test_a_segment_whose_log_is_still_there_stays(lake: Lake, monkeypatch) -> No
 def test_an_overlay_of_what_has_expired_is_buried(lake: Lake) -> None:
     one, two = fill(lake, [5, 6], seal_every=1)
     reward = {"reward": np.ones(3, dtype=np.float32)}
-    late, later = (overlay_writer(lake, {base: reward for base in bases}) for bases in ([one, two], [one]))
+    late, later = (overlay_writer(lake, dict.fromkeys(bases, reward)) for bases in ([one, two], [one]))
     with late, later:
         append_overlay(lake, late, one, reward)
         kept = append_overlay(lake, late, two, reward)
