@@ -79,37 +79,42 @@ def write(lake: Path, notes: Path, number: int, life: int, seed: int) -> None:
 
 
 def relabel(lake: Path, notes: Path, life: int, seed: int) -> None:
-    """A relabeler: derives one trajectory from each of those without pictures, at most 20 at a time."""
+    """A relabeler, which works in rounds."""
     ledger, opened = Ledger(notes / f"relabeler-{life}"), Lake.open(lake)
     while True:
-        opened.salvage()
-        reader = Reader(opened)
-        reader.refresh()
-        known = reader.derived()
-        with OverlayWriter(opened, PLAIN, ["obs.key", "reward"], name="relabel", seal_bytes=4000) as writer:
-            for segment in reader.originals():
-                lacking = positions(known, overlay_uids(segment.uids, "storm", 0)) < 0
-                if segment.schema_id != PLAIN.id or not lacking.any() or writer.trajectories > 20:
-                    continue
-                try:
-                    portion = reader.portion(segment.number, segment.uids[lacking])
-                except StageFailed:  # files vanish as fast as they are looked for
-                    continue
-                if portion is None:
-                    continue
-                values = portion.columns(["obs.key", "reward"])
-                count = len(portion)
-                batch = OverlayBatch(
-                    place=np.arange(count),
-                    offset=np.zeros(count, dtype=np.int64),
-                    rows=portion.rows,
-                    columns={name: -array for name, array in values.items()},
-                )
-                uids = overlay_uids(portion.uids, "storm", 0)
-                writer.append(portion.id, portion.table, batch, uids, "storm")
-                ledger.note(bases=dict(zip(hex_uids(uids), hex_uids(portion.uids), strict=True)))
-        ledger.note(derived=writer.trajectories)
+        relabel_once(opened, ledger)
         time.sleep(0.2)
+
+
+def relabel_once(opened: Lake, ledger: Ledger) -> None:
+    """Derive one trajectory from each of those without pictures, about 20 at most."""
+    opened.salvage()
+    reader = Reader(opened)
+    reader.refresh()
+    known = reader.derived()
+    with OverlayWriter(opened, PLAIN, ["obs.key", "reward"], name="relabel", seal_bytes=4000) as writer:
+        for segment in reader.originals():
+            lacking = positions(known, overlay_uids(segment.uids, "storm", 0)) < 0
+            if segment.schema_id != PLAIN.id or not lacking.any() or writer.trajectories > 20:
+                continue
+            try:
+                portion = reader.portion(segment.number, segment.uids[lacking])
+            except StageFailed:  # files vanish as fast as they are looked for
+                continue
+            if portion is None:
+                continue
+            values = portion.columns(["obs.key", "reward"])
+            count = len(portion)
+            batch = OverlayBatch(
+                place=np.arange(count),
+                offset=np.zeros(count, dtype=np.int64),
+                rows=portion.rows,
+                columns={name: -array for name, array in values.items()},
+            )
+            uids = overlay_uids(portion.uids, "storm", 0)
+            writer.append(portion.id, portion.table, batch, uids, "storm")
+            ledger.note(bases=dict(zip(hex_uids(uids), hex_uids(portion.uids), strict=True)))
+    ledger.note(derived=writer.trajectories)
 
 
 def follow(lake: Path, notes: Path, seed: int) -> None:
@@ -328,6 +333,7 @@ class Storm:
     def _outcome(self, seconds: float) -> Outcome:
         lake = Lake.open(self.lake)
         lake.salvage()
+        relabel_once(lake, Ledger(self.notes / "relabeler-last"))  # however far those that were killed came
         left = Reader(lake).uids()
         compaction.compact(lake, compaction.CompactionRules(settle_seconds=0), grace_seconds=0)
         written = list(Ledger.lines(self.notes, "writer-*"))
