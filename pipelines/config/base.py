@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -9,9 +10,17 @@ from pydantic_core import PydanticCustomError
 
 
 class SettingsModel(BaseModel):
-    """Immutable settings; a key that is not a field is an error, found with all the others."""
+    """Immutable settings; a key that is not a field is an error, found with all the others. The repr has only settings
+    that differ from their defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        fields = type(self).model_fields
+        for name, value in super().__repr_args__():
+            field = fields.get(name or "")
+            if field is None or value != field.get_default(call_default_factory=True, validated_data={}):
+                yield name, value
 
 
 def count_or_auto(low: int, high: int) -> BeforeValidator:

@@ -9,7 +9,7 @@ import copy
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,12 @@ def resolve(
     refuse(problems, source)
     assert settings is not None
     return _with_environment_defaults(settings, env_model)
+
+
+def tags_first(assignments: Iterable[tuple[tuple[str, ...], Any]]) -> list[tuple[tuple[str, ...], Any]]:
+    """Sort assignments such that the name of an environment, which drops the old one's parameters, comes before its
+    parameters."""
+    return sorted(assignments, key=lambda item: TAGS.get(item[0][:-1], ("",))[0] != item[0][-1])
 
 
 def lay_profile(

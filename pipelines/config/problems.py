@@ -40,7 +40,7 @@ def _line(fault: dict[str, Any], model: type[BaseModel], prefix: str) -> str:
         return unknown_key(key, parts[-1], fields)
     if fault["type"] == "value_error":  # one of our own, which says what it got
         return f"{key or 'document'}: {fault['msg'].removeprefix('Value error, ')}"
-    message = fault["msg"][:1].lower() + fault["msg"][1:]
+    message = fault["msg"][:1].lower() + fault["msg"][1:].replace("'', ", "")  # the empty choice means: not given
     if fault["type"] in ("model_type", "model_attributes_type"):
         message = "input should be a table"
     shown = fault.get("input")

@@ -81,7 +81,9 @@ class RunDirectory:
         run = cls(path)
         if not run.exists():
             what = "a run is a directory with config.toml, e.g. runs/cartpole"
-            raise InputMissing(f"no run at '{path}'", hint=hint(run.path, is_run, inside="runs in it", otherwise=what))
+            raise InputMissing(
+                f"no run at '{path}'", hint=hint(run.path, is_run, inside="it contains runs", otherwise=what)
+            )
         return run
 
     def exists(self) -> bool:
@@ -207,8 +209,8 @@ class RunDirectory:
         ]
         if changed:
             raise UsageError(
-                f"run '{self.path}' already has a {stage} with another configuration",
-                hint="repeat it unchanged, start anew with --fresh, or choose another --run",
+                f"the configuration of '{self.path}' differs from that of its last {stage}",
+                hint="repeat it unchanged, start over with --fresh, or choose another --run",
                 problems=tuple(changed),
             )
 

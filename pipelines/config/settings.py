@@ -203,7 +203,7 @@ class TrainSettings(SettingsModel):
     """Updates over which the weights of several lakes move, where a range is given (`--from-lake A:0.8..0.2`); in a
     chain 0 means: over the epochs of the entry."""
     follow: bool = False
-    """Keep taking in what others add to the lakes; wait for the first trajectories where there are none."""
+    """Keep training on new data as collectors write it; wait if a lake is still empty."""
     refresh_seconds: float = Field(2.0, gt=0)
     """Between two looks at the lakes, when they are followed."""
     prefetch: int = Field(1, ge=0, le=16)
@@ -317,7 +317,11 @@ class StageSettings(SettingsModel):
 
 
 class Settings(SettingsModel):
-    """A whole run."""
+    """All settings of a run, validated: `amago settings` lists them. ValidationError (pydantic) lists every problem.
+
+    >>> Settings.model_validate({"env": {"name": "tmaze", "corridor": 3}, "seed": 7})
+    Settings(seed=7, env=EnvSettings(name='tmaze', corridor=3))
+    """
 
     about: str = ""
     """What the recipe shows, in a line."""

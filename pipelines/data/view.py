@@ -195,7 +195,7 @@ class View:
         if self._used != snapshot["trajectories"]:
             text = (
                 f"lake '{self.lake.name}' has {self._used} of the {snapshot['trajectories']} trajectories "
-                "that were drawn from before: what follows is not a repetition"
+                "that were drawn from before: the resumed run will not be bit-identical"
             )
             self._listener(Notice(text=text, level="warning"))
 

@@ -192,7 +192,9 @@ def mark_best(directory: Path, update: int) -> None:
 def _locate(directory: Path, which: str) -> Path:
     known = numbers(directory)
     if not known:
-        raise InputMissing(f"no checkpoint in '{directory}'", hint="train the run first: amago train --run ...")
+        raise InputMissing(
+            f"no checkpoint in '{directory}'", hint=f"train the run first: amago train --from-lake {directory.parent}"
+        )
     if which == "latest":
         return directory / f"{known[-1]:06d}"  # not the link: a kill between rename and link loses nothing
     if which == "best":
