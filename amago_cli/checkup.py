@@ -83,16 +83,18 @@ def _attention(device: torch.device) -> Finding:
     """Report the usable backends, what "auto" chooses, and what the others lack."""
     import torch
 
-    from pipelines.nets.attention import Sight, choose, here
+    from pipelines.nets.attention import AttentionWindow, choose, here
 
-    def auto(sight: Sight, packed: bool = False) -> str:
+    def auto(window: AttentionWindow, packed: bool = False) -> str:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return choose("auto", device, dtype, sight, length=1024, packed=packed)
+        return choose("auto", device, dtype, window, length=1024, packed=packed)
 
     there = here(device)
     usable = ", ".join(name for name, why in there.items() if why is None)
-    chosen = f"auto chooses {auto(Sight())}, {auto(Sight(window=64))} for short windows of long contexts, "
-    chosen += f"{auto(Sight(), packed=True)} for packed rows"
+    chosen = (
+        f"auto chooses {auto(AttentionWindow())}, {auto(AttentionWindow(size=64))} for short windows of long contexts, "
+    )
+    chosen += f"{auto(AttentionWindow(), packed=True)} for packed rows"
     absent = "; ".join(f"{name} {why}" for name, why in there.items() if why is not None)
     return Finding("attention", FINE, f"{usable}; {chosen}" + (f" ({absent})" if absent else ""))
 
