@@ -13,8 +13,8 @@ from pipelines.registry import Registry
 
 
 class SettingsModel(BaseModel):
-    """Immutable settings; an unknown key is an error, reported together with all others. The repr has only settings that
-    differ from their defaults."""
+    """Immutable settings; an unknown key is an error, reported together with all others. The repr has only settings
+    that differ from their defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
