@@ -1,4 +1,4 @@
-"""`python -m amago_cli`: the same as `amago`; the guard tells when a `pipelines` folder here shadows ours."""
+"""`python -m amago_cli`: the same as `amago`; the guard detects a `pipelines` folder that shadows ours."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The application: its commands, and the one place where an exception becomes a message and an exit code."""
+"""The application: its commands, and the only place where an exception becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 lake_app = typer.Typer(
-    cls=Group, rich_markup_mode=None, help="List, describe, query, check and maintain lakes of experience."
+    cls=Group, rich_markup_mode=None, help="List, describe, query, check and maintain lakes of trajectories."
 )
 
 
@@ -52,8 +52,8 @@ def _show_version(wanted: bool) -> None:
 
 _ABOUT = (
     "In-context reinforcement learning from the command line.\n\n"
-    "A lake is a directory of experience; a run is a directory runs/NAME with its configuration, its"
-    " checkpoints and evaluations. Repeating a command resumes it. Begin with `amago examples` and"
+    "A lake is a directory of trajectories; a run is a directory runs/NAME with a configuration,"
+    " checkpoints and evaluations. Repeating a command resumes it. Start with `amago examples` and"
     " `amago run quickstart`, or with an environment of your own: `amago init mymaze`."
 )
 
@@ -69,14 +69,14 @@ def amago(
 
 
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
-    ("Begin", (init.init,)),
+    ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Look", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
+    ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )
 for _panel, _functions in _COMMANDS:
     for _function in _functions:
         app.command(cls=Command, rich_help_panel=_panel)(_function)
-app.add_typer(lake_app, name="lake", rich_help_panel="Look")
+app.add_typer(lake_app, name="lake", rich_help_panel="Inspect")
 for _function in (
     ls.ls,
     info.info,
@@ -96,7 +96,7 @@ for _function in (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `amago` with `arguments` (default: the process's own) and return its exit code."""
-    from amago_cli import errors
+    from amago_cli import errors, next_step
     from amago_cli.render.output import output_of
 
     streams.prepare()
@@ -112,16 +112,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcome = typer.main.get_command(app).main(
                     words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation
                 )
-            if isinstance(outcome, int):  # --help and --version have printed already
+            if isinstance(outcome, int):  # --help and --version have already printed
                 return outcome
             output_of(invocation).show(outcome)
             sys.stdout.flush()
+            if not (invocation.json or invocation.quiet) and (step := next_step.line(outcome)) is not None:
+                print(step, file=sys.stderr)
             return 0
         except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt, Stopped) as error:
             return errors.report(error, invocation)
     except BrokenPipeError:
-        # The reader has gone, as in `amago lake sql ... | head`; the code is that of a death by SIGPIPE.
+        # The reader closed the pipe, as in `amago lake sql ... | head`; the exit code is that of SIGPIPE.
         streams.drop_stdout()
         return errors.BROKEN_PIPE

@@ -1,4 +1,4 @@
-"""What `amago doctor` looks at. Each check is small and never raises; what fails is a finding."""
+"""Checks of `amago doctor`. Each one is small and never raises; a failure is a finding."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LOW_DISK = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """`verdict` is ok, note (something is slower or absent) or broken (amago cannot work)."""
+    """Result of one check; `status` is ok, note (something is slower or missing) or broken (amago cannot work)."""
 
     subject: str
-    verdict: str
+    status: str
     detail: str
 
 
 def findings() -> list[Finding]:
-    """Everything that is looked at, in the order of a reader's interest."""
+    """Run all checks, most interesting first."""
     return [_amago(), _shadow(), *_versions(), *_compute(), *_extras(), _disk(), _directory()]
 
 
@@ -80,19 +80,21 @@ def _compute() -> Iterator[Finding]:
 
 
 def _attention(device: torch.device) -> Finding:
-    """Which backends there are, what "auto" takes, and what is missing for the others."""
+    """Report the usable backends, what "auto" chooses, and what the others lack."""
     import torch
 
-    from pipelines.nets.attention import Sight, choose, here
+    from pipelines.nets.attention import AttentionWindow, choose, here
 
-    def auto(sight: Sight, packed: bool = False) -> str:
+    def auto(window: AttentionWindow, packed: bool = False) -> str:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return choose("auto", device, dtype, sight, length=1024, packed=packed)
+        return choose("auto", device, dtype, window, length=1024, packed=packed)
 
     there = here(device)
     usable = ", ".join(name for name, why in there.items() if why is None)
-    chosen = f"auto takes {auto(Sight())}, {auto(Sight(window=64))} for short windows of long contexts, "
-    chosen += f"{auto(Sight(), packed=True)} for packed rows"
+    chosen = (
+        f"auto chooses {auto(AttentionWindow())}, {auto(AttentionWindow(size=64))} for short windows of long contexts, "
+    )
+    chosen += f"{auto(AttentionWindow(), packed=True)} for packed rows"
     absent = "; ".join(f"{name} {why}" for name, why in there.items() if why is not None)
     return Finding("attention", FINE, f"{usable}; {chosen}" + (f" ({absent})" if absent else ""))
 
@@ -101,7 +103,7 @@ def _extras() -> Iterator[Finding]:
     found = extras()
     usable = ", ".join(extra.name for extra in found if extra.problem is None)
     absent = ", ".join(extra.name for extra in found if extra.problem is not None and not extra.is_found)
-    text = f"{usable or 'none'}; absent: {absent or 'none'}"
+    text = f"{usable or 'none'}; not installed: {absent or 'none'}"
     yield Finding("extras", FINE, f'{text} (pip install "amago[NAME]")')
     for extra in found:
         if extra.problem is not None and extra.is_found:
@@ -111,14 +113,14 @@ def _extras() -> Iterator[Finding]:
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
-    verdict = FINE if free >= _LOW_DISK else NOTE
-    return Finding("disk", verdict, f"{free / (1 << 30):.1f} GiB free at {Path.cwd()}")
+    status = FINE if free >= _LOW_DISK else NOTE
+    return Finding("disk", status, f"{free / (1 << 30):.1f} GiB free at {Path.cwd()}")
 
 
 def _directory() -> Finding:
     try:
         with tempfile.TemporaryFile(dir=Path.cwd()):
-            return Finding("working directory", FINE, f"{Path.cwd()} can be written")
+            return Finding("working directory", FINE, f"{Path.cwd()} is writable")
     except OSError as error:
-        text = f"{Path.cwd()}: {error.strerror}; give --run a writable place"
+        text = f"{Path.cwd()}: {error.strerror}; give --run a writable directory"
         return Finding("working directory", NOTE, text)

@@ -1,6 +1,7 @@
-"""Words for shells to complete: recipes, environments, runs, lakes, checkpoints, settings; and the shells' scripts.
+"""Shell completion of recipes, environments, runs, lakes, checkpoints and settings, and the shells' scripts.
 
-Each function gets what has been typed of a word and gives whole words; a failure, as of a damaged run, gives none.
+Each function receives the part of a word that was typed and returns whole words; after a failure, as with a damaged
+run, it returns none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import typer
 
 VARIABLE = "_AMAGO_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
-# Bash splits words at : and = as well, so the line is split again, and what stands before them is taken off.
+# Bash also splits words at : and =, so the line is split again, and the part before them is removed.
 _BASH = """\
 _amago_completion() {
     local line="${COMP_LINE:0:$COMP_POINT}" words current stem
@@ -31,13 +32,13 @@ _amago_completion() {
 }
 complete -o default -F _amago_completion amago
 """
-# A name with other characters would have to be quoted, in each shell in its own way.
+# A name with other characters would need quoting, which differs between shells.
 _SAFE = re.compile(r"[\w./@:+=,%-]+")
 _Words = Callable[[Any, str], Iterable[str]]
 
 
 def script(shell: str) -> str:
-    """What `shell` has to read so that it completes `amago`."""
+    """Return the script with which `shell` completes `amago`."""
     if shell == "bash":
         return _BASH
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
@@ -46,7 +47,7 @@ def script(shell: str) -> str:
 
 
 def register() -> None:
-    """Let the option parser answer, where a shell has asked for completions."""
+    """Let the option parser answer if a shell requests completions."""
     if VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
@@ -54,7 +55,7 @@ def register() -> None:
 
 
 def _completes(words: _Words) -> Callable[[Any, str], list[str]]:
-    """What the option parser calls: those of `words` that begin as typed and need no quotes."""
+    """Return a callback for the option parser: those of `words` that start as typed and need no quotes."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         with contextlib.suppress(Exception):
@@ -143,7 +144,7 @@ def settings(ctx: Any, incomplete: str) -> Iterable[str]:
 
 @_completes
 def assignments(ctx: Any, incomplete: str) -> Iterable[str]:
-    """Keys with the sign, then the values of a choice."""
+    """Complete `KEY=`, then the values of a choice."""
     from pipelines.config.reference import settings
 
     key, sign, _ = incomplete.partition("=")
@@ -155,7 +156,7 @@ def assignments(ctx: Any, incomplete: str) -> Iterable[str]:
 
 
 def _argument(ctx: Any, *names: str) -> str:
-    """The command's first argument, which the parser has not named while the option after it lacks its value."""
+    """Return the command's first argument; while a later option lacks its value, the parser has not named it."""
     return str(next((ctx.params[name] for name in names if ctx.params.get(name)), None) or ctx.args[0])
 
 
@@ -179,7 +180,7 @@ def _runs(incomplete: str) -> Iterator[str]:
 
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
-    """Paths that are `wanted`: in the directory that has been typed, and before one is, also in runs/."""
+    """Yield the `wanted` paths in the directory typed so far; if none is typed yet, also those in runs/."""
     typed = incomplete[: incomplete.rfind("/") + 1]
     for folder in (typed,) if typed else ("runs/", ""):
         if Path(folder or ".").is_dir():

@@ -1,11 +1,10 @@
-"""From the options of a call to one validated settings document.
+"""Options of a call, resolved to one validated settings document.
 
 Defaults < the run's stored configuration < recipe < file < named options and `--set`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from amago_cli.options import Common
 from amago_cli.render.output import Document
 from pipelines.config.lakes import refuse_scheme
-from pipelines.config.load import PROFILES, TAGS, assign, lay_profile, merge, parse_assignment, resolve
+from pipelines.config.load import PROFILES, assign, lay_profile, merge, parse_assignment, resolve, tags_first
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
@@ -27,7 +26,7 @@ Assignments = list[tuple[tuple[str, ...], Any]]
 
 
 class Request:
-    """What one call asks for: a file, `--set` and named options, to be laid on a base.
+    """Settings that one call gives (a file, `--set`, named options), to be applied to a base.
 
     `named` maps dotted settings keys to the values of named options; None means the option was not given.
     """
@@ -45,13 +44,13 @@ class Request:
         self._is_tiny = False
 
     def fitted(self, run: Path, base: Mapping[str, Any] | None = None, *, listener: Listener = silent) -> Settings:
-        """Resolve the settings; without a size, a width and a GPU choose the size `tiny`, and report it.
+        """Resolve the settings; if neither size nor width is given and there is no GPU, choose `tiny` and report it.
 
-        A run that has begun keeps its network. May import torch, to look for a GPU.
+        A run that has started keeps its network. May import torch to look for a GPU.
         """
         directory = RunDirectory(run)
         if {"train", "run"} & directory.load_record().get("stages", {}).keys():
-            if base is None:  # all of its settings would come from there
+            if base is None:  # otherwise all of its settings come from the base
                 self.file = {"size": directory.load_document().get("size", ""), **self.file}
         elif not self._says_size(base or {}):
             train = merge(base or {}, self._whole({})).get("train")
@@ -67,31 +66,31 @@ class Request:
         return bool(sized) or names_network(given) or names_network(base, changed=True)
 
     def _whole(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `base` with the file, the chosen profile and all options of this call."""
+        """Apply the file, the chosen profile and all options of this call to `base`."""
         document = lay_profile(merge(base, self.file), self.assignments, source=self.source)
         for path, value in self.assignments:
             assign(document, path, value)
         return document
 
     def settings(self, base: Mapping[str, Any] | None = None) -> Settings:
-        """The validated settings. UsageError lists every fault."""
+        """Return the validated settings. UsageError lists every problem."""
         from pipelines.stages.environment import env_model
 
         size = "tiny" if self._is_tiny else self.file.get("size")
-        if base and size in SIZES:  # what is stored in full has every width
+        if base and size in SIZES:  # stored settings are complete and include every width
             base = merge(base, preset(size, sequence_kind(self._whole(base))))
         document = merge(base or {}, self.file) | ({"size": "tiny"} if self._is_tiny else {})
-        if PROFILES in self.file and "profile" not in self.file:  # what the base was made with is not asked of the file
+        if PROFILES in self.file and "profile" not in self.file:  # the base's profile need not exist in this file
             document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
 
     def profile(self) -> str:
-        """Return the profile that this call chooses and the file does not record; "" if there is none."""
+        """Return the profile that this call chooses and the file does not record; "" if none."""
         asked = {(*path,): value for path, value in self.assignments}.get(("profile",), "")
         return asked if isinstance(asked, str) and asked != self.file.get("profile") else ""
 
     def environment(self) -> str:
-        """The environment's name as far as this call says it; "" when it does not."""
+        """Return the environment's name as given by this call; "" if it is not."""
         env = self._whole({}).get("env")
         name = env.get("name") if isinstance(env, Mapping) else None
         return name if isinstance(name, str) else ""
@@ -114,17 +113,12 @@ def exclude(options: Mapping[str, Any]) -> None:
 
 
 def stored(directory: Path | None) -> dict[str, Any]:
-    """The configuration of the run at `directory`; empty when there is none."""
+    """Return the configuration of the run at `directory`; empty if there is none."""
     return RunDirectory(directory).load_document() if directory is not None else {}
 
 
-def file_safe(name: str) -> str:
-    """`gym:ALE/Pong-v5` -> "gym-ALE-Pong-v5"."""
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
-
-
 def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | str]) -> Document:
-    """What `--dry-run` shows: where the stage would write, and the settings as TOML that can be run again."""
+    """Return the output of `--dry-run`: where the stage would write, and the settings as TOML that can be run."""
     import tomli_w
 
     document = dump(settings)
@@ -134,7 +128,7 @@ def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | s
     lines = [f"# {common.invocation.command} would write {what}: {path}" for what, path in writes.items()]
     text = "\n".join([*lines, tomli_w.dumps(document)])
     if masked(text) != text:
-        raise UsageError("an address contains credentials", hint="leave them to AWS_PROFILE")
+        raise UsageError("an address contains credentials", hint="give them by AWS_PROFILE instead")
     return Document(
         text=text,
         status="skipped",
@@ -143,7 +137,7 @@ def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | s
 
 
 def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
-    """Named options and `--set` together; the same key twice with different values is refused."""
+    """Combine named options and `--set`; refuse a key that is given twice with different values."""
     problems: list[str] = []
     chosen: dict[tuple[str, ...], Any] = {tuple(key.split(".")): v for key, v in named.items() if v is not None}
     for text in texts:
@@ -156,9 +150,8 @@ def _assignments(texts: Sequence[str], named: Mapping[str, Any]) -> Assignments:
         if key in chosen and chosen[key] != value:
             problems.append(f"{'.'.join(key)}: given twice, as {chosen[key]!r} and as {value!r}")
         if any(isinstance(named.get(".".join(key[:end])), Mapping) for end in range(1, len(key))):
-            problems.append(f"{'.'.join(key)}: given twice, by an option that decides the whole table as well")
+            problems.append(f"{'.'.join(key)}: given twice, also by an option that sets the whole table")
         chosen[key] = value
     if problems:
-        raise UsageError("these options cannot be understood", problems=tuple(problems))
-    # A new environment drops the parameters of the old one, so its name comes before its parameters.
-    return sorted(chosen.items(), key=lambda item: TAGS.get(item[0][:-1], ("",))[0] != item[0][-1])
+        raise UsageError("invalid options", problems=tuple(problems))
+    return tags_first(chosen.items())

@@ -1,4 +1,4 @@
-"""From an exception to what the user reads and the exit code scripts rely on.
+"""Exceptions as messages for the user and exit codes for scripts.
 
 0 done, 1 failed, 2 usage, 3 input missing, 4 corrupt data, 5 `--require` not met, 75 locked, 129/130/143 stopped.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -33,9 +34,13 @@ _MACHINE = {
 }
 
 
+_EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
+_NOT_POSITIONAL = {"collect": "--env", "relabel": "--from-lake", "train": "--from-lake"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception as it is shown. An `expected` one is the user's or the machine's: no traceback."""
+    """An exception as it is reported. An `expected` one is caused by the user or the machine: no traceback."""
 
     kind: str
     message: str
@@ -44,7 +49,7 @@ class Failure:
     problems: Sequence[str] = ()
     expected: bool = True
     result: Any = None
-    """What a stage had found before it refused, e.g. the scores that missed `--require`."""
+    """Partial result of the stage, e.g. the scores that missed `--require`."""
 
     @property
     def interrupted(self) -> bool:
@@ -59,13 +64,13 @@ def refuse_shadowed_engine() -> None:
 
 
 class ShadowedEngine(Exception):
-    """Our own engine cannot be imported: another package of its name comes first."""
+    """Error: another package named `pipelines` would be imported in place of amago's."""
 
 
 def report(error: BaseException, invocation: Invocation) -> int:
-    """Show `error` in the invocation's form; the exit code to end with."""
+    """Report `error` in the invocation's format and return the exit code."""
     failure = classify(error)
-    if failure.expected:  # else they stand under the traceback
+    if failure.expected:  # otherwise the traceback includes them
         failure = replace(failure, problems=(*failure.problems, *getattr(error, "__notes__", ())))
     if invocation.verbose or not failure.expected:
         print(escaping.lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
@@ -83,20 +88,20 @@ def report(error: BaseException, invocation: Invocation) -> int:
 
 
 def _shown(text: str) -> str:
-    """Escape a message, which may quote a file of somebody else. Only SQL has lines, to mark the place: indented, so
-    that none looks like a message of its own."""
+    """Escape a message, which may quote untrusted files. Only SQL errors have several lines, which mark the position;
+    they are indented so that none looks like a separate message."""
     return escaping.lines(text).replace("\n", "\n  ") if text.startswith("SQL: ") else escaping.line(text)
 
 
 def classify(error: BaseException) -> Failure:
-    """What kind of failure `error` is."""
+    """Classify `error`."""
     if isinstance(error, Stopped):
         return Failure(kind="Interrupted", message=str(error), exit_code=128 + error.number)
     if isinstance(error, KeyboardInterrupt):
         return Failure(kind="Interrupted", message="interrupted", exit_code=130)
     if isinstance(error, ShadowedEngine):
         return Failure(kind="ShadowedEngine", message=str(error), exit_code=2)
-    if hasattr(error, "format_message"):  # what the option parser raises
+    if hasattr(error, "format_message"):  # raised by the option parser
         return _of_parser(error)
     if isinstance(error, OSError) and error.errno in _MACHINE:
         where = f": '{error.filename}'" if error.filename else ""
@@ -123,12 +128,33 @@ def classify(error: BaseException) -> Failure:
 
 
 def _of_parser(error: Any) -> Failure:
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace(". Did you mean", "; did you mean")
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path} --help`" if context is not None else None
+    if name := getattr(error, "option_name", None):
+        message, hint = f"no such option {name}", _meant_option(name, error, context) or hint
+    elif extra := _EXTRA.fullmatch(message):
+        message = f"unexpected argument '{extra[1]}'"
+        option = _NOT_POSITIONAL.get(context.info_name) if context is not None else None
+        if option is not None and not extra[1].replace(".", "").isdigit():
+            hint = f"did you mean {option} {extra[1]}?"
+    elif "; did you mean" in message:
+        hint = None
     return Failure(
         kind="UsageError",
         message=message[:1].lower() + message[1:],
         hint=hint,
         exit_code=getattr(error, "exit_code", 2),
     )
+
+
+def _meant_option(name: str, error: Any, context: Any) -> str | None:
+    """Suggest what an unknown option means: an argument of the command, or the option nearest in spelling."""
+    from pipelines.nearest import nearest
+
+    arguments = [each.metavar or "" for each in context.command.params if each.param_type_name == "argument"]
+    for metavar in arguments:
+        if name.removeprefix("--").removeprefix("from-").upper() in metavar.partition("[")[0].split("|"):
+            return f"give {metavar} without {name}: {context.command_path} {metavar}"
+    close = nearest(name, getattr(error, "possibilities", None) or ())
+    return f"did you mean {close}?" if close else None

@@ -1,4 +1,4 @@
-"""Which optional extras can be used here: their requirements are installed in the versions asked for, and import."""
+"""Optional extras that are usable here: their requirements are installed in suitable versions and import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-# What is imported of an extra; of those that bring environments, what their suites require.
+# Modules to import per extra; those of environment extras come from their suites.
 _MODULES = {
     "box2d": ("Box2D",),
     "flash": ("flash_attn",),
@@ -28,7 +28,7 @@ _SECONDS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """`problem` is None where the extra can be used; `is_found`: its main module is there, with a problem or not."""
+    """An optional extra; `problem` is None if it is usable; `is_found`: its main module is installed, usable or not."""
 
     name: str
     problem: str | None
@@ -36,7 +36,7 @@ class Extra:
 
 
 def extras() -> list[Extra]:
-    """The extras of amago, from the package's own metadata."""
+    """Return the extras of amago, from the package's own metadata."""
     try:
         names = metadata.metadata("amago").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
@@ -46,7 +46,7 @@ def extras() -> list[Extra]:
 
 
 def modules(extra: str) -> tuple[str, ...]:
-    """What `extra` is for: the modules that are imported once it is used."""
+    """Return the modules that using `extra` imports."""
     from pipelines.envs.suites.catalogue import ENTRIES
 
     found = [module for entry in ENTRIES if entry.extra == extra for module in entry.requires]
@@ -57,14 +57,14 @@ def _extra(name: str) -> Extra:
     problems = dict.fromkeys(_problems("amago", name, set()))
     missing = [problem for problem in problems if problem is not None]
     if not problems:
-        missing = [f"it has nothing for Python {sys.version_info.major}.{sys.version_info.minor}"]
+        missing = [f"it contains nothing for Python {sys.version_info.major}.{sys.version_info.minor}"]
     imported = modules(name)
     problem = "; ".join(missing) or _broken(imported)
     return Extra(name=name, problem=problem, is_found=any(find_spec(module) is not None for module in imported[:1]))
 
 
 def _problems(distribution: str, extra: str, seen: set[tuple[str, str]]) -> Iterator[str | None]:
-    """What is wrong (None: nothing) with each requirement of `distribution[extra]` and of the extras that it names."""
+    """Yield the problem (None: none) of each requirement of `distribution[extra]` and of the extras that it names."""
     if (distribution, extra) in seen:
         return
     seen.add((distribution, extra))
@@ -93,7 +93,7 @@ def _unmet(wanted: Requirement) -> str | None:
 
 
 def _broken(names: Sequence[str]) -> str | None:
-    """Why the modules `names` cannot be imported, tried in a process of their own; None where they can."""
+    """Return why the modules `names` cannot be imported, tried in a separate process; None if they can."""
     if not names:
         return None
     command = [sys.executable, "-P", "-W", "ignore", "-c", f"import {', '.join(names)}"]

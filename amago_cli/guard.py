@@ -1,7 +1,7 @@
-"""Tells when a file of the current directory would be imported in place of our own engine or of a library.
+"""Detection of files in the current directory that would be imported in place of amago's engine or a library.
 
-`python -m amago_cli`, and PYTHONPATH=. as well, have Python look into the current directory first: a folder
-`pipelines` or a file `torch.py` there would be imported, that is executed. The console script `amago` does not.
+With `python -m amago_cli`, and with PYTHONPATH=., Python searches the current directory first: a folder `pipelines` or
+a file `torch.py` there would be imported, that is, executed. The console script `amago` does not search it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 OURS = Path(__file__).resolve().parent.parent / "pipelines"
 
 
-# Of the libraries those that are imported after this was asked.
+# Libraries that are imported after this check.
 _LIBRARIES = ("torch", "numpy", "pyarrow", "duckdb", "gymnasium", "pydantic", "safetensors", "tqdm", "tomli_w")
 
 
 def shadow() -> Path | None:
-    """The folder of the foreign `pipelines` that an import would take, or the file of the current directory that would
-    be imported as a library; None where there is neither. Imports nothing.
+    """Return the foreign `pipelines` folder or the file of the current directory that an import would find; None if
+    there is neither. Imports nothing.
     """
     return _engine() or _library()
 
@@ -41,7 +41,7 @@ def _library() -> Path | None:
 
 def _engine() -> Path | None:
     if not (OURS / "__init__.py").is_file():
-        return None  # an unusual installation: no telling which one is ours
+        return None  # an unusual installation: it is unknown which one is ours
     try:
         found = importlib.util.find_spec("pipelines")
     except (ImportError, ValueError):
@@ -53,7 +53,7 @@ def _engine() -> Path | None:
 
 
 def explain(path: Path) -> str:
-    """What the user reads: which folder is in the way of which, and the ways out."""
+    """Return the message for the user: which file shadows which, and what to do."""
     what = f"amago's own package '{OURS}'" if path.name == OURS.name else f"the library '{_named(path)}'"
     return (
         f"'{path}' shadows {what}; start amago with its console script `amago`,"

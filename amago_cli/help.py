@@ -10,12 +10,12 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-# Long enough that a sentence is never cut: what does not fit is wrapped.
+# Long enough that no sentence is cut off: text that does not fit is wrapped.
 _WHOLE = 1000
 
 
 class Group(TyperGroup):
-    """A group whose commands are listed by section."""
+    """Group of commands, listed by section."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -28,7 +28,7 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command whose options are listed by section, with the defaults of the settings that they give."""
+    """Command whose options are listed by section, with the defaults of the settings that they set."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = []
@@ -44,7 +44,7 @@ class Command(TyperCommand):
 
 
 def _setting(key: str) -> str:
-    """`[train.steps, default: 1000]`."""
+    """Return the setting and its default: `[train.steps, default: 1000]`."""
     from pipelines.config.reference import default
 
     value = default(key)

@@ -1,4 +1,4 @@
-"""One call of `amago`: what is known of it so far, so that a failure can be reported in the right form."""
+"""One call of `amago`: what is known about it so far, so that a failure is reported in the right format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GROUPS = ("lake",)
 
 @dataclass
 class Invocation:
-    """Filled in step by step: from the bare arguments first, by the command later."""
+    """Facts about one call, filled in step by step: first from the raw arguments, later by the command."""
 
     command: str = ""
     json: bool = False
@@ -25,7 +25,7 @@ class Invocation:
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Invocation:
-        """What the arguments say before they are parsed: a parse error must be reported in JSON as well."""
+        """Read what is needed before parsing: a parse error must be reported in JSON as well."""
         words = [word for word in arguments[:2] if not word.startswith("-")]
         command = " ".join(words) if words and words[0] in _GROUPS else "".join(words[:1])
         pairs = list(pairwise(arguments))

@@ -1,4 +1,4 @@
-"""Naming lakes: wherever one is asked for, a run's directory means its lake."""
+"""Names of lakes: a run's directory stands for its lake."""
 
 from __future__ import annotations
 
@@ -9,43 +9,33 @@ from typing import Any
 from pipelines.errors import UsageError
 
 _MARK = "lake.json"
-_NAME_ONE = "give --from-lake LAKE, e.g. --from-lake runs/cartpole"
 
 
 def only(given: Sequence[str] | None) -> str:
-    """The one lake of `--from-lake`."""
+    """Return the only lake of `--from-lake`. UsageError for none or several."""
     if not given:
-        raise UsageError("no lake is named", hint=_NAME_ONE)
+        raise UsageError("no lake given", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
     if len(given) > 1:
-        raise UsageError(f"--from-lake was given {len(given)} times", hint="one lake at a time")
+        raise UsageError(f"--from-lake was given {len(given)} times", hint="give one lake")
     return given[0]
 
 
-def shares(given: Sequence[str], run: Path) -> list[tuple[Path | str, float, float | None]]:
-    """Lakes, their weights and their last weights, of the training of `run`."""
-    from pipelines.config.lakes import located, parse_share
-
-    if not given:
-        raise UsageError("no lake is named", hint=_NAME_ONE)
-    return [(located(place, run), weight, last) for place, weight, last in map(parse_share, given)]
-
-
 def locate(place: Path | str) -> str:
-    """Where the lake at `place`, or in the run `place`, lies. InputMissing if there is none."""
+    """Return where the lake at `place`, or of the run `place`, is stored. InputMissing if there is none."""
     from pipelines.lake.store import Lake
 
     return Lake.open(place).name
 
 
 def directory(place: str) -> Path | None:
-    """The directory that `place` names; None for a place in an object store."""
+    """Return `place` as a directory; None in an object store."""
     from pipelines.lake.storage import is_remote
 
     return None if is_remote(place) else Path(place)
 
 
 def below(root: Path) -> Iterator[Path]:
-    """Every lake in `root` or in a directory below it, in order; not inside lakes."""
+    """Yield every lake in `root` or below it, in order, not descending into lakes."""
     if (root / _MARK).is_file():
         yield root
         return
@@ -55,7 +45,7 @@ def below(root: Path) -> Iterator[Path]:
 
 
 def overview(path: Path | str) -> dict[str, Any]:
-    """How much is in the lake at `path`: trajectories, steps, overlays, segments, bytes, environments."""
+    """Summarise the lake at `path`: trajectories, steps, overlays, segments, bytes, environments."""
     from pipelines.lake.sql.catalog import summary
     from pipelines.lake.store import Lake
 

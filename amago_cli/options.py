@@ -1,7 +1,7 @@
-"""Options as objects: the same option means the same everywhere, because every command takes it from here.
+"""Options as objects: an option means the same in every command because all commands take it from here.
 
-`@stage` gives a command the options common to all stages, `@reader` those that make sense for a question; the
-function receives them as one `Common`.
+`@stage` adds the options common to all stages, `@reader` those of commands that only read; the function receives them
+as one `Common`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Sets:
-    """Marks an option that gives the value of a setting; help shows that setting's default."""
+    """Marker of an option that sets a setting; the help text shows the setting's default."""
 
     key: str
 
@@ -72,20 +72,24 @@ RunOption = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.", autocompletion=completion.runs)
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Seed of everything random in this stage."), Sets("seed")
+    int | None, typer.Option("--seed", metavar="N", help="Seed of all randomness in this stage."), Sets("seed")
 ]
 EnvTimeout = Annotated[
     float | None,
-    typer.Option("--env-timeout", metavar="SECONDS", help="A step or a reset that takes longer counts as broken."),
+    typer.Option(
+        "--env-timeout", metavar="SECONDS", help="Treat a step or reset that takes longer as a broken environment."
+    ),
     Sets("collect.env_timeout_seconds"),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew instead of resuming: what this run has is replaced.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start over instead of resuming; this replaces what the run contains.")
+]
 Profile = Annotated[
     str | None,
     typer.Option(
         "--profile",
         metavar="NAME",
-        help="Profile of the recipe to lay over it, e.g. smoke.",
+        help="Profile of the recipe to apply, e.g. smoke.",
         autocompletion=completion.profiles,
     ),
     Sets("profile"),
@@ -98,21 +102,23 @@ Size = Annotated[
     typer.Option(
         "--size",
         metavar="SIZE",
-        help="Size of the network: tiny, small, base or large. Without a GPU: tiny, if no width is set.",
+        help="Network size: tiny, small, base or large. Without a GPU, tiny unless a width is set.",
         autocompletion=completion.sizes,
     ),
     Sets("size"),
 ]
 
-_TOUCH_NOTHING = "Show what would be done (a stage: its resolved settings); touch nothing."
+_TOUCH_NOTHING = "Show what would be done (for a stage, its resolved settings) without doing it."
 DryRun = Annotated[bool, typer.Option("--dry-run", help=_TOUCH_NOTHING)]
 
-_OUTPUT = Annotated[Format, typer.Option("--output", help="Form of the result on stdout.", rich_help_panel=_COMMON)]
+_OUTPUT = Annotated[Format, typer.Option("--output", help="Format of the result on stdout.", rich_help_panel=_COMMON)]
 _QUIET = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print errors only, and the answer to a question.", rich_help_panel=_COMMON),
+    typer.Option("--quiet", "-q", help="Print only errors, and results of queries.", rich_help_panel=_COMMON),
 ]
-_VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_COMMON)]
+_VERBOSE = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print more, tracebacks included.", rich_help_panel=_COMMON)
+]
 _CONFIG = Annotated[
     str | None,
     typer.Option(
@@ -130,7 +136,7 @@ _ASSIGNMENTS = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
-        help="One setting, e.g. train.context_length=45; repeats.",
+        help="One setting, e.g. train.steps=2000; repeatable.",
         autocompletion=completion.assignments,
         rich_help_panel=_COMMON,
     ),
@@ -144,7 +150,7 @@ _TRUST = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Import modules that a run, checkpoint or lake names; without it only those that you name.",
+        help="Import modules named by a run, checkpoint or lake; by default only those that you name.",
         rich_help_panel=_COMMON,
     ),
 ]
@@ -168,8 +174,8 @@ _STAGE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The common options of one call; `named` maps settings' keys to the values of the options that set them (None:
-    not given)."""
+    """Common options of one call; `named` maps settings keys to the values of the options that set them (None: not
+    given)."""
 
     invocation: Invocation
     named: dict[str, Any] = field(default_factory=dict)
@@ -182,31 +188,31 @@ class Common:
     starts_stage: bool = False
 
     def concerns(self, *, run: Path | None = None, lake: Path | str | None = None) -> None:
-        """Remember what the command is about, for its report should it fail."""
+        """Record which run and lake the command works on, for the error report."""
         self.invocation.run, self.invocation.lake = run, lake
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
-        """A listener that shows progress as asked and turns SIGINT, SIGTERM or SIGHUP into a stop at a safe point."""
+        """Yield a listener that shows progress and turns SIGINT, SIGTERM or SIGHUP into a stop at a safe point."""
         from amago_cli.render.progress import reporter
         from amago_cli.signals import interruptible
         from pipelines.errors import masked
         from pipelines.events import Notice
 
         with reporter(quiet=self.quiet, verbose=self.verbose) as show, interruptible(show) as listener:
-            if self.starts_stage:  # what follows imports libraries for some seconds
+            if self.starts_stage:  # importing the libraries takes several seconds
                 place = self.invocation.run or self.invocation.lake
                 listener(Notice(stage=f"{self.invocation.command} {masked(str(place))}", text="starting"))
             yield listener
 
 
 def stage(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that runs a stage: settings, --dry-run, --output, -q, -v."""
+    """Make a command that runs a stage: settings, --dry-run, --output, -q, -v."""
     return _with(_STAGE, function)
 
 
 def reader(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that answers a question: --output, -q, -v."""
+    """Make a command that only reads: --output, -q, -v."""
     return _with(_READER, function)
 
 
@@ -252,14 +258,14 @@ def _markers(parameter: inspect.Parameter) -> list[Sets]:
 
 
 def _plain(value: Any) -> Any:
-    """The value of an option in a document's terms; None where a list is empty."""
+    """Return the value of an option as it would stand in a settings document; None for an empty list."""
     if isinstance(value, Path):
         return str(value)
     return (list(value) or None) if isinstance(value, list | tuple) else value
 
 
 def _paragraphs(docstring: str) -> str:
-    """A docstring with each paragraph on one line: help is wrapped to the terminal, not to the source."""
+    """Join each paragraph of a docstring into one line: help is wrapped to the terminal, not to the source."""
     parts = [" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n")]
-    # \b keeps a paragraph as it is: an example is there to be copied.
+    # \b keeps a paragraph unwrapped: an example is meant to be copied.
     return "\n\n".join(f"\b\n{part}" if part.startswith("Example: ") else part for part in parts)

@@ -1,4 +1,4 @@
-"""Amounts as people write them: 7d, 12h, 500MB, 2GiB, 1e6, 100k."""
+"""Quantities as people write them: 7d, 12h, 500MB, 2GiB, 1e6, 100k."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
 def seconds(text: str) -> float:
-    """`90`, `90s`, `15m`, `12h`, `7d`, `2w` as seconds."""
+    """Parse `90`, `90s`, `15m`, `12h`, `7d`, `2w` as seconds."""
     return _parsed(text, _SECONDS | {"": 1}, "an age such as 90s, 12h or 7d")
 
 
 def size(text: str) -> int:
-    """`1000`, `500MB`, `2GiB` as bytes."""
+    """Parse `1000`, `500MB`, `2GiB` as bytes."""
     return round(_parsed(text, _BYTES, "a size such as 500MB or 2GiB"))
 
 

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: the first stops at the next safe point with the state saved, the second at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first stops at the next safe point and saves the state, the second stops at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from amago_cli.stopping import handled
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting
 
-_NOTE = "\nstopping at the next safe point{after}; once more stops at once\n"
+_NOTE = "\nstopping at the next safe point{after}; repeat to stop at once\n"
 
 
 @contextmanager
 def interruptible(listener: Listener) -> Iterator[Listener]:
-    """`listener`, raising Interrupted at the first Progress or stoppable Waiting after a signal; ends with the old
-    handlers.
+    """Yield `listener`, which raises Interrupted at the first Progress or stoppable Waiting after a signal; restore the
+    handlers at the end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield listener
@@ -61,7 +61,7 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
 def _interrupted(what: str, number: int, where: str) -> Interrupted:
     return Interrupted(
         f"{what} by {signal.Signals(number).name} {where}",
-        hint="repeat the command to go on from what is saved",
+        hint="repeat the command to resume",
         signal_number=number,
     )
 
@@ -74,7 +74,7 @@ def _write(text: str) -> None:
 
 
 def _leave_terminal() -> None:
-    """Write to nowhere in place of a terminal that is gone: saving must not fail over a message."""
+    """Redirect output from a terminal that is gone to /dev/null: saving must not fail because of a message."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""Signals before a stage has begun and after it ended, when there is no safe point to wait for."""
+"""Signals before a stage starts and after it ends, when there is no safe point to wait for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one: the terminal was closed, or ssh was lost
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed or ssh disconnected
 
 
 class Stopped(BaseException):
-    """The process was asked to stop by signal `number`. Nothing catches it but whoever reports it."""
+    """Stop of the process by signal `number`; only the error report catches it."""
 
     stops = True  # see `pipelines.errors.is_stop`
 
@@ -22,13 +22,14 @@ class Stopped(BaseException):
 
 
 def handled() -> list[signal.Signals]:
-    """The signals to react to: all but those that this process was started to ignore, as `nohup` has it of SIGHUP."""
+    """Return the signals to handle: all but those that the process was started to ignore, as `nohup` does with
+    SIGHUP."""
     return [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Signals raise Stopped: a call that is stopped while it loads what it needs reports it in its form."""
+    """Raise Stopped at a signal, so that a call that is stopped while it imports reports it in its format."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)

@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, full or unable to carry every character, and that other code prints into."""
+"""Standard streams, which may be closed, full or limited to ASCII, and which other code prints to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STDOUT, _STDERR = 1, 2
 
 
 def prepare() -> None:
-    """Make the standard streams of this process usable: one that is closed leads nowhere, and one whose encoding lacks
-    a character shows an escape in its place. Nothing stops because stderr cannot be written.
+    """Make the standard streams of this process usable: redirect closed ones to /dev/null, replace characters that the
+    encoding lacks by escapes, and ignore failures to write to stderr.
     """
-    for descriptor in (0, _STDOUT, _STDERR):  # else the next file that is opened takes its place
+    for descriptor in (0, _STDOUT, _STDERR):  # otherwise the next file to be opened gets the number
         with contextlib.suppress(OSError):
             os.fstat(descriptor)
             continue
@@ -36,7 +36,7 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def result_alone() -> Iterator[None]:
-    """Send to stderr what anything prints to stdout until the end: an environment, a library in C, a child process."""
+    """Redirect stdout to stderr within the block, for environments, C libraries and child processes alike."""
     real = sys.stdout is sys.__stdout__
     if real:
         sys.stdout.flush()
@@ -52,7 +52,7 @@ def result_alone() -> Iterator[None]:
 
 
 def drop_stdout() -> None:
-    """Let stdout lead nowhere, what it still holds included: it cannot be written."""
+    """Redirect stdout, with its unwritten buffer, to /dev/null."""
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -60,7 +60,7 @@ def drop_stdout() -> None:
 
 
 def carries_unicode() -> bool:
-    """Return whether stdout can carry what is not ASCII."""
+    """Return whether stdout can encode non-ASCII characters."""
     try:
         "├▁".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -69,7 +69,7 @@ def carries_unicode() -> bool:
 
 
 class _Lossy(io.FileIO):
-    """A file whose writes never fail."""
+    """File whose writes never fail."""
 
     def write(self, data: Any, /) -> int:
         try:

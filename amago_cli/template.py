@@ -16,11 +16,11 @@ _FILES = (f"{_MODULE}.py", "recipe.toml", f"test_{_MODULE}.py")
 
 
 def write(directory: Path) -> list[Path]:
-    """Write the files into a new directory; the module and its class are named after it. UsageError if the directory is
-    not empty, or if its name cannot name a module.
+    """Write the files into a new directory; the module and its class are named after it. UsageError if the directory
+    is not empty or if its name cannot be the name of a module.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(f"'{directory}' exists already", hint="choose another name")
+        raise UsageError(f"'{directory}' already exists", hint="choose another name")
     module = _module(directory.resolve().name)
     source = resources.files("amago_cli") / "starter"
     written = []
@@ -35,15 +35,17 @@ def write(directory: Path) -> list[Path]:
 
 
 def _module(name: str) -> str:
-    """`my-maze` -> "my_maze"."""
+    """Turn a directory's name into a module's: `my-maze` -> "my_maze"."""
     module = re.sub(r"[-. ]", "_", name)
     if not module.isidentifier() or not module.isascii() or keyword.iskeyword(module):
-        raise UsageError(f"'{name}' cannot name a Python module", hint="choose letters, digits and _, e.g. mymaze")
+        raise UsageError(
+            f"'{name}' is not a valid name for a Python module", hint="use letters, digits and _, e.g. mymaze"
+        )
     if importlib.util.find_spec(module) is not None:
-        raise UsageError(f"a module '{module}' is installed already", hint="choose another name, e.g. mymaze")
+        raise UsageError(f"a module '{module}' is already installed", hint="choose another name, e.g. mymaze")
     return module
 
 
 def _class(module: str) -> str:
-    """`my_maze` -> "MyMaze"."""
+    """Turn a module's name into a class's: `my_maze` -> "MyMaze"."""
     return "".join(part[:1].upper() + part[1:] for part in module.split("_")) or module

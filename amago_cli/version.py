@@ -4,7 +4,7 @@ from importlib import metadata
 
 
 def version() -> str:
-    """As the package's metadata says; amago may also run from a source tree that nobody installed."""
+    """Return the version from the package's metadata; amago may also run from a source tree that is not installed."""
     try:
         return metadata.version("amago")
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """The engine of amago: silent, typed and importable; it reports through events and returns results.
 
-The names in `__all__` are its public interface. Each is imported when it is first used, so that
-`from pipelines import Lake` does not import torch.
+The names in `__all__` are its public API. Each is imported on first use, so that `from pipelines import Lake` does not
+import torch.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from pipelines.config.settings import Settings
     from pipelines.export.policy_bundle import load_policy
     from pipelines.lake.store import Lake
+    from pipelines.stages.library import collect, evaluate, train
     from pipelines.stages.recipe import run
 
-__all__ = ["Lake", "Settings", "load_policy", "run"]
+__all__ = ["Lake", "Settings", "collect", "evaluate", "load_policy", "run", "train"]
 
 _PLACES = {
     "Lake": "pipelines.lake.store",
     "Settings": "pipelines.config.settings",
+    "collect": "pipelines.stages.library",
+    "evaluate": "pipelines.stages.library",
     "load_policy": "pipelines.export.policy_bundle",
     "run": "pipelines.stages.recipe",
+    "train": "pipelines.stages.library",
 }
 
 

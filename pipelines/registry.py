@@ -21,7 +21,7 @@ from pipelines.nearest import did_you_mean
 class Registry:
     """Members of one `kind`, each given as "module:attr" and imported on first use.
 
-    >>> Registry("filter", {"binary": "pipelines.learning.filters:binary"}).names()
+    >>> Registry("filter", {"binary": "pipelines.learning.objectives:binary"}).names()
     ['binary']
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
 import sys
@@ -22,11 +23,35 @@ from tests.cli.commands.test_run import RECIPE
 def test_every_public_name_is_there_and_is_imported_when_it_is_used() -> None:
     assert all(hasattr(pipelines, name) for name in pipelines.__all__)
     assert set(pipelines.__all__) <= set(dir(pipelines))
-    code = "import sys; from pipelines import Lake, Settings; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    code = "import sys; before = set(sys.modules); import pipelines; print(*set(sys.modules) - before)"
+    assert {name.partition(".")[0] for name in _printed(code).split()} <= {"pipelines", *sys.stdlib_module_names}
+    assert (
+        _printed("import sys; from pipelines import Lake, Settings, collect; print('torch' in sys.modules)") == "False"
+    )
     with pytest.raises(AttributeError, match="has no attribute 'lakes'"):
         pipelines.lakes  # noqa: B018
+
+
+def _printed(code: str) -> str:
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_every_public_name_has_an_example_and_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this order: later examples use the run of earlier ones."""
+    monkeypatch.chdir(tmp_path)
+    names = {name: getattr(pipelines, name) for name in pipelines.__all__}
+    order = ("Settings", "collect", "Lake", "train", "evaluate", "run", "load_policy")
+    assert set(order) == set(names)
+    for name in order:
+        (example,) = [
+            test
+            for test in doctest.DocTestFinder(recurse=False).find(names[name], name, globs=dict(names))
+            if test.examples
+        ]
+        shown: list[str] = []
+        failed, tried = doctest.DocTestRunner(verbose=False).run(example, out=shown.append)
+        assert (failed, tried > 0) == (0, True), "".join(shown)
 
 
 def test_a_recipe_is_run_asked_and_its_policy_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,5 +109,5 @@ def test_the_page_names_all_of_it_and_its_example_runs(tmp_path: Path, monkeypat
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     done: dict[str, object] = {}
     exec(block, done)
-    assert done["done"].status == "done"  # type: ignore[attr-defined]
-    assert done["row"]["n"] > 0  # type: ignore[index]
+    assert done["done"].metrics["updates"] == 20  # type: ignore[attr-defined]
+    assert done["row"]["episodes"] > 0  # type: ignore[index]

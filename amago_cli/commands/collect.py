@@ -11,8 +11,6 @@ from amago_cli import completion
 from amago_cli.options import Common, Environment, EnvTimeout, Fresh, RunOption, Seed, Sets, stage
 from amago_cli.quantities import count
 
-_EACH_TIME = ("policy", "follow", "explore")
-
 
 @stage
 def collect(
@@ -21,7 +19,7 @@ def collect(
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="SOURCE", help="Take data in: a file or folder, d4rl:NAME, minari:ID, or module:attr."
+            "--from", metavar="SOURCE", help="Import a dataset: a file or folder, d4rl:NAME, minari:ID, or module:attr."
         ),
         Sets("source.name"),
     ] = None,
@@ -31,20 +29,20 @@ def collect(
         typer.Option(
             "--lake",
             metavar="LAKE",
-            help="Write into this lake instead of the run's own: a directory, or s3://bucket/prefix.",
+            help="Write to this lake instead of the run's own: a directory, or s3://bucket/prefix.",
             autocompletion=completion.lakes,
         ),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", metavar="N", parser=count, help="Environment steps in all, over all actors, e.g. 20000 or 1e6."
+            "--steps", metavar="N", parser=count, help="Total environment steps over all actors, e.g. 20000 or 1e6."
         ),
         Sets("collect.steps"),
     ] = None,
     add: Annotated[
         int | None,
-        typer.Option("--add", metavar="N", parser=count, help="Collect N more steps than there are, each time."),
+        typer.Option("--add", metavar="N", parser=count, help="Collect N more steps, each time the command runs."),
     ] = None,
     actors: Annotated[
         str | None,
@@ -53,12 +51,14 @@ def collect(
     ] = None,
     workers: Annotated[
         str | None,
-        typer.Option("--workers", metavar="N", help="Processes that step them (0: this one), or auto."),
+        typer.Option("--workers", metavar="N", help="Processes that step the environments (0: this one), or auto."),
         Sets("collect.workers"),
     ] = None,
     on_env_error: Annotated[
         str | None,
-        typer.Option("--on-env-error", metavar="HOW", help="When an environment breaks: stop, or restart it."),
+        typer.Option(
+            "--on-env-error", metavar="HOW", help="What to do when an environment fails: stop, or restart it."
+        ),
         Sets("collect.on_env_error"),
     ] = None,
     env_timeout: EnvTimeout = None,
@@ -77,14 +77,14 @@ def collect(
         typer.Option(
             "--follow",
             metavar="RUN",
-            help="Act with RUN's newest checkpoint, and newer ones as they come.",
+            help="Act with RUN's newest checkpoint, reloaded whenever there is a newer one.",
             autocompletion=completion.runs,
         ),
         Sets("collect.follow"),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option("--epsilon", metavar="E", help="Explore at a constant rate, in place of a schedule."),
+        typer.Option("--epsilon", metavar="E", help="Explore at a constant rate instead of a schedule."),
     ] = None,
     explore: Annotated[
         bool | None,
@@ -94,26 +94,27 @@ def collect(
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
-    """Roll out a policy in an environment, or take in data from elsewhere, into a lake.
+    """Collect trajectories into a lake, by running a policy or importing a dataset.
 
-    The run's directory is runs/ENV unless --run or --lake names another place. Repeating the command goes on
-    where it stopped; with a larger --steps it collects more, and with --add each time, as from cron. Another policy,
-    exploration or, in a lake of its own, environment is another collector, which counts its own steps.
+    The run's directory is runs/ENV unless --run or --lake gives another. Repeating the command resumes it; a larger
+    --steps collects more, and --add collects more each time, e.g. from cron. A different policy, exploration or (with
+    --lake) environment is a separate collector, which counts its own steps.
 
-    A policy acts as it is: without exploration, unless --epsilon or --explore is given.
+    A policy given by --policy or --follow acts without exploration unless --epsilon or --explore is given.
 
-    With --follow a run that is being trained acts, in this process or on another machine: at random until it has a
-    checkpoint, then always with the newest. The trainer's side is `amago train --follow`.
+    --follow RUN acts with the newest checkpoint of a run that is being trained, in another process or on another
+    machine; until there is one it acts at random. The trainer runs `amago train --follow`.
 
-    With --from SOURCE trajectories are read from files or by own code: hdf5:, npz:, parquet: or arrow: and a file, a
-    folder or a pattern (the kind may be left out where the name shows it), d4rl:NAME, minari:DIR (or an id),
-    lerobot:DIR, or module:attr. Then --env says whose spaces they are to fit, and --steps at how many to stop.
+    --from SOURCE reads trajectories from files or from your own code: hdf5:, npz:, parquet: or arrow: followed by a
+    file, a folder or a pattern (the prefix may be omitted if the file name shows the format), d4rl:NAME, minari:DIR or
+    minari:ID, lerobot:DIR, or module:attr. Then --env gives the spaces that they must fit, and --steps when to stop.
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
-    from amago_cli.configuration import Request, exclude, file_safe, preview, stored
+    from amago_cli.configuration import Request, exclude, preview, stored
     from pipelines.config.lakes import located
     from pipelines.errors import UsageError
+    from pipelines.stages.library import default_run, source_label, without_behaviour
 
     exclude({"--steps": steps, "--add": add})
     exclude({"--epsilon": epsilon, "--no-explore": explore is False or None})
@@ -144,11 +145,11 @@ def collect(
     if ("collect", "explore") not in keys and any(path[0] == "exploration" for path in keys):
         request.assignments.append((("collect", "explore"), True))
     if run is None and lake is None:
-        name = request.environment() if source is None else _label(source)
+        name = request.environment() if source is None else source_label(source)
         if not name:
-            raise UsageError("no environment is named", hint="give --env; `amago envs` lists them, or --from")
-        run = Path("runs") / file_safe(name)
-    settings = request.settings(_without_behaviour(stored(run)))
+            raise UsageError("no environment given", hint="give --env (`amago envs` lists them) or --from")
+        run = default_run(name)
+    settings = request.settings(without_behaviour(stored(run)))
     place = lake if lake is not None else settings.source.lake if settings.source.name else ""
     where = located(place, run or Path())
     common.concerns(run=run, lake=where)
@@ -164,30 +165,19 @@ def collect(
         return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None)
 
 
-def _without_behaviour(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration without its last policy: each call names its own."""
-    table = {key: value for key, value in document.get("collect", {}).items() if key not in _EACH_TIME}
-    return {**document, "collect": table}
-
-
-def _label(source: str) -> str:
-    """`d4rl:data/hopper-v2.hdf5` -> "hopper-v2"."""
-    kind, _, place = source.rpartition(":")
-    path = Path(place)
-    return (path.parent.name if "*" in path.name else path.stem) or kind
-
-
 def _refuse_acting(given: dict[str, Any]) -> None:
-    """UsageError for options that say how to act, where nobody acts."""
+    """Raise UsageError for options about acting, which importing does not do."""
     from pipelines.errors import UsageError
 
     chosen = [name for name, value in given.items() if value is not None]
     if chosen:
-        raise UsageError(f"{', '.join(chosen)} and --from exclude each other", hint="what is taken in was acted before")
+        raise UsageError(
+            f"{', '.join(chosen)} and --from exclude each other", hint="a dataset is imported without acting"
+        )
 
 
 def _count(text: str | None) -> int | str | None:
-    """Return a number where it is one; settings refuse what is neither that nor "auto"."""
+    """Parse a number if it is one; the settings refuse anything else but "auto"."""
     try:
         return None if text is None else count(text)
     except typer.BadParameter:

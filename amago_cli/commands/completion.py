@@ -16,9 +16,9 @@ def completion(
         str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", autocompletion=lambda: ["bash", "zsh", "fish"])
     ],
 ) -> Any:
-    """Print a script with which a shell completes commands, recipes, environments, runs, checkpoints and settings.
+    """Print a shell script that completes commands, recipes, environments, runs, checkpoints and settings.
 
-    For bash, put `eval "$(amago completion bash)"` into ~/.bashrc; for zsh, the same with zsh into ~/.zshrc, after
+    For bash, add `eval "$(amago completion bash)"` to ~/.bashrc; for zsh, add the same with zsh to ~/.zshrc, after
     compinit; for fish, save the script as ~/.config/fish/completions/amago.fish.
 
     Example: amago completion bash
@@ -28,6 +28,6 @@ def completion(
     from pipelines.errors import UsageError
 
     if shell not in SHELLS:
-        raise UsageError(f"no completion for '{shell}'", hint=f"there is one for {', '.join(SHELLS)}")
+        raise UsageError(f"no completion for '{shell}'", hint=f"choose from {', '.join(SHELLS)}")
     made = script(shell)
     return Document(text=made, fields={"script": made})

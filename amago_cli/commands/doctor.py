@@ -18,13 +18,13 @@ def doctor(common: Common) -> Any:
     from pipelines.stages.result import Result, Table
 
     findings = checkup.findings()
-    rows = [(finding.subject, finding.verdict, finding.detail) for finding in findings]
+    rows = [(finding.subject, finding.status, finding.detail) for finding in findings]
     result = Result(
         command="doctor",
-        metrics={finding.subject: {"verdict": finding.verdict, "detail": finding.detail} for finding in findings},
-        tables=(Table(title="this installation", columns=("subject", "verdict", "detail"), rows=rows),),
+        metrics={finding.subject: {"status": finding.status, "detail": finding.detail} for finding in findings},
+        tables=(Table(title="this installation", columns=("subject", "status", "detail"), rows=rows),),
     )
-    broken = [finding.subject for finding in findings if finding.verdict == checkup.BROKEN]
+    broken = [finding.subject for finding in findings if finding.status == checkup.BROKEN]
     if broken:
         error = StageFailed(f"amago cannot work here: {', '.join(broken)}", hint="see the table above")
         error.result = result

@@ -26,7 +26,7 @@ def envs(
 ) -> Any:
     """List the environments, or describe one: spaces, horizon, termination, train-test split, parameters.
 
-    In a pipe the list has names, extras and what they are about; --output json has everything.
+    In a pipe the list is limited to names, extras and descriptions; --output json has everything.
 
     Example: amago envs meta-frozen-lake
     """
@@ -106,7 +106,7 @@ def _describe(name: str) -> Any:
             "parameters": {key: default for key, default, _ in listed},
         },
         tables=(
-            Table(title="spaces", columns=("column", "kind", "what"), rows=rows),
+            Table(title="spaces", columns=("column", "kind", "size"), rows=rows),
             table,
         ),
     )

@@ -17,23 +17,23 @@ def evaluate(
     env: Environment = None,
     episodes: Annotated[
         int | None,
-        typer.Option("--episodes", metavar="N", parser=count, help="Whole episodes, every one counted."),
+        typer.Option("--episodes", metavar="N", parser=count, help="Number of complete episodes to play."),
         Sets("evaluate.episodes"),
     ] = None,
     checkpoint: Annotated[str | None, CHECKPOINT, Sets("evaluate.checkpoint")] = None,
     greedy: Annotated[
         bool | None,
-        typer.Option("--greedy/--sample", help="The policy's likeliest action, or a sampled one."),
+        typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample."),
         Sets("evaluate.greedy"),
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option("--tasks", metavar="SQL", help="Only tasks of the run's trajectories for which this holds."),
+        typer.Option("--tasks", metavar="SQL", help="Play the tasks of the run's trajectories that match."),
         Sets("evaluate.tasks"),
     ] = None,
     require: Annotated[
         str | None,
-        typer.Option("--require", metavar="GATE", help="Exit 5 unless it holds, e.g. 'return_mean >= 0.9'."),
+        typer.Option("--require", metavar="GATE", help="Exit 5 unless this holds, e.g. 'return_mean >= 0.9'."),
         Sets("evaluate.require"),
     ] = None,
     env_timeout: EnvTimeout = None,
@@ -41,10 +41,10 @@ def evaluate(
         int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
     ] = None,
 ) -> Any:
-    """Judge a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
+    """Evaluate a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
 
-    With --tasks, tasks that are in the run's lakes are played instead, in turn, and each is told apart, e.g.
-    --tasks "not success"; this is for environments whose tasks have names.
+    --tasks plays tasks from the run's lakes in turn instead and reports each one, e.g. --tasks "not success"; this
+    works for environments whose tasks have names.
 
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
     """

@@ -18,7 +18,7 @@ def examples(
     ] = None,
     profile: Profile = None,
 ) -> Any:
-    """List the recipes that come with amago, or print one: with its profiles, or with one of them laid over it.
+    """List the recipes that come with amago, or print one as TOML: with all its profiles, or with one applied.
 
     Example: amago examples quickstart > mine.toml
     """
@@ -36,7 +36,7 @@ def examples(
             document = lay_profile(document, [(["profile"], profile)], source=name)
         return Document(text=tomli_w.dumps(document), fields={"recipe": document})
     if profile is not None:
-        raise UsageError("a profile of which recipe?", hint=f"amago examples NAME --profile {profile}")
+        raise UsageError("--profile needs the name of a recipe", hint=f"amago examples NAME --profile {profile}")
     recipes = {key: _described(recipe) for key, recipe in shipped_recipes().items()}
     rows = [(key, one["about"], one["expected"], _needs(one)) for key, one in recipes.items()]
     return Result(

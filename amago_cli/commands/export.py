@@ -18,15 +18,13 @@ def export(
         str,
         typer.Argument(
             metavar="RUN|LAKE",
-            help="A run for its policy; a lake or a run for its lake.",
+            help="A run, for its policy; a run or a lake, for its trajectories.",
             autocompletion=completion.lakes,
         ),
     ],
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--to", metavar="DIR", help="Directory to write; default: RUN/export, or dataset beside the lake."
-        ),
+        typer.Option("--to", metavar="DIR", help="Directory to write to; default: RUN/export, or RUN/dataset."),
         Sets("export.to"),
     ] = None,
     form: Annotated[
@@ -38,16 +36,16 @@ def export(
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
+        typer.Option("--where", metavar="SQL", help="Export only trajectories that match this predicate."),
         Sets("export.where"),
     ] = None,
     checkpoint: Annotated[str | None, CHECKPOINT, Sets("export.checkpoint")] = None,
 ) -> Any:
-    """Write a policy bundle that acts step by step, without the lake or the run; or trajectories for other tools.
+    """Export a policy bundle that acts without the lake or the run, or trajectories for other tools.
 
-    Trajectories are written whole and as they are learnt from: parquet has steps and a table of trajectories, npz a
-    file for each trajectory, hdf5 flat arrays as D4RL has them, minari a dataset of Minari. Repeating the command
-    writes what is missing.
+    Trajectories are exported complete, with their relabelled versions: parquet writes the steps and a table of
+    trajectories, npz one file per trajectory, hdf5 flat arrays in D4RL's layout, minari a Minari dataset. Repeating
+    the command writes what is missing.
 
     Example: amago export runs/quickstart --format parquet --where success
     """
@@ -64,9 +62,9 @@ def export(
         common.concerns(run=run)
         directory = RunDirectory.open(run) if is_run(run) or not _is_lake(source) else None
         if directory is None:
-            raise UsageError(f"'{source}' is a lake: it has no policy", hint="give a run, or --format parquet or npz")
+            raise UsageError(f"'{source}' is a lake and has no policy", hint="give a run, or --format parquet or npz")
         if wanted.where:
-            raise UsageError("--where chooses trajectories", hint="give --format parquet or npz with it")
+            raise UsageError("--where selects trajectories", hint="add --format parquet or npz")
         if common.dry_run:
             return preview(common, settings, writes={"bundle": Path(wanted.to or run / "export")})
     with common.listening() as listener:

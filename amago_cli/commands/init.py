@@ -17,7 +17,7 @@ def init(
         Path, typer.Argument(metavar="NAME", help="Directory to create; the environment is named after it.")
     ],
 ) -> Any:
-    """Create a directory with an environment of your own, a recipe and a test, ready to run and to edit.
+    """Create a directory with an environment of your own, a recipe and a test, ready to run and edit.
 
     Example: amago init mymaze
     """

@@ -19,33 +19,33 @@ def relabel(
             "--with",
             metavar="NAME[:ARG]",
             help="hindsight:future|final|random, instruction:some|all, reward:SQL, reward:module:attr, success:SQL, "
-            "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, or module:attr; repeat it: one after the other.",
+            "scale:X, clip:LOW..HIGH, return:GAMMA, task:NAME, or module:attr; repeatable, applied in order.",
         ),
         Sets("relabel.relabeler"),
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="ARG", help="The ARG of hindsight, where --with does not give it."),
+        typer.Option("--strategy", metavar="ARG", help="ARG of hindsight, if --with does not give it."),
         Sets("relabel.strategy"),
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="SQL", help="Which trajectories: a predicate over the table."),
+        typer.Option("--where", metavar="SQL", help="Relabel only trajectories that match this predicate."),
         Sets("relabel.where"),
     ] = None,
     fraction: Annotated[
         float | None,
-        typer.Option("--fraction", metavar="X", help="Share of those to relabel, in (0, 1]."),
+        typer.Option("--fraction", metavar="X", help="Fraction of them to relabel, in (0, 1]."),
         Sets("relabel.fraction"),
     ] = None,
     copies: Annotated[
         int | None,
-        typer.Option("--copies", metavar="K", help="Relabelled versions of each trajectory."),
+        typer.Option("--copies", metavar="K", help="Relabelled versions per trajectory."),
         Sets("relabel.copies"),
     ] = None,
     seed: Seed = None,
 ) -> Any:
-    """Derive new goals and rewards in hindsight, as an overlay that copies no observation.
+    """Derive new goals and rewards in hindsight, as an overlay that does not copy observations.
 
     Example: amago relabel --from-lake runs/maze --with instruction:some --with clip:0..1 --copies 4
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +17,7 @@ def run(
         str,
         typer.Argument(
             metavar="RECIPE",
-            help="A name `amago examples` lists, FILE.toml, or FILE.toml:NAME.",
+            help="A name from `amago examples`, FILE.toml, or FILE.toml:NAME.",
             autocompletion=completion.recipes,
         ),
     ],
@@ -29,25 +28,26 @@ def run(
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
-    """Chain the stages of a recipe, epoch by epoch; what is done is skipped.
+    """Run the stages of a recipe, epoch by epoch, skipping those that are done.
 
-    The run's directory is runs/RECIPE, with a profile runs/RECIPE-PROFILE, unless --run names another.
+    The run's directory is runs/RECIPE, or runs/RECIPE-PROFILE, unless --run gives another.
 
-    --profile lays some of the recipe's settings over the others: every recipe that comes with amago has `smoke`, which
-    runs the whole chain, in a minute or so and without learning much.
+    --profile overrides some of the recipe's settings. Every recipe that comes with amago has the profile `smoke`, which
+    runs the whole chain in about a minute, without learning much.
 
     Example: amago run quickstart
     """
-    from amago_cli.configuration import Request, file_safe, preview
+    from amago_cli.configuration import Request, preview
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.stages.library import default_run
 
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
-    run = run or Path("runs") / file_safe(f"{name}-{chosen}" if chosen else name)
+    run = run or default_run(f"{name}-{chosen}" if chosen else name)
     common.concerns(run=run, lake=run / "lake")
-    request.settings()  # refuses faults before anything is said
+    request.settings()  # report configuration errors before anything is printed
     if common.dry_run:
         return preview(common, request.fitted(run), writes={"run": run})
     with common.listening() as listener:

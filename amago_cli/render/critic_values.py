@@ -1,4 +1,4 @@
-"""What an agent thinks of a trajectory: lines beside its portrait, a table of its steps, and all figures for JSON."""
+"""Critic values of a trajectory: lines in its drawing, a table of its steps, and all figures for JSON."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _MOST_STEPS = 20
 
 
 def acting(figures: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of (T, discounts) those of the discount that acts (T,), of the figures that are shown."""
+    """Select the acting discount (T,) from the displayed figures (T, discounts)."""
     return {name: figures[name][:, -1] for name in SHOWN}
 
 
 def steps_table(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray]) -> str:
-    """A line for each step, of many only those whose action was the most remarkable."""
+    """Tabulate the steps; of a long trajectory only those with the largest absolute advantage."""
     import numpy as np
 
     shown = acting(figures)
     steps = np.arange(len(shown["q"]))
     title = "step by step"
     if len(steps) > _MOST_STEPS:
-        title = f"the {_MOST_STEPS} steps of {len(steps):,} with the greatest advantage or disadvantage"
+        title = f"the {_MOST_STEPS} of {len(steps):,} steps with the largest absolute advantage"
         steps = np.sort(np.argsort(-np.abs(shown["advantage"]), kind="stable")[:_MOST_STEPS])
     rows = [
         [step, _action(columns["action"][step + 1]), float(columns["reward"][step + 1])]
@@ -39,7 +39,8 @@ def steps_table(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndar
 
 
 def as_fields(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Lists over steps: actions and rewards, and of each figure a list over discounts, the last of which acts."""
+    """Return lists over steps: actions, rewards, and for each figure a list over discounts, of which the last one
+    acts."""
     taken = {name: plain(columns[name][1:]) for name in ("action", "reward")}
     return taken | {name: plain(values) for name, values in figures.items()}
 

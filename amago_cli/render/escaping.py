@@ -1,4 +1,4 @@
-"""Text of other people on a terminal: what would move the cursor, hide or reorder characters is shown as an escape."""
+"""Untrusted text on a terminal: characters that move the cursor, hide or reorder text are shown as escapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def line(text: str) -> str:
-    """`text` as part of one line.
+    """Escape `text` as part of one line.
 
     >>> line("a\\x1b[31m\\nb")
     'a\\\\u001b[31m\\\\nb'
@@ -23,7 +23,7 @@ def line(text: str) -> str:
 
 
 def lines(text: str) -> str:
-    """`text` whose newlines and tabs are our own."""
+    """Escape `text`, keeping its newlines and tabs."""
     return text if text.isprintable() else _IN_A_TEXT.sub(_escape, text)
 
 

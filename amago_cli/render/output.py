@@ -1,4 +1,4 @@
-"""The result on stdout, as text for people or as one JSON object for scripts."""
+"""Results on stdout, as text for people or as one JSON object for scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = "amago/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The answer to a query."""
+    """Result of a query."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -31,7 +31,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text to print as it is; `fields` say the same in JSON."""
+    """A text to print verbatim; `fields` hold its content for JSON."""
 
     text: str
     status: str = "done"
@@ -39,14 +39,14 @@ class Document:
 
 
 class Output(Protocol):
-    """A form of results; `failure` shows what a failed call had found before it failed."""
+    """Format of results; `failure` shows the partial result of a failed call."""
 
     def show(self, outcome: Result | Rows | Document) -> None: ...
     def failure(self, failure: Failure) -> None: ...
 
 
 class TextOutput:
-    """Tables and lines; with -q no word of what was done, since nothing failed."""
+    """Tables and lines; with -q a stage that succeeded prints nothing."""
 
     def __init__(self, invocation: Invocation) -> None:
         self.invocation = invocation
@@ -90,8 +90,8 @@ class TextOutput:
 
 
 def _is_nothing(name: str, value: Any, *, acted: bool) -> bool:
-    """Whether a figure would say that something did not occur: a count of 0 or an empty list, and of an action also
-    that an option was not given. A mean of 0 is a finding."""
+    """Return whether a figure only states that something did not happen: a count of 0, an empty list, or (of an action)
+    an option that was not given. A mean of 0 is information."""
     value = plain(value)
     if isinstance(value, bool):
         return acted and not value
@@ -99,7 +99,7 @@ def _is_nothing(name: str, value: Any, *, acted: bool) -> bool:
 
 
 class JsonOutput:
-    """One object a call; `lake sql` prints a list of objects."""
+    """One JSON object per call; `lake sql` prints a list of objects."""
 
     def __init__(self, invocation: Invocation) -> None:
         self.invocation = invocation
@@ -151,13 +151,13 @@ def _place(place: Any) -> str | None:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON, on one line without `indent`: NaN and infinities become null, numpy values plain, anything else its
-    text."""
+    """Encode `value` as strict JSON, on one line without `indent`: NaN and infinities become null, numpy values plain
+    Python, anything else its string."""
     return json.dumps(plain(value), ensure_ascii=not carries_unicode(), allow_nan=False, indent=indent)
 
 
 def figure(value: Any) -> str | None:
-    """A metric as one short text; None for what only a table or JSON can show."""
+    """Format a metric as one short text; None for values that only a table or JSON can show."""
     value = plain(value)
     if value is None or isinstance(value, Mapping):
         return None
@@ -170,7 +170,7 @@ def figure(value: Any) -> str | None:
 
 
 def seconds(value: float) -> str:
-    """A duration."""
+    """Format a duration."""
     from pipelines.events import duration
 
     return duration(value) if value >= 60 else f"{value:.1f} s"

@@ -1,4 +1,4 @@
-"""The story on stderr: a bar on a terminal, a line every 30 seconds elsewhere, nothing with -q."""
+"""Progress on stderr: a bar on a terminal, a line every 30 seconds elsewhere, nothing with -q."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amago_cli.render import escaping
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, duration, silent
 
 LINE_SECONDS = 30.0
-_COLUMNS = 80  # of a terminal that does not know its size
+_COLUMNS = 80  # of a terminal of unknown size
 _LEAST_BAR = 10  # columns of the bar itself
 
 
@@ -26,7 +26,7 @@ class Closing(Protocol):
 
 @contextmanager
 def reporter(*, quiet: bool, verbose: bool = False, stream: TextIO | None = None) -> Iterator[Listener]:
-    """The listener that suits `stream` (stderr) and the user's wish."""
+    """Yield the listener for `stream` (default: stderr) and the user's options."""
     stream = stream or sys.stderr
     if quiet:
         yield silent
@@ -39,7 +39,7 @@ def reporter(*, quiet: bool, verbose: bool = False, stream: TextIO | None = None
 
 
 class Bar:
-    """A tqdm bar of the stage, in a chain of the whole run, with the newest figures of the stage."""
+    """A tqdm bar of the stage, or in a chain of the whole run, with the stage's newest figures."""
 
     def __init__(self, stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream, self.verbose, self.pace = stream, verbose, Pace(clock)
@@ -72,7 +72,7 @@ class Bar:
         return event.run_share if event.run_share is not None else stage
 
     def _format(self, event: Progress, columns: int) -> str:
-        """Return as much as fits beside a bar of `_LEAST_BAR` columns, the most important first."""
+        """Return the bar's format: as many figures as fit beside `_LEAST_BAR` columns, most important first."""
         share = self._share(event)
         parts = [f"{event.done:,}/{event.total:,} {event.unit}" if event.total else f"{event.done:,} {event.unit}"]
         parts += [f"{left} left"] if (left := self.pace.left(event)) else []
@@ -88,7 +88,7 @@ class Bar:
 
 
 class Lines:
-    """A line at most every `interval` seconds: done, rate, time left, the newest figures."""
+    """At most one line per `interval` seconds: done, rate, time left, newest figures."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Pace:
 
 
 def worded(notice: Notice, verbose: bool) -> str | None:
-    """How a notice reads; None when it is not for this user."""
+    """Format a notice; None when this user does not see it."""
     if notice.level == "debug":
         return escaping.lines(notice.text) if verbose else None  # tracebacks
     text = escaping.line(f"{notice.stage}: {notice.text}" if notice.stage else notice.text)

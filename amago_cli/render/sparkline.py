@@ -1,4 +1,4 @@
-"""A trajectory as a few lines of text: what was earned, done and seen, a character for some steps."""
+"""A trajectory as a few lines of text: rewards, actions and observations, one character per group of steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _MOST_LINES = 6  # of actions, and of observations
-_LEAST_TEXT = 32.0  # scale of a text: its highest character, a space at least
 _LEFT_OUT = "not shown"
 
 
 def sparkline(values: np.ndarray, width: int, *, unicode: bool = True) -> str:
-    """`values` (n,), at most `width` characters: each the mean of its share of them, from the lowest to the highest."""
+    """Draw `values` (n,) in at most `width` characters, each the mean of its share, from lowest to highest."""
     marks = _BLOCKS if unicode else _ASCII
     edges = np.linspace(0, len(values), min(width, len(values)) + 1).round().astype(int)
     finite = np.nan_to_num(np.asarray(values, dtype=np.float64))
@@ -35,7 +34,7 @@ def sparkline(values: np.ndarray, width: int, *, unicode: bool = True) -> str:
 
 
 def flags(columns: Mapping[str, np.ndarray], width: int) -> str:
-    """Where a soft reset (r), the end (T) or a cut (t) was."""
+    """Mark soft resets (r), terminations (T) and truncations (t)."""
     rows = len(columns["reset"])
     edges = np.linspace(0, rows, min(width, rows) + 1).round().astype(int)
     line = np.full(len(edges) - 1, ".")
@@ -53,8 +52,8 @@ def portrait(
     unicode: bool,
     figures: Mapping[str, np.ndarray] | None = None,
 ) -> str:
-    """A trajectory in lines of at most `width` characters; `figures` are more lines, of a number for each action. The
-    last line names what has no line of its own."""
+    """Draw a trajectory in lines of at most `width` characters; `figures` adds lines with one number per action. The
+    last line names the columns that have no line of their own."""
     numbers, texts, missing = _chosen(trajectory.columns, schema)
     lines = [("reward", trajectory.columns["reward"][1:]), *(figures or {}).items(), *numbers]
     name_width = max(
@@ -104,10 +103,10 @@ def _folded(text: str, width: int, *, indent: int) -> list[str]:
 def _chosen(
     columns: Mapping[str, np.ndarray], schema: Schema
 ) -> tuple[list[tuple[str, np.ndarray]], list[tuple[str, str]], list[str]]:
-    """What is shown of actions and observations, and what is not: lines of numbers (rows,), texts, names.
+    """Choose what to draw of actions and observations: lines of numbers (rows,), texts, and names not shown.
 
-    Every column of numbers has a line, more of them where few columns share the room. Row 0 was led to by nothing:
-    actions begin at row 1.
+    Every numeric column gets a line, and several if there are few columns. No action led to row 0: actions start at
+    row 1.
     """
     numbers: list[tuple[str, np.ndarray]] = []
     texts: list[tuple[str, str]] = []
@@ -138,16 +137,15 @@ def _chosen(
 
 
 def _text_of_length(name: str, columns: Mapping[str, np.ndarray], schema: Schema) -> bool:
-    """Whether a column only says how long a text is, which its line shows."""
+    """Return whether a column only holds the length of a text, which the text itself shows."""
     whole = name.removesuffix(f".{LENGTH}")
     return whole != name and _words(whole, columns, schema) is not None
 
 
 def _words(name: str, columns: Mapping[str, np.ndarray], schema: Schema) -> str | None:
-    """The texts of a column in the order in which they were seen, with the step at which each began; None for a column
-    of numbers. The schema does not tell texts from sequences of whole numbers: a text is printable throughout."""
+    """Return the texts of a column in order, each with the step at which it starts; None for a column of numbers."""
     space = schema.spaces.observation.get(name)
-    if not isinstance(space, Ragged) or np.dtype(space.dtype).kind not in "iu" or space.scale < _LEAST_TEXT:
+    if not isinstance(space, Ragged) or not space.text:
         return None
     values, lengths = columns[name], columns[f"{name}.{LENGTH}"]
     found: dict[int, str] = {}
@@ -157,9 +155,6 @@ def _words(name: str, columns: Mapping[str, np.ndarray], schema: Schema) -> str 
         if code == last:
             continue
         last = code
-        points = row[:length].tolist()
-        if not all(0 <= point < 0x110000 and (chr(point).isprintable() or chr(point) in "\n\t") for point in points):
-            return None
-        found[step] = "".join(map(chr, points))
+        found[step] = "".join(chr(point) if 0 <= point < 0x110000 else "\ufffd" for point in row[:length].tolist())
     shown = [f"'{text}'" if step == 0 else f"{step}: '{text}'" for step, text in found.items()]
     return ", ".join(shown)

@@ -1,7 +1,7 @@
-"""Tables as lines of text, fast enough for a query of any size.
+"""Tables as lines of text, fast enough for queries of any size.
 
-A pipe gets whole cells however wide; on a terminal columns of text are folded to fit, the widest ones most. Where they
-would become too narrow to be read, every row is shown as a block, a line for each cell that is not empty.
+In a pipe, cells are never folded. On a terminal, text columns are folded to fit, the widest first; if they would become
+too narrow to read, each row is shown as a block with one line per non-empty cell.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def render(
     title: str | None = None,
     width: int | None = None,
 ) -> Iterator[str]:
-    """The lines of a table; `show` words a cell, `width` is the terminal's (None: not a terminal)."""
+    """Yield the lines of a table; `show` formats a cell, `width` is that of the terminal (None: not a terminal)."""
     numeric = [
         bool(rows) and all(isinstance(row[place], int | float | None) for row in rows) for place in range(len(columns))
     ]
@@ -54,7 +54,7 @@ def render(
 
 
 def _blocks(columns: Sequence[str], texts: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Each row as its first cell and, under it, the others with their columns' names."""
+    """Yield each row as its first cell and, below it, the others with their column names."""
     names = max(map(len, columns[1:]), default=0)
     indent = " " * (len(_GAP) + names + len(_GAP))
     bold, plain = _marks()
@@ -69,15 +69,15 @@ def _blocks(columns: Sequence[str], texts: Sequence[Sequence[str]], width: int) 
 
 
 def _marks() -> tuple[str, str]:
-    """What begins and ends bold text on a terminal: nothing where the user wants no escapes (no-color.org), or where
-    the terminal knows none."""
+    """Return the escapes that start and end bold text; empty where the user wants none (no-color.org) or the terminal
+    supports none."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return "", ""
     return _BOLD, _PLAIN
 
 
 def cell(value: Any) -> str:
-    """A value for a reader: numbers grouped and rounded."""
+    """Format a value for people: numbers grouped and rounded."""
     value = plain(value)
     if value is None:
         return "-"
@@ -91,12 +91,12 @@ def cell(value: Any) -> str:
 
 
 def raw(value: Any) -> str:
-    """A value as it is: an id must not be grouped, a query's figure not be rounded."""
+    """Format a value exactly: an id must not be grouped, the result of a query must not be rounded."""
     return "-" if value is None else str(value)
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's terms: numpy becomes Python, NaN and infinities None, the unknown its text."""
+    """Convert `value` to JSON types: numpy to Python, NaN and infinities to None, unknown types to their string."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -117,9 +117,9 @@ def _turned(texts: Sequence[Sequence[str]], columns: Sequence[str]) -> list[Sequ
 def _fold(
     columns: Sequence[str], widths: list[int], numeric: Sequence[bool], width: int | None
 ) -> frozenset[int] | None:
-    """Narrow the widest columns of text in place until the table fits, the first only if the others do not do.
+    """Narrow the widest text columns in place until the table fits, the first column only if the others are not enough.
 
-    The columns that were narrowed; None where the table cannot be made to fit.
+    Return the narrowed columns; None if the table cannot be made to fit.
     """
     wordy = [place for place in range(len(widths)) if not numeric[place]]
     room = (width or 0) - len(_GAP) * (len(widths) - 1)

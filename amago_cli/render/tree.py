@@ -10,14 +10,14 @@ from amago_cli.render import escaping
 
 @dataclass(frozen=True)
 class Node:
-    """A line and what hangs on it."""
+    """A line with its children."""
 
     text: str
     children: Sequence[Node] = ()
 
 
 def draw(node: Node, *, unicode: bool = True) -> str:
-    """The tree, a line a node; without `unicode` in ASCII."""
+    """Draw the tree, one line per node; in ASCII without `unicode`."""
     marks = ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  ")
     return "\n".join([escaping.line(node.text), *_below(node.children, marks)])
 

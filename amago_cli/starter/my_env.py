@@ -1,6 +1,6 @@
 """A room with a hidden exit: find it once, remember it, and walk straight to it in every later attempt.
 
-`python -m pytest` checks it, `amago run recipe.toml` trains an agent for it. Change whatever you like.
+`python -m pytest` tests it, `amago run recipe.toml` trains an agent on it. Change whatever you like.
 """
 
 from typing import Any
@@ -14,11 +14,11 @@ MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])  # up, down, left, right
 
 
 class MyEnv(TaskEnv):
-    """An episode has some attempts at one task: the same exit, which the agent never sees.
+    """Several attempts per episode at one task: reach the same exit, which is not observed.
 
-    An attempt begins in the middle of the room, succeeds at the exit and fails after `attempt_steps` steps.
-    Observation: row and column from -1 to 1, and 1 where an attempt begins. The agent also sees its last action and
-    the last reward. Action: up, down, left or right; a wall stops it. Reward: 1 at the exit.
+    An attempt starts in the middle of the room, succeeds at the exit and fails after `attempt_steps` steps.
+    Observation: row and column from -1 to 1, and 1 at the start of an attempt. The agent also sees its previous action
+    and reward. Action: up, down, left or right; walls block. Reward: 1 at the exit.
     """
 
     has_success = True
@@ -26,7 +26,7 @@ class MyEnv(TaskEnv):
 
     def __init__(self, size: int = 5, attempts: int = 4, attempt_steps: int = 12) -> None:
         self.size, self.num_attempts, self.attempt_steps = size, attempts, attempt_steps
-        self.horizon = attempts * attempt_steps  # most steps of an episode
+        self.horizon = attempts * attempt_steps  # maximum length of an episode
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(len(MOVES))
         self.place, self.time, self.attempt = np.zeros(2, int), 0, 0
@@ -34,7 +34,7 @@ class MyEnv(TaskEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode; the task must follow from the seed alone."""
+        """Start an episode; the task must depend on the seed alone."""
         super().reset(seed=seed)
         cells = [(row, column) for row in range(self.size) for column in range(self.size)]
         cells.remove((self.size // 2, self.size // 2))
@@ -45,7 +45,7 @@ class MyEnv(TaskEnv):
         return self._begin_attempt(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Observation, reward, whether the episode is over, whether it was cut short (never here), and notes."""
+        """Return the observation, the reward, terminated, truncated (never here) and an empty info."""
         self.place = np.clip(self.place + MOVES[action], 0, self.size - 1)
         self.time += 1
         found = tuple(self.place) == self.exit

@@ -1,4 +1,4 @@
-"""Tests that any environment should pass, and tests of this one."""
+"""Tests that every environment should pass, and tests of this one."""
 
 import gymnasium.utils.env_checker
 import numpy as np
@@ -6,7 +6,7 @@ from my_env import MyEnv
 
 
 def play(env: MyEnv, seed: int) -> tuple[list[float], list[bool]]:
-    """Return the rewards and the successes by attempt of a player who knows where the exit is."""
+    """Return the rewards, and the success of each attempt, of a player who knows the exit."""
     env.reset(seed=seed)
     rewards, successes, over = [], [], False
     while not over:
@@ -20,11 +20,11 @@ def play(env: MyEnv, seed: int) -> tuple[list[float], list[bool]]:
     return rewards, successes
 
 
-def test_it_follows_the_gymnasium_api() -> None:
+def test_env_follows_the_gymnasium_api() -> None:
     gymnasium.utils.env_checker.check_env(MyEnv(), skip_render_check=True)
 
 
-def test_the_task_follows_from_the_seed() -> None:
+def test_task_depends_on_the_seed_alone() -> None:
     env = MyEnv()
     exits = []
     for seed in (*range(50), *range(50)):
@@ -34,7 +34,7 @@ def test_the_task_follows_from_the_seed() -> None:
     assert len(set(exits)) > 10
 
 
-def test_a_player_who_knows_the_exit_succeeds_in_every_attempt() -> None:
+def test_optimal_player_succeeds_in_every_attempt() -> None:
     for seed in range(20):
         rewards, successes = play(MyEnv(attempts=3), seed)
         assert successes == [True] * 3
@@ -42,7 +42,7 @@ def test_a_player_who_knows_the_exit_succeeds_in_every_attempt() -> None:
         assert len(rewards) <= 3 * 4
 
 
-def test_an_attempt_that_takes_too_long_fails() -> None:
+def test_attempt_fails_after_its_time_limit() -> None:
     env = MyEnv(attempts=2, attempt_steps=5)
     env.reset(seed=0)
     env.exit = (env.size - 1, env.size - 1)

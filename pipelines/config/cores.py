@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use: by its affinity mask, its cgroups, and for threads by what the user says."""
+"""Number of CPU cores this process may use: by its affinity mask and cgroups, and for threads by the user's choice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> int:
-    """Those of the affinity mask, as far as the quotas of cgroups (a container, a batch system) allow; at least 1."""
+    """Count the cores of the affinity mask, as far as cgroup quotas (a container, a batch system) allow; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError):
         cores = min([cores, *(max(1, int(share)) for share in _quotas(Path("/proc/self/cgroup").read_text()))])
@@ -18,13 +18,13 @@ def available_cores() -> int:
 
 
 def threads(wanted: int = 0) -> int:
-    """CPU threads for the networks: as `wanted`, else as OMP_NUM_THREADS says, else one for each available core."""
+    """Return the CPU threads for networks: `wanted`, else OMP_NUM_THREADS, else one per available core."""
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return wanted or (int(said) if said.isdecimal() and int(said) else available_cores())
 
 
 def _quotas(membership: str) -> list[float]:
-    """Cores that each cgroup about this process grants, of both versions of cgroups; none where there is no limit."""
+    """Return the core quota of each cgroup of this process, for both versions of cgroups; none if unlimited."""
     found = []
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -41,7 +41,7 @@ def _quotas(membership: str) -> list[float]:
 
 
 def _quota(folder: Path, *, is_first_version: bool) -> float:
-    """ValueError where there is no limit ("max", -1), OSError where there is no such file."""
+    """Return one cgroup's quota. ValueError if it is unlimited ("max", -1), OSError if there is no such file."""
     if is_first_version:
         quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
     else:

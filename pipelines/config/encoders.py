@@ -1,4 +1,4 @@
-"""Settings of the encoders: what turns a token into a vector, and a trajectory of vectors into states.
+"""Settings of the encoders: timestep encoder (token to vector) and sequence encoder (vectors to states).
 
 A table with a `kind` names a built-in, an installed plug-in or "module:attr"; plug-ins take their own `options`.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from pipelines.nearest import did_you_mean
+from pipelines.config.base import SettingsModel, known
 from pipelines.registry import Registry
 
 TIMESTEP_ENCODERS = Registry("timestep encoder", {"auto": "pipelines.nets.timestep:TimestepEncoder"})
@@ -32,71 +32,62 @@ Route = Literal["image", "tokens", "flat", "hidden"]
 Activation = Literal["leaky-relu", "relu", "gelu", "silu", "mish"]
 
 
-class ModelSettings(BaseModel):
-    """Frozen and strict: an unknown key is an error."""
+class ImageSettings(SettingsModel):
+    """Encoding of images (height, width, channels)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def known(registry: Registry, kind: str) -> str:
-    """`kind`, if it may name a member of `registry`; ValueError if not."""
-    if ":" not in kind and kind not in registry.names():
-        otherwise = f"known: {', '.join(registry.names())}, or module:attr"
-        raise ValueError(
-            f"unknown {registry.kind} '{kind}'; {did_you_mean(kind, registry.names(), otherwise=otherwise)}"
-        )
-    return kind
-
-
-class ImageSettings(ModelSettings):
-    """How images (height, width, channels) become features."""
-
-    kind: Literal["auto", "nature", "impala", "grid"] = Field(
-        default="auto",
-        description="nature: 8/4/3 kernels with strides, from 36 pixels on; impala: residual blocks; "
-        "grid: small kernels; auto: nature or grid, by size",
-    )
-    features: Positive = Field(default=256, description="features per image")
-    extras: Positive = Field(
-        default=12, description="features of everything that is not an image, if images are present"
-    )
-    random_shift: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="pixels by which images are shifted at most while learning (DrQ; 4 is usual; 0: not)"
-    )
-    random_shift_share: Probability = Field(
-        default=0.75, description="share of windows that are shifted, each as a whole"
-    )
+    kind: Literal["auto", "nature", "impala", "grid"] = "auto"
+    """nature: 8/4/3 kernels with strides, from 36 pixels; impala: residual blocks; grid: small kernels; auto: nature or
+    grid, by size."""
+    features: Positive = 256
+    """Features per image."""
+    extras: Positive = 12
+    """Features of all other inputs together, if there are images."""
+    random_shift: Annotated[int, Field(ge=0)] = 0
+    """Maximum shift of images in pixels while learning (DrQ; 4 is usual; 0: off)."""
+    random_shift_share: Probability = 0.75
+    """Share of windows that are shifted, each as a whole."""
 
 
-class TokenSettings(ModelSettings):
-    """How sequences of numbers (texts, instructions, goals) become features: embedding and a small GRU."""
+class TokenSettings(SettingsModel):
+    """Encoding of sequences of numbers (texts, instructions, goals): embedding and a small GRU."""
 
-    vocabulary: Positive = Field(
-        default=256, description="rows of the embedding; greater numbers share rows (remainder)"
-    )
-    embedding: Positive = Field(default=32, description="size of a number's embedding")
-    hidden: Positive = Field(default=64, description="state size of the GRU, and features per sequence")
+    vocabulary: Positive = 256
+    """Rows of the embedding; larger numbers share rows (remainder)."""
+    embedding: Positive = 32
+    """Size of a number's embedding."""
+    hidden: Positive = 64
+    """State size of the GRU, and features per sequence."""
 
 
-class TimestepSettings(ModelSettings):
-    """What turns one token (observation, previous reward and action) into a vector."""
+class TimestepSettings(SettingsModel):
+    """Timestep encoder: one token (observation, previous reward and action) to a vector."""
 
-    kind: str = Field(default="auto", description="auto routes every column by its space; or a plug-in")
-    columns: dict[str, Route] = Field(
-        default_factory=dict,
-        description="columns that go another way than by their space: image, tokens, flat, or hidden (not seen)",
-    )
-    hidden: Widths = Field(default=(512, 512), description="widths of the hidden layers (flat inputs)")
-    output: Positive = Field(default=256, description="size of the vector")
-    activation: Activation = Field(default="leaky-relu", description="after hidden layers and convolutions")
-    symlog: bool = Field(default=True, description="compress flat inputs by sign(x) log(1 + |x|)")
-    normalize: bool = Field(default=True, description="standardise flat inputs by running statistics, within +-10")
-    normalize_rate: Probability = Field(default=1e-4, description="step of the running statistics")
-    hide_reward: bool = Field(default=False, description="do not show the previous reward (ablation)")
-    hide_action: bool = Field(default=False, description="do not show the previous action (ablation)")
-    image: ImageSettings = Field(default_factory=ImageSettings, description="image columns")
-    tokens: TokenSettings = Field(default_factory=TokenSettings, description="columns of sequences")
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of a plug-in")
+    kind: str = "auto"
+    """auto: route every column by its space; or a plug-in."""
+    columns: dict[str, Route] = Field(default_factory=dict)
+    """Columns with another route than by their space: image, tokens, flat, or hidden (not an input)."""
+    hidden: Widths = (512, 512)
+    """Widths of the hidden layers (flat inputs)."""
+    output: Positive = 256
+    """Size of the vector."""
+    activation: Activation = "leaky-relu"
+    """After hidden layers and convolutions."""
+    symlog: bool = True
+    """Compress flat inputs by sign(x) log(1 + |x|)."""
+    normalize: bool = True
+    """Standardise flat inputs by running statistics, within +-10."""
+    normalize_rate: Probability = 1e-4
+    """Step of the running statistics."""
+    hide_reward: bool = False
+    """Leave out the previous reward (ablation)."""
+    hide_action: bool = False
+    """Leave out the previous action (ablation)."""
+    image: ImageSettings = ImageSettings()
+    """Image columns."""
+    tokens: TokenSettings = TokenSettings()
+    """Columns of sequences."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of a plug-in."""
 
     @field_validator("kind")
     @classmethod
@@ -110,46 +101,51 @@ class TimestepSettings(ModelSettings):
         return self
 
 
-class BlockSettings(ModelSettings):
-    """Residual blocks of the Transformer, and of the baseline that is one without attention."""
+class BlockSettings(SettingsModel):
+    """Residual blocks of the Transformer, and of its baseline without attention."""
 
-    d_model: Positive = Field(default=256, description="width of the residual stream, and size of the output")
-    num_layers: Positive = Field(default=3, description="number of blocks")
-    d_ff: Positive = Field(default=1024, description="width of the feed-forward part")
-    dropout: Probability = Field(
-        default=0.05, description="on the embedding and on the feed-forward output, while training"
-    )
-    activation: Activation = Field(default="leaky-relu", description="inside the feed-forward part")
-    norm: Literal["layer", "rms"] = Field(default="layer", description="LayerNorm or RMSNorm")
-    normformer: bool = Field(default=True, description="more norms: inside the feed-forward part, and after attention")
-    sigma_reparam: bool = Field(default=True, description="linears divided by their spectral norm, times a gain")
+    d_model: Positive = 256
+    """Width of the residual stream, and size of the output."""
+    num_layers: Positive = 3
+    """Number of blocks."""
+    d_ff: Positive = 1024
+    """Width of the feed-forward part."""
+    dropout: Probability = 0.05
+    """On the embedding and on the feed-forward output, while training."""
+    activation: Activation = "leaky-relu"
+    """Inside the feed-forward part."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
+    normformer: bool = True
+    """Two more norms: inside the feed-forward part, and after attention."""
+    sigma_reparam: bool = True
+    """Divide linears by their spectral norm, times a learned gain."""
 
 
 class TransformerSettings(BlockSettings):
     """Causal Transformer over the tokens of a trajectory."""
 
     kind: Literal["transformer"] = "transformer"
-    num_heads: Positive = Field(default=8, description="attention heads")
-    dropout_attention: Probability = Field(default=0.0, description="on attention weights, while training")
-    dropout_qkv: Probability = Field(default=0.0, description="on queries, keys and values, while training")
-    head_scale: bool = Field(default=True, description="a learned factor for each head's output")
-    position: Literal["sinusoid", "learned", "rope"] = Field(
-        default="sinusoid", description="how the absolute time index enters: added sinusoid, added table, rotation"
-    )
-    max_time: Positive = Field(
-        default=1024,
-        description="rows of the learned table: an episode of n steps has n + 1 time indices; longer ones are refused",
-    )
-    window: Positive | None = Field(default=None, description="tokens a query sees, itself included; none: all")
-    sink: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="first tokens of a context that stay visible beside the window"
-    )
-    logit_clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="attention scores s become c tanh(s / c); none: as they are"
-    )
-    attention: Literal["auto", "dense", "sdpa", "banded", "flex", "flash", "varlen"] = Field(
-        default="auto", description="attention backend, where it can be used; auto: the fastest (see amago doctor)"
-    )
+    num_heads: Positive = 8
+    """Attention heads."""
+    dropout_attention: Probability = 0.0
+    """On attention weights, while training."""
+    dropout_qkv: Probability = 0.0
+    """On queries, keys and values, while training."""
+    head_scale: bool = True
+    """Learn a factor for each head's output."""
+    position: Literal["sinusoid", "learned", "rope"] = "sinusoid"
+    """Encoding of the absolute time index: added sinusoid, added learned table, rotary."""
+    max_time: Positive = 1024
+    """Rows of the learned table: an episode of n steps has n + 1 time indices; longer ones are refused."""
+    window: Positive | None = None
+    """Sliding window: tokens a query sees, itself included; unset: all."""
+    sink: Annotated[int, Field(ge=0)] = 0
+    """Attention sink: first tokens of a context that stay visible outside of the window."""
+    logit_clip: Annotated[float, Field(gt=0)] | None = None
+    """Attention scores s become c tanh(s / c); unset: no clip."""
+    attention: Literal["auto", "dense", "sdpa", "banded", "flex", "flash", "varlen"] = "auto"
+    """Attention backend, where usable; auto: the fastest (see amago doctor)."""
 
     @model_validator(mode="after")
     def _heads(self) -> TransformerSettings:
@@ -160,55 +156,67 @@ class TransformerSettings(BlockSettings):
         return self
 
 
-class GRUSettings(ModelSettings):
+class GRUSettings(SettingsModel):
     """Gated recurrent unit."""
 
     kind: Literal["gru"] = "gru"
-    num_layers: Positive = Field(default=2, description="stacked layers")
-    hidden: Positive = Field(default=256, description="state size of a layer")
-    output: Positive = Field(default=256, description="size of the output")
+    num_layers: Positive = 2
+    """Stacked layers."""
+    hidden: Positive = 256
+    """State size of a layer."""
+    output: Positive = 256
+    """Size of the output."""
 
 
-class MinGRUSettings(ModelSettings):
-    """Gated recurrent unit whose gates do not see the state, so that a window is one scan."""
+class MinGRUSettings(SettingsModel):
+    """Gated recurrent unit whose gates do not depend on the state, so that a window is one scan."""
 
     kind: Literal["mingru"] = "mingru"
-    d_model: Positive = Field(default=256, description="width of the residual stream, and size of the output")
-    num_layers: Positive = Field(default=3, description="number of blocks")
-    expand: Positive = Field(default=2, description="state size of a layer, in widths")
+    d_model: Positive = 256
+    """Width of the residual stream, and size of the output."""
+    num_layers: Positive = 3
+    """Number of blocks."""
+    expand: Positive = 2
+    """State size of a layer, as a multiple of the width."""
 
 
-class MambaSettings(ModelSettings):
+class MambaSettings(SettingsModel):
     """Selective state spaces."""
 
     kind: Literal["mamba"] = "mamba"
-    d_model: Positive = Field(default=256, description="width of the residual stream, and size of the output")
-    num_layers: Positive = Field(default=3, description="number of blocks")
-    state: Positive = Field(default=16, description="states of each channel")
-    conv: Positive = Field(default=4, description="tokens that the short convolution sees")
-    expand: Positive = Field(default=2, description="channels, in widths")
-    scan: Literal["auto", "torch"] = Field(
-        default="auto", description="auto: fused kernels of mamba-ssm where installed, on CUDA; torch: never"
-    )
+    d_model: Positive = 256
+    """Width of the residual stream, and size of the output."""
+    num_layers: Positive = 3
+    """Number of blocks."""
+    state: Positive = 16
+    """States of each channel."""
+    conv: Positive = 4
+    """Tokens that the short convolution sees."""
+    expand: Positive = 2
+    """Channels, as a multiple of the width."""
+    scan: Literal["auto", "torch"] = "auto"
+    """auto: fused kernels of mamba-ssm where installed, on CUDA; torch: never."""
 
 
 class FeedForwardSettings(BlockSettings):
-    """No memory: each token by itself through the Transformer's blocks without attention."""
+    """No memory: the Transformer's blocks without attention, on each token by itself."""
 
     kind: Literal["feedforward"] = "feedforward"
 
 
-class IdentitySettings(ModelSettings):
-    """No memory: the timestep encoder's vector as it is."""
+class IdentitySettings(SettingsModel):
+    """No memory: the timestep encoder's vector, unchanged."""
 
     kind: Literal["identity"] = "identity"
 
 
-class SequencePluginSettings(ModelSettings):
-    """A sequence encoder from elsewhere: `factory(input_size, settings)`."""
+class SequencePluginSettings(SettingsModel):
+    """A plug-in sequence encoder: `factory(input_size, settings)`."""
 
-    kind: str = Field(description="entry point name or module:attr")
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of the plug-in")
+    kind: str
+    """Entry point name or module:attr."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the plug-in."""
 
     @field_validator("kind")
     @classmethod

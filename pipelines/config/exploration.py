@@ -1,4 +1,4 @@
-"""`[exploration]`: how far the acting policy strays from its own choice while it collects."""
+"""`[exploration]`: how far the acting policy deviates from its own choice while collecting."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.config.base import SettingsModel
-from pipelines.config.encoders import known
+from pipelines.config.base import SettingsModel, known
 from pipelines.registry import Registry
 
 EXPLORATIONS = Registry(
@@ -23,18 +22,18 @@ _ONLY_FOR = {
 
 
 class ExplorationSettings(SettingsModel):
-    """A rate epsilon per actor and step: the chance of a random action, or the deviation of added noise
-    (Box).
+    """Exploration rate epsilon per actor and step: the probability of a random action, or the standard deviation of
+    added noise (Box).
 
-    `plain` anneals epsilon over training. `bilevel` also anneals it within every rollout, for tasks of a
-    fixed horizon. `windowed` applies it in the first and last `edge` steps of a rollout only. `none` leaves
-    actions alone. `module:attr` is a schedule of your own (see pipelines/envs/exploration.py).
+    `plain` anneals epsilon over training. `bilevel` also anneals it within every rollout, for tasks of a fixed horizon.
+    `windowed` applies it only in the first and last `edge` steps of a rollout. `none` does not explore. `module:attr`
+    is a custom schedule (see pipelines/envs/exploration.py).
     """
 
     kind: str = "plain"
     """Schedule: plain, bilevel, windowed, none, or module:attr."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of a schedule of your own."""
+    """Arguments of a custom schedule."""
     start: float = Field(1.0, ge=0)
     """Epsilon at the beginning of training (bilevel: at a rollout's first step)."""
     end: float = Field(0.05, ge=0)
@@ -42,7 +41,7 @@ class ExplorationSettings(SettingsModel):
     steps: int = Field(1_000_000, ge=1)
     """Steps of one actor over which `start` falls linearly to `end`."""
     randomize: bool = True
-    """Multiply epsilon by a number drawn from U[0, 1) for every rollout."""
+    """Multiply epsilon by a factor from U[0, 1), drawn for every rollout."""
     late_start: float = Field(0.8, ge=0)
     """bilevel: epsilon at a rollout's last step, at the beginning of training."""
     late_end: float = Field(0.01, ge=0)
@@ -62,7 +61,7 @@ class ExplorationSettings(SettingsModel):
     @model_validator(mode="before")
     @classmethod
     def _nothing_ignored(cls, data: Any) -> Any:
-        """Refuse a key that the chosen schedule would not read (unless it only restates the default)."""
+        """Refuse a key that the chosen schedule does not read (unless it restates the default)."""
         if not isinstance(data, dict):
             return data
         kind = data.get("kind", "plain")

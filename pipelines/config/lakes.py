@@ -1,4 +1,4 @@
-"""Naming lakes in settings and options: LAKE, LAKE:WEIGHT, LAKE:WEIGHT..LAST, and `{run}` for a run's directory."""
+"""Names of lakes in settings and options: LAKE, LAKE:WEIGHT, LAKE:WEIGHT..LAST, and `{run}` for a run's directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
 
 
 def refuse_scheme(place: Path | str, *, what: str = "a lake is a directory, or s3://bucket/prefix") -> None:
-    """UsageError for an address of a scheme that is not supported, which would become a folder of that name."""
+    """Raise UsageError for an address with an unsupported scheme, which would otherwise become a folder name."""
     found = _SCHEME.match(str(place))
     if found is not None:
         hint = f"a directory of that name is './{place}'" if "://" not in str(place) else None
@@ -25,7 +25,7 @@ def refuse_scheme(place: Path | str, *, what: str = "a lake is a directory, or s
 
 
 def parse_share(text: str) -> tuple[str, float, float | None]:
-    """A lake, its weight (1 unless given) and its last weight, where the weight is a range."""
+    """Parse a lake, its weight (1 unless given) and its last weight, if the weight is a range."""
     match = _SHARE.fullmatch(text)
     if match is None or _BEFORE_PORT.search(match["place"]):
         return text, 1.0, None
@@ -34,7 +34,7 @@ def parse_share(text: str) -> tuple[str, float, float | None]:
 
 
 def located(place: str, run: Path) -> Path | str:
-    """`place` with the run's directory in place of `{run}`; the run's own lake where it is empty."""
+    """Substitute the run's directory for `{run}` in `place`; the run's own lake if empty."""
     if place in ("", RUN):
         return run / "lake"
     return run / place.removeprefix(f"{RUN}/") if place.startswith(f"{RUN}/") else place

@@ -1,6 +1,6 @@
-"""From TOML files, recipes and `key=value` assignments to one validated `Settings` document.
+"""Loading TOML files, recipes and `key=value` assignments into one validated `Settings` document.
 
-Precedence: defaults < recipe or file < its profile < `--set` and named options. All faults are reported at once.
+Precedence: defaults < recipe or file < its profile < `--set` and named options. All errors are reported at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,23 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.nearest import did_you_mean
 
-# Tables of which one key decides what the others may be: with another value there, the old others go.
-# Each with its default: a document that does not name it means that one.
+# Tables in which one key determines which others are valid: when it changes, the old others are dropped.
+# Each with its default, which a document without the key means.
 TAGS = {("env",): ("name", ""), ("agent", "sequence"): ("kind", "transformer")}
 
-# Where a recipe's profiles are: tables of settings, one of which may be chosen to be laid over the rest.
+# Table of a recipe's profiles: tables of settings, one of which may be applied over the rest.
 PROFILES = "profiles"
 
 _MOST_BYTES = 4 << 20
 _MOST_DEEP = 64
 _DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{_MOST_DEEP}}}""")
 
-# Gives the model that validates an environment's own parameters, or raises UsageError for an unknown name.
+# Returns the model that validates an environment's own parameters, or raises UsageError for an unknown name.
 EnvModel = Callable[[str], type[BaseModel]]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The document in `path`. InputMissing if it cannot be read, UsageError with line and column if wrong."""
+    """Read the document in `path`. InputMissing if it cannot be read, UsageError with line and column if invalid."""
     try:
         content = read_limited(path, _MOST_BYTES)
     except FileNotFoundError as error:
@@ -52,8 +52,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The document that `text` is. ValueError or RecursionError for one that is wrong or nested too deeply."""
-    if _DEEP_KEY.search(text):  # whose parsing takes time that grows with the square of its parts
+    """Parse `text`. ValueError or RecursionError if it is invalid or nested too deeply."""
+    if _DEEP_KEY.search(text):  # because parsing takes time quadratic in its parts
         raise ValueError(f"a key has more than {_MOST_DEEP} parts")
     document = tomllib.loads(text)
     _refuse_depth(document)
@@ -75,7 +75,7 @@ def _refuse_depth(document: Any) -> None:
 
 
 def parse_assignment(text: str) -> tuple[list[str], Any]:
-    """`train.context_length=45` -> (["train", "context_length"], 45). The value is TOML; a bare word is a string."""
+    """Parse `train.context_length=45` into (path, value). The value is TOML; a bare word is a string."""
     key, separator, value = text.partition("=")
     path = key.strip().split(".")
     if not separator or not all(path):
@@ -91,7 +91,7 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], *, where: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`over` laid on `base`, table by table; neither is changed. A new tag (`TAGS`) drops old parameters."""
+    """Merge `over` into `base`, table by table, without changing either. A new tag (`TAGS`) drops old parameters."""
     merged = copy.deepcopy(dict(base))
     for key, value in over.items():
         old = merged.get(key)
@@ -112,7 +112,7 @@ def _is_retagged(old: Mapping[str, Any], new: Mapping[str, Any], where: tuple[st
 
 
 def assign(document: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set one dotted key in place; a number in the path is a place in a list (`stages.1.steps`)."""
+    """Set one dotted key in place; a number in the path is an index of a list (`stages.1.steps`)."""
     where: Any = document
     for part, following in zip(path, [*path[1:], None], strict=True):
         key: Any = part
@@ -137,10 +137,10 @@ def resolve(
     env_model: EnvModel,
     source: str = "defaults",
 ) -> Settings:
-    """Validate `document` with its chosen profile and `assignments` applied, the environment's and the stages' own
-    keys included, and its other profiles too.
+    """Validate `document` with its chosen profile and `assignments` applied, including the keys of the environment, the
+    stages, and its other profiles.
 
-    Raises UsageError whose `problems` list every fault.
+    Raises UsageError whose `problems` list every error.
     """
     wanted = lay_profile(document, assignments, source=source)
     _assign_all(wanted, assignments)
@@ -152,13 +152,19 @@ def resolve(
     return _with_environment_defaults(settings, env_model)
 
 
+def tags_first(assignments: Iterable[tuple[tuple[str, ...], Any]]) -> list[tuple[tuple[str, ...], Any]]:
+    """Sort assignments such that the name of an environment, which drops the old one's parameters, comes before its
+    parameters."""
+    return sorted(assignments, key=lambda item: TAGS.get(item[0][:-1], ("",))[0] != item[0][-1])
+
+
 def lay_profile(
     document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = (), *, source: str = "defaults"
 ) -> dict[str, Any]:
-    """`document` with the profile that it or an assignment to `profile` names laid over it, and without the others.
+    """Apply the profile that the document, or an assignment to `profile`, names, and drop the other profiles.
 
-    A document that names one and has none is what a run has recorded: it is there as it was. UsageError where there is
-    no such profile.
+    A document that names one but has none was recorded by a run, with the profile already applied. UsageError for an
+    unknown profile.
     """
     wanted = copy.deepcopy(dict(document))
     profiles, recorded = wanted.pop(PROFILES, None), wanted.get("profile", "")
@@ -198,7 +204,7 @@ def _assign_all(document: dict[str, Any], assignments: Sequence[tuple[Sequence[s
 
 
 def where_installed(env_model: EnvModel) -> EnvModel:
-    """`env_model`, but of an environment whose packages are missing any parameter will do."""
+    """Return `env_model`, except that an environment whose packages are missing accepts any parameter."""
 
     def model(name: str) -> type[BaseModel]:
         try:
@@ -214,7 +220,7 @@ class _Anything(BaseModel):
 
 
 def _judged(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings | None, list[str]]:
-    """The settings, unless they have faults, and all faults."""
+    """Return the settings, unless they have errors, and all errors."""
     problems: list[str] = []
     settings: Settings | None = None
     try:
@@ -223,14 +229,14 @@ def _judged(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings 
         problems += describe(error, Settings)
     problems += _environment_problems(document.get("env"), env_model)
     problems += _stage_problems(document)
-    endless = dict(_not_finite(document))  # said once, whatever else a model says of it
+    endless = dict(_not_finite(document))  # reported once, whatever else a model reports about it
     problems = [text for text in problems if text.partition(":")[0] not in endless]
     said = [f"{key}: input should be a finite number, got {value}" for key, value in endless.items()]
     return settings, said + problems
 
 
 def _not_finite(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    """Keys of what is NaN or infinite, which no setting may be."""
+    """Yield the keys of NaN or infinite values, which no setting may have."""
     if isinstance(value, float) and not math.isfinite(value):
         yield key, value
     elif isinstance(value, Mapping | list | tuple):
@@ -239,7 +245,7 @@ def _not_finite(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _profile_problems(document: Mapping[str, Any], chosen: Any, env_model: EnvModel) -> list[str]:
-    """Faults of the profiles that are not chosen: what the recipe with one of them has and without it has not."""
+    """Return errors of the profiles that are not chosen, beyond those of the recipe itself."""
     if PROFILES not in document:
         return []
     profiles = document[PROFILES]
@@ -267,7 +273,7 @@ def _with_environment_defaults(settings: Settings, env_model: EnvModel) -> Setti
 
 def _environment_problems(table: Any, env_model: EnvModel) -> list[str]:
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
-        return []  # the document's own validation names this fault
+        return []  # the document's own validation reports this
     try:
         model = env_model(table["name"])
     except UsageError as error:
@@ -285,7 +291,7 @@ def _stage_problems(document: Mapping[str, Any]) -> list[str]:
     for place, entry in enumerate(entries if isinstance(entries, list | tuple) else []):
         stage = entry.get("stage") if isinstance(entry, Mapping) else None
         if not isinstance(stage, str) or (table := TABLES.get(stage, stage)) not in Settings.model_fields:
-            continue  # the document's own validation names this fault
+            continue  # the document's own validation reports this
         model = type(Settings.model_fields[table].default)
         own = {"stage", "every", "start_epoch", "stop_epoch"}
         overrides = {key: value for key, value in entry.items() if key not in own}

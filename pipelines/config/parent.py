@@ -1,4 +1,4 @@
-"""Processes that end with the process that started them."""
+"""Processes that end with their parent process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS = 0.5
 
 
 def end_with_parent() -> None:
-    """From now on end this process, in the middle of its work too, soon after its parent has ended, however it did."""
+    """End this process, even in the middle of its work, soon after its parent has ended for whatever reason."""
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 

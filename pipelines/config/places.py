@@ -1,4 +1,4 @@
-"""Hints about a path where nothing was found: what is in it, or beside it under a similar name."""
+"""Hints for a path where nothing was found: what it contains, or similar names beside it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _SHOWN = 3
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run is recorded at `path`."""
+    """Return whether a run is recorded at `path`."""
     return (path / "config.toml").is_file()
 
 
 def is_lake(path: Path) -> bool:
-    """Whether `path` is a lake or a run that has one."""
+    """Return whether `path` is a lake or a run that has one."""
     return (path / "lake.json").is_file() or (path / "lake" / "lake.json").is_file()
 
 
 def hint(path: Path, wanted: Callable[[Path], bool], *, inside: str, otherwise: str) -> str:
-    """Where something `wanted` is, as `path` does not have it: in it (`inside` is said before the names), beside it, or
-    in runs/ under that name; else `otherwise`."""
+    """Return where something `wanted` can be found instead of at `path`: in it (preceded by `inside`), beside it, or in
+    runs/ under that name; else `otherwise`."""
     try:
         found = _members(path, wanted)
         if found:

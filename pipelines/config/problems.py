@@ -1,4 +1,4 @@
-"""Turning validation errors into lines a person can act on: the key, what was expected, the nearest valid key."""
+"""Converting validation errors into actionable lines: the key, what was expected, the nearest valid key."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pipelines.nearest import did_you_mean
 
 
 def describe(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """One line for each fault in `error`; keys are dotted, starting at `prefix`."""
+    """Return one line for each error in `error`; keys are dotted, starting at `prefix`."""
     return [_line(dict(fault), model, prefix) for fault in error.errors(include_url=False)]
 
 
 def unknown_key(key: str, name: str, known: Iterable[str]) -> str:
-    """The line for a key that does not exist; `name` is its last part, `known` its possible spellings."""
+    """Return the line for an unknown key; `name` is its last part, `known` its possible spellings."""
     known = sorted(known)
     above = key[: len(key) - len(name)]
     hint = did_you_mean(name, known, prefix=above, otherwise=f"known here: {', '.join(known)}")
@@ -38,9 +38,9 @@ def _line(fault: dict[str, Any], model: type[BaseModel], prefix: str) -> str:
     key = ".".join([*([prefix] if prefix else []), *parts])
     if fault["type"] == "extra_forbidden":
         return unknown_key(key, parts[-1], fields)
-    if fault["type"] == "value_error":  # one of our own, which says what it got
+    if fault["type"] == "value_error":  # one of our own messages, which includes the input
         return f"{key or 'document'}: {fault['msg'].removeprefix('Value error, ')}"
-    message = fault["msg"][:1].lower() + fault["msg"][1:]
+    message = fault["msg"][:1].lower() + fault["msg"][1:].replace("'', ", "")  # the empty choice means: not given
     if fault["type"] in ("model_type", "model_attributes_type"):
         message = "input should be a table"
     shown = fault.get("input")
@@ -49,7 +49,7 @@ def _line(fault: dict[str, Any], model: type[BaseModel], prefix: str) -> str:
 
 
 def _spelled(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """The location as a document spells it, without the tags of unions, and the keys that are valid beside it."""
+    """Return the location as a document spells it, without the tags of unions, and the valid keys beside it."""
     parts: list[str] = []
     fields: list[str] = []
     choice = [model]

@@ -12,12 +12,12 @@ from pipelines.nearest import did_you_mean
 
 
 def shipped_recipes() -> dict[str, dict[str, Any]]:
-    """The recipes of `examples.toml`, by name."""
+    """Return the recipes of `examples.toml`, by name."""
     return read_toml(shipped_path())
 
 
 def shipped_path() -> Path:
-    """`examples.toml`: beside the packages in a checkout, inside `pipelines` in an installed wheel."""
+    """Return the path of `examples.toml`: beside the packages in a checkout, inside `pipelines` in a wheel."""
     package = Path(str(resources.files("pipelines")))
     for candidate in (package / "examples.toml", package.parent / "examples.toml"):
         if candidate.is_file():
@@ -26,7 +26,7 @@ def shipped_path() -> Path:
 
 
 def find(reference: str) -> tuple[str, dict[str, Any]]:
-    """(name, document) of `NAME` (shipped), `FILE` (a whole document) or `FILE:NAME` (one of its tables)."""
+    """Return (name, document) of `NAME` (shipped), `FILE` (a whole document) or `FILE:NAME` (one of its tables)."""
     recipes = shipped_recipes()
     if reference in recipes:
         return reference, recipes[reference]

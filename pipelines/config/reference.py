@@ -20,8 +20,8 @@ _TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One key of a settings document. `kind`: of which kind of its table it is a key, where several share the table;
-    `default` as TOML spells it, "unset" or "required"."""
+    """One key of a settings document. `kind`: the kind of table to which the key belongs, where several share the
+    table; `default` as TOML spells it, "unset" or "required"."""
 
     key: str
     table: str
@@ -32,7 +32,7 @@ class Setting:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a file that holds one settings document, profiles included."""
+    """Return the JSON Schema of a file that holds one settings document, including profiles."""
     made = _cleaned(Settings.model_json_schema())
     profile = {"type": "object", "additionalProperties": {"$ref": "#"}, "description": "Settings laid over the others."}
     made["properties"][PROFILES] = profile
@@ -40,20 +40,20 @@ def schema() -> dict[str, Any]:
 
 
 def settings() -> list[Setting]:
-    """Every setting, in the order of the document."""
+    """Return every setting, in the order of the document."""
     whole = schema()
     return list(_rows(whole, whole["$defs"], ""))
 
 
 def tables() -> dict[str, str]:
-    """What each table of the document is for, by its dotted name ("" is the top level)."""
+    """Return descriptions of the tables by dotted name ("" is the top level)."""
     whole = schema()
     return {"": "Keys outside of any table."} | dict(_tables(whole, whole["$defs"], ""))
 
 
 def find(key: str) -> list[Setting]:
-    """The settings that `key` names: one, all of a table, or those whose last part it is. UsageError with the nearest
-    key if there are none."""
+    """Return the settings that `key` names: one, all of a table, or those with that last part. UsageError with the
+    nearest key if there are none."""
     if key.startswith("env.") and key != "env.name":
         raise UsageError(f"'{key}' is a parameter of an environment", hint="amago envs ENV lists them")
     known = settings()
@@ -69,7 +69,7 @@ def find(key: str) -> list[Setting]:
 
 
 def default(key: str) -> Any:
-    """The default of one setting."""
+    """Return the default of one setting."""
     value: Any = Settings()
     for part in key.split("."):
         value = getattr(value, part)
@@ -81,7 +81,7 @@ def _last(key: str) -> str:
 
 
 def _cleaned(part: Any) -> Any:
-    """A schema as TOML needs it: without null, and with the words of a description on one line."""
+    """Adapt a schema to TOML: without null, and with descriptions on one line."""
     if isinstance(part, list):
         return [_cleaned(item) for item in part if item != {"type": "null"}]
     if not isinstance(part, Mapping):
@@ -89,7 +89,7 @@ def _cleaned(part: Any) -> Any:
     made = {name: _cleaned(value) for name, value in part.items() if not (name == "title" and isinstance(value, str))}
     if isinstance(made.get("description"), str):
         made["description"] = " ".join(made["description"].split())
-    if "oneOf" in made:  # a plug-in's table fits the built-in kinds as well
+    if "oneOf" in made:  # a plug-in's table matches the built-in kinds as well
         made["anyOf"] = made.pop("oneOf")
     if "default" in made and (made["default"] is None or "$ref" in made):
         del made["default"]
@@ -131,7 +131,7 @@ def _tables(model: Mapping[str, Any], models: Mapping[str, Any], table: str) -> 
 
 
 def _models(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The models whose keys `field` holds, each with its kind where there are several."""
+    """Return the models whose keys `field` holds, each with its kind if there are several."""
     if "$ref" in field:
         yield "", models[field["$ref"].rpartition("/")[2]]
     elif field.get("type") == "array":

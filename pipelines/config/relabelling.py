@@ -1,4 +1,4 @@
-"""`[relabel]` and `train.relabel`: experience as it would have been with other goals and rewards."""
+"""`[relabel]` and `train.relabel`: experience relabelled with other goals and rewards."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pipelines.config.base import SettingsModel
 
 
 class GoalSettings(SettingsModel):
-    """`[relabel.goal]`: what reaching a goal means, where an environment's own rule does not say it."""
+    """`[relabel.goal]`: what reaching a goal means, if the environment's own rule does not define it."""
 
     rule: str = ""
-    """Whose rule holds: an environment's name, or `module:attr`; empty: that of the trajectories' environment."""
+    """Goal rule: of an environment by name, or `module:attr`; empty: that of the trajectories' environment."""
     tolerance: float | None = Field(None, ge=0)
     """Instead of a rule: a goal is reached within this (Euclidean) distance."""
     reward: float = 1.0
-    """With `tolerance`: what a step pays that is at the goal."""
+    """With `tolerance`: reward of a step at the goal."""
     step_reward: float = 0.0
-    """With `tolerance`: what any other step pays."""
+    """With `tolerance`: reward of any other step."""
     ends: bool = True
-    """With `tolerance`: whether reaching the goal ends the episode."""
+    """With `tolerance`: whether reaching the goal terminates the episode."""
     achieved: str = ""
-    """Column of what was achieved; empty: the one that the rule names."""
+    """Column of achieved goals; empty: the one that the rule names."""
     goals: str = ""
-    """Column of what was asked; empty: the one that the rule names."""
+    """Column of desired goals; empty: the one that the rule names."""
 
 
 class RelabelSettings(SettingsModel):
@@ -32,7 +32,7 @@ class RelabelSettings(SettingsModel):
     relabeler: str | tuple[str, ...] = "hindsight"
     """`NAME`, `NAME:ARGUMENT` (as `hindsight:final`) or `module:attr`; several are applied one after the other."""
     strategy: str = "future"
-    """The argument of `hindsight`, where it is given without one."""
+    """The argument of `hindsight`, if given without one."""
     where: str = ""
     """SQL predicate over the `trajectories` table; empty: all."""
     fraction: float = Field(1.0, gt=0, le=1)
@@ -43,7 +43,7 @@ class RelabelSettings(SettingsModel):
 
     @property
     def relabelers(self) -> tuple[str, ...]:
-        """What is applied, in order, each with its argument."""
+        """Relabelers to apply, in order, each with its argument."""
         return tuple(f"hindsight:{self.strategy}" if name == "hindsight" else name for name in self._named)
 
     @property
@@ -64,7 +64,7 @@ class RelabelSettings(SettingsModel):
 
 
 class ReplaySettings(SettingsModel):
-    """`[train.relabel]`: windows of relabelled versions that are made as they are drawn, and stored nowhere.
+    """`[train.relabel]`: relabelled versions of windows, made as they are drawn and stored nowhere.
 
     Version k of a trajectory is the one that `amago relabel` stores as its k-th copy for the same seed.
     """
@@ -72,11 +72,11 @@ class ReplaySettings(SettingsModel):
     relabeler: tuple[str, ...] = ()
     """As `relabel.relabeler`; empty: none."""
     share: float = Field(0.5, gt=0, le=1)
-    """Of the windows of a trajectory that has versions, the share that show one of them."""
+    """Share of relabelled windows, among those of trajectories that have versions."""
     where: str = ""
-    """SQL predicate over the `trajectories` table: which have versions; empty: all originals."""
+    """SQL predicate over the `trajectories` table: those that have versions; empty: all originals."""
     fraction: float = Field(1.0, gt=0, le=1)
-    """Share of those that have versions."""
+    """Share of the matching trajectories that have versions."""
     copies: int = Field(1_000_000, ge=1, le=1_000_000_000)
-    """Versions of each, all drawn alike."""
+    """Versions of each, drawn uniformly."""
     goal: GoalSettings = GoalSettings()

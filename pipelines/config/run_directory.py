@@ -1,4 +1,4 @@
-"""A run: one directory that says what was done, with what, and can be run again.
+"""A run: a directory that records what was done, with which settings, and can be run again.
 
 runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  lake/
 """
@@ -52,7 +52,7 @@ class BestRecord(Form):
 
 
 class RunRecord(Form):
-    """What is read of run.json."""
+    """Fields read from run.json."""
 
     name: str = ""
     id: str = ""
@@ -63,7 +63,7 @@ class RunRecord(Form):
 
 
 class RunDirectory:
-    """Paths and records of the run at `path`; nothing is created before something is recorded."""
+    """Paths and records of the run at `path`; nothing is created until something is recorded."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -77,25 +77,27 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """The run at `path`; InputMissing if there is none."""
+        """Open the run at `path`; InputMissing if there is none."""
         run = cls(path)
         if not run.exists():
             what = "a run is a directory with config.toml, e.g. runs/cartpole"
-            raise InputMissing(f"no run at '{path}'", hint=hint(run.path, is_run, inside="runs in it", otherwise=what))
+            raise InputMissing(
+                f"no run at '{path}'", hint=hint(run.path, is_run, inside="it contains runs", otherwise=what)
+            )
         return run
 
     def exists(self) -> bool:
         return is_run(self.path)
 
     def load_document(self) -> dict[str, Any]:
-        """The stored configuration; empty when nothing is recorded yet. IntegrityError if it is damaged."""
+        """Load the stored configuration; empty if nothing is recorded yet. IntegrityError if it is damaged."""
         try:
             return read_toml(self.config_path) if self.exists() else {}
         except UsageError as error:
             raise IntegrityError(error.message, hint="restore it from a copy, or begin another run") from error
 
     def load_record(self) -> dict[str, Any]:
-        """run.json; empty when nothing is recorded yet. IntegrityError if it is damaged."""
+        """Load run.json; empty if nothing is recorded yet. IntegrityError if it is damaged."""
         if not self.record_path.exists():
             return {}
         record = read_object(self.record_path, RunRecord)
@@ -103,12 +105,12 @@ class RunDirectory:
             return record
         raise IntegrityError(
             f"'{self.record_path}' is damaged",
-            hint="restore it from a copy, or remove it: the run goes on without its history and counts its steps anew",
+            hint="restore it from a copy, or remove it: the run then loses its history and counts its steps from 0",
         )
 
     @property
     def name(self) -> str:
-        """The directory's name when the run began, also after a move."""
+        """The directory's name when the run began, even after a move."""
         name = self.load_record().get("name")
         return name if isinstance(name, str) else self.path.resolve().name
 
@@ -120,7 +122,7 @@ class RunDirectory:
         return f"{self.name}-{self.load_record().get('id', self._id)}"
 
     def refuse_changes(self, stage: str, settings: Settings, *, fresh: bool = False, undecided: bool = False) -> None:
-        """UsageError with a diff if the run already has this stage with other values, unless `fresh`.
+        """Raise UsageError with a diff if the run already has this stage with other values, unless `fresh`.
 
         `stage` owns some tables (`STAGE_TABLES`); only those are compared. `undecided`: "auto" may yet become the
         number that the run has.
@@ -130,9 +132,9 @@ class RunDirectory:
             self._refuse_changes(stage, stored, wanted, _owned(stage), undecided=undecided)
 
     def record(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
-        """Write the resolved configuration and who did what; the tables of other stages stay as they are.
+        """Write the resolved configuration and the circumstances; the tables of other stages stay as they are.
 
-        UsageError as `refuse_changes`.
+        UsageError as for `refuse_changes`.
         """
         with explained(f"write '{self.path}'"):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -147,7 +149,7 @@ class RunDirectory:
         write_atomically(self.config_path, tomli_w.dumps(merged))
         done = {"argv": sys.argv, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
         stages = {**record.get("stages", {}), stage: done}
-        if fresh and stage != "collect":  # said of checkpoints that go
+        if fresh and stage != "collect":  # these refer to deleted checkpoints
             record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
         named = {"name": self.name, "id": record.get("id", self._id)}
         self._write_record({**record, **named, **_circumstances(), "stages": stages})
@@ -159,7 +161,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """What one process reads and writes back, another does not change meanwhile: stages of one run may overlap."""
+        """Hold the record's lock: no other process changes it between our read and write, as stages of one run may
+        overlap."""
         with explained(f"write '{self.path}'"), locked(self.path / ".record.lock"):
             yield
 
@@ -168,8 +171,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self, *stages: str) -> Iterator[None]:
-        """Hold the run for `stages`; Locked (exit 75) says who else holds it and since when. UsageError for a place
-        that is not local."""
+        """Hold the run for `stages`; Locked (exit 75) names the holder and the time. UsageError for a place that is not
+        local."""
         self._refuse_place()
         with contextlib.ExitStack() as held:
             for stage in stages:
@@ -180,7 +183,7 @@ class RunDirectory:
             yield
 
     def _refuse_place(self) -> None:
-        """UsageError where a run cannot be: in another store, in the root directory, in a lake."""
+        """Raise UsageError where a run cannot be: in another store, in the root directory, in a lake."""
         refuse_scheme(self.path, what="a run is a directory")
         hint = "choose a directory of its own, e.g. runs/NAME"
         if self.path.resolve() == self.path.resolve().parent:
@@ -207,14 +210,14 @@ class RunDirectory:
         ]
         if changed:
             raise UsageError(
-                f"run '{self.path}' already has a {stage} with another configuration",
-                hint="repeat it unchanged, start anew with --fresh, or choose another --run",
+                f"the configuration of '{self.path}' differs from that of its last {stage}",
+                hint="repeat it unchanged, start over with --fresh, or choose another --run",
                 problems=tuple(changed),
             )
 
 
 def dump(settings: Settings) -> dict[str, Any]:
-    """`settings` as a TOML document that resolves to the same settings."""
+    """Return `settings` as a TOML document that resolves to the same settings."""
     return settings.model_dump(mode="json", exclude_none=True)
 
 
@@ -258,14 +261,14 @@ def _circumstances() -> dict[str, Any]:
 
 
 def process() -> dict[str, Any]:
-    """Who this process is: `host`, `pid`, `argv`, `started` (seconds since the epoch: now) and versions."""
+    """Describe this process: `host`, `pid`, `argv`, `started` (seconds since the epoch: now) and versions."""
     facts = _circumstances()
     who = {"host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv, "started": time.time()}
     return who | {"versions": facts["versions"], "git_commit": facts["git_commit"]}
 
 
 def _git_commit() -> str | None:
-    """The commit of the working directory, when it is a checkout and git is there."""
+    """Return the commit of the working directory, if it is a git checkout."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"],

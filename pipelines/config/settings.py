@@ -1,7 +1,7 @@
-"""The settings document: what a recipe, a file, `--set` and named options add up to.
+"""The settings document: the combination of a recipe, a file, `--set` and named options.
 
-One document describes a whole run. Each stage reads its own table and the tables it depends on
-(`STAGE_TABLES`); the resolved document is written into the run as `config.toml` and can be run again.
+One document describes a whole run. Each stage reads its own table and the tables it depends on (`STAGE_TABLES`); the
+resolved document is written into the run as `config.toml` and can be run again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipelines.config.sizes import SizeName
 from pipelines.config.source import SourceSettings
 
 StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "export"]
-# Where a stage of a chain has its settings, if not in the table of its name.
+# Settings table of a stage in a chain, if not the table of its name.
 TABLES: Mapping[str, str] = {"ingest": "source"}
 
-# Which tables fix what a stage adds to a run: a change in one of them makes it another experiment.
+# Tables that determine a stage's result: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake", "source"),
     "train": ("size", "agent", "train"),
@@ -40,7 +40,7 @@ STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
         "stages",
     ),
 }
-# In a chain, environments and model live through all epochs: only these keys may differ from entry to entry.
+# In a chain, environments and model live through all epochs: only these keys may differ between entries.
 STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
     "collect": frozenset({"steps", "policy", "greedy"}),
     "ingest": frozenset(),
@@ -77,10 +77,10 @@ EXTENSIBLE = frozenset(
         "train.refresh_seconds",
         "train.prefetch",
         "epochs",
-        "size",  # what it decides is compared
+        "size",  # the settings that it stands for are compared
     }
 )
-# What `collect` may change in a run: another behaviour is another collector, which counts its own steps.
+# Keys that `collect` may change in a run: another behaviour is another collector, which counts its own steps.
 BEHAVIOUR = ("exploration.", "collect.greedy", "collect.explore")
 
 
@@ -100,7 +100,7 @@ class EnvSettings(SettingsModel):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of the environment itself."""
+        """Parameters of the environment itself."""
         return dict(self.model_extra or {})
 
 
@@ -111,44 +111,43 @@ class CollectSettings(SettingsModel):
     """Environment steps in all (over all actors); in a chain, per epoch. `auto`: 10,000; outside a chain two of the
     longest episodes, if those are more."""
     actors: Annotated[int | Literal["auto"], count_or_auto(1, 65_536)] = "auto"
-    """Environments stepped at once. `auto`: 16, more where they are quick, as a batch (up to 128) or in workers (256);
-    outside a chain so few that each ends two episodes or more. Fixed as a run begins."""
+    """Environments stepped at once. `auto`: 16, more if they are fast, as a batch (up to 128) or in workers (256);
+    outside a chain never so many that one would finish fewer than two episodes. Fixed when a run begins."""
     workers: Annotated[int | Literal["auto"], count_or_auto(0, 1_024)] = "auto"
-    """Processes that step environments, also in `evaluate` (0: this one). `auto`: as many as a trial finds useful."""
+    """Processes that step environments, also in `evaluate` (0: this process). `auto`: chosen by a short trial."""
     on_env_error: Literal["stop", "restart"] = "stop"
-    """When an environment breaks: stop, or begin a new episode in a fresh one. What its actor had begun is dropped."""
+    """When an environment fails: stop, or begin a new episode in a fresh one; the unfinished episode is dropped."""
     env_timeout_seconds: float = Field(0.0, ge=0)
-    """Longest time of a step or a reset, also in `evaluate`; what takes longer counts as broken (0: there is no limit).
+    """Time limit of a step or a reset, also in `evaluate`; beyond it the environment has failed (0: no limit).
     Environments are then stepped in worker processes."""
     policy: str = "auto"
     """`random`, `expert`, `RUN[@CHECKPOINT]`, or `module:attr`; `auto`: the agent of a chain, else `random`."""
     follow: str = ""
-    """A run whose newest checkpoint acts, newer ones as they appear; at random until it has one. Empty: `policy`."""
+    """A run whose newest checkpoint acts, newer ones as they appear; random until there is one. Empty: `policy`."""
     reload_seconds: float = Field(2.0, gt=0)
-    """How often a newer checkpoint of the followed run is looked for."""
+    """Interval between checks for a newer checkpoint of the followed run."""
     greedy: bool = False
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     explore: bool | Literal["auto"] = "auto"
-    """Apply the schedule of `[exploration]` to the policy's actions. `auto`: in a chain; elsewhere a policy acts as it
-    is (epsilon 0)."""
+    """Apply the schedule of `[exploration]` to the policy's actions. `auto`: only in a chain (epsilon 0 elsewhere)."""
     seal_seconds: float = Field(10.0, gt=0)
-    """A segment is sealed at this age at the latest; logged trajectories are safe before that."""
+    """Maximum age at which a segment is sealed; logged trajectories are durable before that."""
 
 
 class LakeSettings(SettingsModel):
-    """`[lake]`: what a collector does for the lake that it fills, and that others may fill too, while it collects."""
+    """`[lake]`: maintenance of the lake by its collector while it collects; others may write to it at the same time."""
 
     max_steps: int = Field(0, ge=0)
-    """Steps to keep: above, the oldest segments expire, whole ones; up to one more stays (0: all are kept)."""
+    """Maximum steps to keep: beyond it, the oldest whole segments expire, except the one at the limit (0: no limit)."""
     max_bytes: int = Field(0, ge=0)
-    """Bytes of live segments to keep, likewise (0: all are kept)."""
+    """Maximum bytes of live segments to keep, likewise (0: no limit)."""
     grace_seconds: float = Field(60.0, ge=0)
-    """How long files stay that are out of sight: readers look at the lake more often than that."""
+    """How long files of expired segments stay: readers must refresh more often than that."""
     compact: bool = True
-    """Merge small segments once there are 16 or more of about one size: sampling from few files is faster."""
+    """Merge small segments once there are 16 or more of similar size: sampling from few files is faster."""
 
 
-# What `train.context_length` is where it is "auto": as long as the longest episode, up to a bound.
+# Value of `train.context_length = "auto"` if the longest episode is unknown, and its upper bound.
 CONTEXT_LENGTH, LONGEST_CONTEXT = 128, 256
 
 
@@ -163,16 +162,16 @@ class TrainSettings(SettingsModel):
     """Steps of a training window, and the context length of the acting policy. `auto`: the longest possible episode, up
     to 256 (128 if unknown); fixed when training begins."""
     burn_in: int = Field(0, ge=0)
-    """First steps of a window that give the encoder a memory but do not count in the losses, unless the window begins
-    its trajectory; for recurrent encoders."""
+    """First steps of a window that only warm up the encoder's memory and do not count in the losses, unless the window
+    begins its trajectory; for recurrent encoders."""
     loss_mask: str = ""
-    """Observation column that says which steps count in the losses: not those that observe 0 in it; empty: all do."""
+    """Observation column that masks the losses: steps that observe 0 in it do not count; empty: all do."""
     learning_rate: float = Field(1e-4, gt=0)
-    """Of AdamW, after the warm-up."""
+    """Learning rate of AdamW after the warm-up."""
     weight_decay: float = Field(1e-3, ge=0)
-    """Of AdamW, on kernels alone: biases, gains, norms, positions and embeddings do not decay."""
+    """Weight decay of AdamW, on kernels only: biases, gains, norms, positions and embeddings do not decay."""
     warmup_steps: int = Field(500, ge=0)
-    """Updates over which the learning rate rises linearly."""
+    """Updates of linear learning-rate warm-up."""
     decay_steps: int = Field(0, ge=0)
     """Update at which a linear decay to a tenth ends (0: constant after the warm-up)."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
@@ -180,21 +179,21 @@ class TrainSettings(SettingsModel):
     grad_clip: float = Field(1.0, gt=0)
     """Global norm at which gradients are clipped."""
     max_skipped: int = Field(10, ge=1)
-    """Updates in a row that may be skipped because their gradient is not finite; at that number training fails."""
+    """Training fails after this many consecutive updates were skipped because their gradient was not finite."""
     grad_accumulation: int = Field(1, ge=1)
     """Micro-batches per update; each has batch_size / grad_accumulation windows."""
     lakes: tuple[str, ...] = ()
-    """What is mixed, `LAKE[:WEIGHT[..LAST]]` each, `{run}/lake` for the run's own; empty: all that a chain fills."""
+    """Lakes to mix, `LAKE[:WEIGHT[..LAST]]` each, `{run}/lake` for the run's own; empty: all that a chain fills."""
     where: str = ""
-    """SQL predicate over the `trajectories` table: what is drawn from; empty: all."""
+    """SQL predicate over the `trajectories` table: those to draw from; empty: all."""
     weight: str = ""
-    """SQL expression over it: relative weight of a trajectory, on top of the other ways to weigh; empty: 1."""
+    """SQL expression over it: relative weight of a trajectory, multiplied with all other weights; empty: 1."""
     relabel: ReplaySettings = ReplaySettings()
-    """Other goals and rewards, made up as windows are drawn."""
+    """Relabelling on the fly, as windows are drawn."""
     weighting: Literal["timestep", "trajectory", "task"] = "timestep"
-    """Draw so that every time step counts alike, every trajectory, or every task (and each of its steps)."""
+    """Draw so that every time step has equal weight, every trajectory, or every task (and each of its steps)."""
     half_life: float = Field(0.0, ge=0)
-    """Environment steps collected since after which a trajectory counts half (0: age does not matter)."""
+    """Age, in environment steps collected since, at which a trajectory has half the weight (0: age has no effect)."""
     per_alpha: float = Field(0.0, ge=0, le=2)
     """Alpha of prioritized replay: a trajectory is drawn in proportion to (its mean TD error) ** alpha (0: off)."""
     per_beta: float = Field(0.4, ge=0, le=1)
@@ -203,11 +202,11 @@ class TrainSettings(SettingsModel):
     """Updates over which the weights of several lakes move, where a range is given (`--from-lake A:0.8..0.2`); in a
     chain 0 means: over the epochs of the entry."""
     follow: bool = False
-    """Keep taking in what others add to the lakes; wait for the first trajectories where there are none."""
+    """Keep training on new data as collectors write it; wait if a lake is still empty."""
     refresh_seconds: float = Field(2.0, gt=0)
-    """Between two looks at the lakes, when they are followed."""
+    """Interval between refreshes of followed lakes."""
     prefetch: int = Field(1, ge=0, le=16)
-    """Batches read ahead by a thread of their own (0: none; priorities need none)."""
+    """Batches prefetched by a background thread (0: none; not used with prioritized replay)."""
     placement: Literal["uniform", "full"] = "uniform"
     """Windows of trajectories longer than `context_length`: `uniform`, at any place, cut at the ends, so that every
     step appears equally often; `full`, only where a whole window fits, so that ends appear less often."""
@@ -218,11 +217,11 @@ class TrainSettings(SettingsModel):
     log_every: int = Field(25, ge=1)
     """Updates between lines of metrics.jsonl."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Numbers that networks compute in, learning and acting; weights, losses and statistics are float32 in any case."""
+    """Precision of networks, learning and acting; weights, losses and statistics are always float32."""
     packing: bool = False
     """Let windows shorter than the longest share rows of the encoders, so that padding costs nothing."""
     activation_checkpointing: bool = False
-    """Keep only the inputs of the sequence encoder's blocks, and images as stored; recompute the activations in the
+    """Keep only the inputs of the sequence encoder's blocks, and images as stored, and recompute activations in the
     backward: less memory, more time."""
     compile: bool = False
     """Compile the encoders, where there is a compiler."""
@@ -231,11 +230,10 @@ class TrainSettings(SettingsModel):
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
     verify: bool = False
-    """Compare the checksums of a segment when it is read for the first time, which reads all of it; a damaged one is
-    passed over."""
+    """Verify the checksums of a segment when it is first read, which reads all of it; damaged ones are skipped."""
     threads: int = Field(0, ge=0)
-    """CPU threads of the networks, learning or acting (0: OMP_NUM_THREADS, else all available cores); small networks
-    are fastest with 1."""
+    """CPU threads of networks, learning or acting (0: OMP_NUM_THREADS, else all available cores); small networks are
+    fastest with 1."""
 
     @model_validator(mode="after")
     def _some_steps_count(self) -> TrainSettings:
@@ -255,25 +253,25 @@ class EvaluateSettings(SettingsModel):
     """`[evaluate]`: whole episodes on held-out tasks."""
 
     episodes: int = Field(100, ge=1)
-    """Episodes, each run to its end and counted."""
+    """Number of complete episodes to play."""
     actors: int = Field(50, ge=1, le=65_536)
-    """Environments stepped as one batch (never more than episodes)."""
+    """Environments stepped as one batch (at most `episodes`)."""
     checkpoint: str = "latest"
     """`latest`, `best`, or an update number."""
     greedy: bool = True
     """Most likely action instead of a sampled one."""
     split: Literal["train", "test"] = "test"
-    """Which tasks: held-out ones by default, where the environment has a split."""
+    """Task split; held-out tasks by default, if the environment has a train-test split."""
     seed: int = 1_000_003
-    """Seed of the evaluation tasks, apart from the run's own."""
+    """Seed of the evaluation tasks, independent of the run's."""
     tasks: str = ""
-    """SQL predicate over the `trajectories` table of the run's lakes: only tasks of those it holds for are played."""
+    """SQL predicate over the `trajectories` table of the run's lakes: play only tasks of matching trajectories."""
     mark_best: bool = False
     """Point `checkpoints/best` at the evaluated checkpoint when it beats the best so far."""
     reference: str = "auto"
     """Task of D4RL by which returns are normalised, e.g. `hopper`; `auto`: by the environment's name; `none`."""
     best_by: str = "return_mean"
-    """Figure by which checkpoints are compared, e.g. `per_attempt[-1]`."""
+    """Metric by which checkpoints are compared, e.g. `per_attempt[-1]`."""
     label: str = ""
     """Name of this evaluation in a chain's closing table; empty: not shown there."""
     require: str = ""
@@ -281,18 +279,18 @@ class EvaluateSettings(SettingsModel):
 
 
 class ExportSettings(SettingsModel):
-    """`[export]`: a policy bundle that acts without the lake or the run, or trajectories for other tools."""
+    """`[export]`: a policy bundle that acts without the lake or the run, or trajectories in formats of other tools."""
 
     to: str = ""
     """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
     format: str = "safetensors"
     """safetensors: the policy; minari, parquet, npz, hdf5 or `module:attr`: trajectories of the lake."""
     where: str = ""
-    """Of trajectories: SQL predicate over the `trajectories` table; empty: all."""
+    """SQL predicate over the `trajectories` table, for exports of trajectories; empty: all."""
     author: str = ""
-    """Of a dataset of Minari: who made it; several with commas."""
+    """Author of a Minari dataset; several separated by commas."""
     description: str = ""
-    """Of a dataset of Minari: what it holds; empty: the environments and how many episodes."""
+    """Description of a Minari dataset; empty: the environments and the number of episodes."""
     checkpoint: str = "latest"
     """`latest`, `best`, or an update number."""
 
@@ -303,7 +301,7 @@ class StageSettings(SettingsModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     stage: StageName
-    """What runs; the entry's other keys override those of this stage's table."""
+    """Stage to run; the entry's other keys override those of its table."""
     every: int = Field(1, ge=1)
     """Run on every n-th epoch counted from `start_epoch`."""
     start_epoch: int = Field(0, ge=-1_000_000)
@@ -317,16 +315,20 @@ class StageSettings(SettingsModel):
 
 
 class Settings(SettingsModel):
-    """A whole run."""
+    """All settings of a run, validated: `amago settings` lists them. ValidationError (pydantic) lists every problem.
+
+    >>> Settings.model_validate({"env": {"name": "tmaze", "corridor": 3}, "seed": 7})
+    Settings(seed=7, env=EnvSettings(name='tmaze', corridor=3))
+    """
 
     about: str = ""
-    """What the recipe shows, in a line."""
+    """Purpose of the recipe, in a line."""
     expected: str = ""
-    """The score to expect, and whose it is; empty: not known."""
+    """Expected score, and its source; empty: unknown."""
     profile: str = ""
-    """Which of the recipe's `profiles` is laid over it; empty: none. In a run's configuration: which one was."""
+    """Which of the recipe's `profiles` to apply; empty: none. In a run's configuration: the one that was applied."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Seeds networks, tasks, exploration and sampling, each through a stream of its own."""
+    """Seed of networks, tasks, exploration and sampling, each with its own stream."""
     size: SizeName = ""
     """Size of the network, with the learning rate and threads that suit it: `tiny`, `small`, `base` or `large`. Other
     settings of the same file override it; `--size` overrides them. Empty: `base`, the defaults; but the commands
@@ -346,7 +348,7 @@ class Settings(SettingsModel):
     stages: tuple[StageSettings, ...] = ()
 
     def for_stage(self, entry: StageSettings) -> Settings:
-        """These settings with the entry's overrides applied to its stage's table."""
+        """Return these settings with the entry's overrides applied to its stage's table."""
         if not entry.overrides:
             return self
         name = TABLES.get(entry.stage, entry.stage)

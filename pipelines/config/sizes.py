@@ -1,4 +1,4 @@
-"""Sizes of the network by name: presets of widths and depths, with the learning rate and the threads that suit them.
+"""Named sizes of the network: presets of widths and depths, with a suitable learning rate and thread count.
 
 The other settings of a document override its size; a size given as an option or by `--set` overrides the document.
 """

@@ -1,4 +1,4 @@
-"""`[source]`: data that was collected elsewhere, and how its columns are to be understood."""
+"""`[source]`: data collected elsewhere, and how to interpret its columns."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pipelines.config.base import SettingsModel, count_or_auto
 
 
 class SourceSettings(SettingsModel):
-    """`[source]`: what `collect --from` takes into a lake."""
+    """`[source]`: what `collect --from` imports into a lake."""
 
     name: str = ""
     """`hdf5:FILE`, `d4rl:FILE-or-NAME`, `robomimic:FILE`, `minari:DIR-or-ID`, `npz:DIR-or-FILE`, `lerobot:DIR`,
     `parquet:GLOB`, `arrow:GLOB` (without KIND: as the suffix or the folder shows), `module:attr`; empty: none."""
     lake: str = ""
-    """Where it goes: a lake, `{run}/offline` for one of the run that nothing expires; empty: the run's own."""
+    """Destination: a lake, `{run}/offline` for one of the run that never expires; empty: the run's own."""
     steps: int = Field(0, ge=0)
-    """Take whole trajectories until so many steps are in the lake (0: all there are)."""
+    """Import whole trajectories until this many steps are in the lake (0: all)."""
     task: str = ""
-    """What `task` of the trajectories shall be, where the source does not say; empty: its own name."""
+    """`task` of the trajectories, if the source does not say; empty: its own name."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Ours to theirs, e.g. obs.x = "position": for tables and flat files, `name[0:27]` for columns of one."""
     layout: Literal["transitions", "arrival"] = "transitions"
     """Rows of a table: `transitions` hold a step and what it led to; `arrival` has T + 1 rows for T actions."""
     action_low: float | tuple[float, ...] = -1.0
-    """Least action of the source's environment, where neither it nor --env says so."""
+    """Lower bound of the source environment's actions, if neither it nor --env says so."""
     action_high: float | tuple[float, ...] = 1.0
-    """Its greatest."""
+    """Upper bound of the source environment's actions."""
     num_actions: int = Field(0, ge=0)
-    """Choices of a discrete action, where nothing says so (0: one more than the greatest found)."""
+    """Choices of a discrete action, if not otherwise known (0: one more than the maximum found)."""
     clip_actions: bool = False
-    """Move actions out of bounds to the nearest bound, instead of refusing them."""
+    """Clip actions that are out of bounds, instead of refusing them."""
     horizon: Annotated[int | Literal["auto"], count_or_auto(0, 1_000_000_000)] = "auto"
     """Steps after which the source's environment was reset, where a file marks no timeouts (0: every end is marked);
     auto: the time limit of `--env` or of D4RL's environment."""

@@ -10,13 +10,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Batch:
-    """`columns`: (B, L + 1, *shape) in the lake's dtypes, zeros on the right of what is real; `lengths` (B,)
-    int64: real rows, 2 to L + 1; `start` (B,) int64: time index of a window's row 0 in its trajectory.
+    """Windows of one batch. `columns`: (B, L + 1, *shape) in the lake's dtypes, zero-padded on the right; `lengths`
+    (B,) int64: valid rows, 2 to L + 1; `start` (B,) int64: time index of a window's row 0 in its trajectory.
 
-    `trajectory` (B,) int64: row of the view's table it is from; `lake` (B,) int64: which lake of a mixture.
-    `importance` (B,) float64, at most 1: what a window's loss is multiplied by, where draws follow priorities.
+    `trajectory` (B,) int64: row of the view's table; `lake` (B,) int64: index of the lake in a mixture. `importance`
+    (B,) float64, at most 1: importance weights of the windows' losses under prioritized replay.
 
-    The arrays belong to whoever holds the batch; the sampler uses their memory again only when nobody does.
+    The arrays belong to the holder of the batch; the sampler reuses their memory only once no reference is left.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -28,7 +28,7 @@ class Batch:
 
     @property
     def mask(self) -> np.ndarray:
-        """(B, L) bool: step t counts in the loss iff row t + 1 is real."""
+        """(B, L) bool: step t counts in the loss iff row t + 1 is valid."""
         rows = next(iter(self.columns.values())).shape[1]
         return np.arange(1, rows) < self.lengths[:, None]
 

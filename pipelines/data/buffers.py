@@ -1,4 +1,4 @@
-"""Memory of batches, used again when nobody holds it: fresh pages cost as much as the copy into them."""
+"""Reused memory of batches: allocating fresh pages costs as much as the copy into them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ KEPT = 4
 
 
 class Buffers:
-    """Arrays (size, rows, *shape) for `columns`."""
+    """Pool of arrays (size, rows, *shape) for `columns`."""
 
     def __init__(self, columns: Sequence[Column], rows: int) -> None:
         self._columns, self._rows = columns, rows
         self._pool: list[dict[str, np.ndarray]] = []
 
     def take(self, size: int) -> dict[str, np.ndarray]:
-        """An array of each column that nobody holds, with anything in it."""
+        """Return an uninitialised array for each column, to which no other reference exists."""
         for buffers in self._pool:
             if all(len(b) == size and sys.getrefcount(b) <= _HELD for b in buffers.values()):
                 return buffers
@@ -30,7 +30,7 @@ class Buffers:
 
 
 def _held() -> int:
-    """References that a loop over a dictionary's own values counts for an array nobody else has."""
+    """Count the references to an unreferenced array during a loop over its dictionary's values."""
     buffers = {"x": np.empty(1)}
     return max(sys.getrefcount(b) if len(b) else 0 for b in buffers.values())
 

@@ -1,7 +1,7 @@
 """Copying windows out of mapped segments.
 
-The windows of a batch are ordered by segment, those of an overlay then by their base. Where several lie in one file,
-one `take` of all their rows is the fastest copy there is in numpy; where a file has few, plain slices are.
+The windows of a batch are ordered by segment, those of an overlay by their base within it. Where several are in one
+file, one `take` of all their rows is the fastest copy in numpy; where a file has few, plain slices are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from pipelines.data.batch import Batch
 from pipelines.data.buffers import Buffers
 from pipelines.data.readahead import Readahead, prepare
-from pipelines.data.versions import Drawn
+from pipelines.data.relabel_on_the_fly import DrawnVersions
 from pipelines.data.view import View
 from pipelines.errors import IntegrityError
 from pipelines.files.atomic import storage_error
@@ -24,13 +24,13 @@ from pipelines.lake.segment import OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256
-TAKE_FROM = 4  # windows in one file from which on a gather beats slices
+TAKE_FROM = 4  # windows in one file above which a gather beats slices
 
 Columns = dict[str, np.ndarray]
 
 
 class SegmentLost(Exception):
-    """Segment `number` of the view's follower can no longer be read."""
+    """Segment `number` of the view's live set can no longer be read."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class SegmentLost(Exception):
 
 
 class Gatherer:
-    """Reads windows of `rows` rows of a view. Keeps the last 256 files mapped."""
+    """Reader of windows of `rows` rows of a view, which keeps the last 256 files mapped."""
 
     def __init__(self, view: View, rows: int) -> None:
         self._view, self._rows = view, rows
@@ -57,11 +57,10 @@ class Gatherer:
         start: np.ndarray,
         stop: np.ndarray,
         out: Columns | None = None,
-        drawn: Drawn | None = None,
+        drawn: DrawnVersions | None = None,
     ) -> Batch:
-        """Windows of the steps [start, stop) of the trajectories `chosen` (rows of the view's table), or of the
-        versions `drawn` of some, in `out` or in memory of our own.
-        """
+        """Read windows of steps [start, stop) of the trajectories `chosen` (rows of the view's table), or of their
+        versions where `drawn` has one, into `out` or into own buffers."""
         if self._moves != self._view.moves:
             self._close_moved()
         table = self._view.table[chosen]
@@ -80,7 +79,7 @@ class Gatherer:
             self._gather_file(table[a:b], start[a:b], {name: buffer[a:b] for name, buffer in out.items()})
         self._readahead.end()
         if drawn is not None:
-            drawn.lay(start, order, out)
+            drawn.write_into(start, order, out)
         for i in np.flatnonzero(lengths < self._rows).tolist():
             for buffer in out.values():
                 buffer[i, lengths[i] :] = 0
@@ -92,7 +91,8 @@ class Gatherer:
         )
 
     def whole(self, chosen: np.ndarray, names: Sequence[str]) -> tuple[Columns, np.ndarray]:
-        """Columns of originals `chosen` (rows of the view's table) one after another, and how many rows each has."""
+        """Read columns of the originals `chosen` (rows of the view's table), concatenated, and the number of rows of
+        each."""
         table = self._view.table[chosen]
         rows = table["length"].astype(np.int64) + 1
         columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -110,7 +110,7 @@ class Gatherer:
         return {name: np.concatenate(parts) for name, parts in columns.items()}, rows
 
     def _fetch(self, table: np.ndarray) -> None:
-        """Have the files of windows on this host that are not open yet, several fetched at a time."""
+        """Fetch the files of these windows that are not open yet to this host, several at a time."""
         segments = self._view.segments
         numbers = np.union1d(table["segment"], table["base"]).tolist()
         ids = dict.fromkeys(segments[number].file for number in numbers if segments[number].file not in self._files)
@@ -120,7 +120,7 @@ class Gatherer:
         self._view.lake.storage.prefetch(key(id) for id in ids for key in keys)
 
     def _by_file(self, segments: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Ranges of windows whose segments (in order) lie in one file."""
+        """Yield ranges of windows whose segments (in order) are in one file."""
         edges = np.flatnonzero(np.diff(self._view.file_of[segments], prepend=-1, append=-1))
         return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
@@ -136,7 +136,8 @@ class Gatherer:
             self._copy(int(base[a]), rows[a:b], {name: out[name][a:b] for name in rest})
 
     def _copy(self, number: int, rows: np.ndarray, out: Columns) -> None:
-        """Rows [r, r + window) of a segment's file for every r in `rows`; past the file's end anything is left."""
+        """Copy rows [r, r + window) of a segment's file for every r in `rows`; rows beyond the file's end are left as
+        they are."""
         file = self._file(number)
         try:
             self._copy_from(file, rows, out)
@@ -160,7 +161,7 @@ class Gatherer:
                     target[i, : stop - r] = source[r:stop]
 
     def _name_ranges(self, table: np.ndarray, start: np.ndarray, names: list[str]) -> None:
-        """Tell the system what will be copied."""
+        """Announce to the operating system what will be copied."""
         places = [("segment", "row0"), ("base", "base_row0")] if (table["base"] != table["segment"]).any() else []
         for segments, row0 in places or [("segment", "row0")]:
             rows = table[row0].astype(np.int64) + start
@@ -184,7 +185,7 @@ class Gatherer:
         return SegmentLost(number, str(error))
 
     def _close_moved(self) -> None:
-        """Let go of files in which no trajectory of the view lies any more: they may have been removed."""
+        """Close files that no longer hold any trajectory of the view: they may have been removed."""
         lying = {segment.file for segment in self._view.segments}
         for id in self._files.keys() - lying:
             del self._files[id]

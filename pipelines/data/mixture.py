@@ -1,4 +1,4 @@
-"""Windows from several lakes: each window's lake is drawn first, by shares that may change while training goes on.
+"""Windows from several lakes: each window's lake is drawn first, by shares that may change during training.
 
 With one lake nothing is drawn for the choice: its windows are those of its sampler.
 """
@@ -14,9 +14,9 @@ import numpy as np
 from pipelines.data.batch import Batch
 from pipelines.data.buffers import Buffers
 from pipelines.data.gather import Columns
+from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
-from pipelines.data.versions import Versions
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.lake.schema import Schema
@@ -30,13 +30,13 @@ class Share:
     last: float = 1.0
 
     def at(self, progress: float) -> float:
-        """The share when this part of the annealing is done."""
+        """Return the share at this fraction of the annealing."""
         return self.first + (self.last - self.first) * min(max(progress, 0.0), 1.0)
 
 
 @dataclass
-class Part:
-    """A lake of a mixture. `history`: [n, number of segments], the n-th update was the first to draw from so many."""
+class MixedLake:
+    """A lake of a mixture. `history`: [n, number of segments], update n being the first to draw from so many."""
 
     view: View
     sampler: WindowSampler
@@ -45,7 +45,8 @@ class Part:
 
 
 class Mixture:
-    """Draws batches from `lakes`: views of one schema, made with the strategy's extra fields; with `versions` of each.
+    """Sampler of batches from several `lakes`: views of one schema, made with the strategy's extra fields; with
+    `versions` of each.
 
     `state_dict`, `snapshots` and `arrays` together restore it in another process.
     """
@@ -64,24 +65,24 @@ class Mixture:
         assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
         self._rng, self._anneal_steps = np.random.default_rng(seed), anneal_steps
         self.parts = [
-            Part(view, WindowSampler(view, length=length, seed=self._rng, strategy=strategy, versions=own), share)
+            MixedLake(view, WindowSampler(view, length=length, seed=self._rng, strategy=strategy, versions=own), share)
             for (view, share), own in zip(lakes, versions or (None,) * len(lakes), strict=True)
         ]
         self._buffers = Buffers(schema.columns, length + 1)
 
     def share_out(self, shares: Sequence[Share]) -> None:
-        """Let the lakes have these shares from now on."""
+        """Set the lakes' shares."""
         for part, share in zip(self.parts, shares, strict=True):
             part.share = share
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to draw from in any lake."""
+        """Whether no lake has a trajectory to draw from."""
         return all(part.sampler.is_empty for part in self.parts)
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Changes with what is drawn from."""
+        """Changes whenever the drawn trajectories or their weights change."""
         return tuple(part.view.version for part in self.parts)
 
     @property
@@ -96,7 +97,7 @@ class Mixture:
         return sum(part.view.collected_steps for part in self.parts)
 
     def refresh(self, update: int) -> int:
-        """Take in what the lakes gained, moved and lost before `update`; returns the number of new trajectories."""
+        """Apply additions, moves and removals in the lakes before `update`; return the number of new trajectories."""
         added = sum(part.view.refresh() for part in self.parts)
         for part in self.parts:
             seen = len(part.view.live.segments)
@@ -107,9 +108,7 @@ class Mixture:
         return added
 
     def shares(self, update: int) -> np.ndarray:
-        """Probability of each lake at `update`; a lake with nothing to draw from has none. InputMissing if all have
-        nothing.
-        """
+        """Return the probability of each lake at `update`; 0 for an empty one. InputMissing if all are empty."""
         progress = update / self._anneal_steps if self._anneal_steps else 0.0
         weights = np.array([0.0 if part.sampler.is_empty else part.share.at(progress) for part in self.parts])
         if not weights.sum() > 0:
@@ -118,7 +117,7 @@ class Mixture:
         return weights / weights.sum()
 
     def sample(self, batch_size: int, update: int) -> Batch:
-        """`batch_size` windows for `update` (0: the first), ordered by lake and segment."""
+        """Draw `batch_size` windows for `update` (0: the first), ordered by lake and segment."""
         if len(self.parts) == 1:
             return self.parts[0].sampler.sample(batch_size)
         ends = np.cumsum(self.shares(update))
@@ -133,21 +132,21 @@ class Mixture:
         return joined(buffers, batches, lake)
 
     def prioritise(self, batch: Batch, error: np.ndarray) -> None:
-        """Let the mean absolute TD errors (B,) of a batch's windows count in later draws."""
+        """Update priorities with the mean absolute TD errors (B,) of a batch's windows."""
         assert batch.trajectory is not None
         for number, part in enumerate(self.parts):
             own = slice(None) if batch.lake is None else batch.lake == number
             part.sampler.prioritise(batch.trajectory[own], error[own])
 
     def snapshots(self) -> list[dict[str, Any]]:
-        """What was drawn from, lake by lake, as JSON carries it."""
+        """Return what was drawn from, by lake, JSON-serialisable."""
         return [
             {**part.view.snapshot(), "share": [part.share.first, part.share.last], "history": part.history}
             for part in self.parts
         ]
 
     def restore(self, snapshots: Sequence[Mapping[str, Any]]) -> None:
-        """Know what was known at `snapshots`; a lake that is not among them begins anew."""
+        """Restore the views of `snapshots`; a lake that is not among them starts fresh."""
         known = {snapshot["id"]: snapshot for snapshot in snapshots}
         for part in self.parts:
             snapshot = known.get(part.view.lake.id)
@@ -160,14 +159,14 @@ class Mixture:
             ]
 
     def state_dict(self) -> dict[str, Any]:
-        """State of what draws, as JSON carries it."""
+        """Return the generator's state, JSON-serialisable."""
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What was learnt of single trajectories, by lake; empty without priorities."""
+        """Return the trajectories' priorities, by lake; empty without prioritized replay."""
         return {
             f"{part.view.lake.id}/{name}": values
             for part in self.parts
@@ -184,7 +183,7 @@ class Mixture:
 
 
 def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batch:
-    """Batches whose windows lie in `columns` one after the other, as one."""
+    """Join batches whose windows are consecutive in `columns`."""
     importance = [batch.importance for batch in batches if batch.importance is not None]
     return Batch(
         columns={name: buffer[:] for name, buffer in columns.items()},

@@ -1,7 +1,7 @@
-"""Batches made ahead by a thread of their own, while the learner works: the same ones as without it.
+"""Batches prepared by a background thread while the learner works: the same ones as without it.
 
-The source is drawn from by one thread at a time. Its state before every batch is kept, so that what was made but not
-taken can be unmade: at a checkpoint, and whenever the source changes.
+Only one thread draws from the source at a time. The source's state before every batch is kept, so that batches that
+were prepared but not consumed can be rolled back: at a checkpoint, and whenever the source changes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from pipelines.data.batch import Batch
 
-Request = tuple[int, int]  # windows of a batch; update it is for
+Request = tuple[int, int]  # number of windows of a batch; its update
 
 
-class Source(Protocol):
-    """What batches are drawn from."""
+class BatchSource(Protocol):
+    """Source of batches."""
 
     @property
     def version(self) -> Any: ...
@@ -29,22 +29,22 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Made:
-    """A batch, or why there is none, and the source's state before it."""
+class PreparedBatch:
+    """A batch, or the error in its place, and the source's state before it."""
 
     state: dict[str, Any]
     content: Batch | BaseException
 
 
 class Prefetch:
-    """Gives the batches of `plan` in order, up to `ahead` of them made before they are asked for (0: none).
+    """Iterator over the batches of `plan` in order, up to `ahead` of them prepared in advance (0: none).
 
-    An error of the source is raised where its batch would have been given.
+    An error of the source is raised in place of its batch.
     """
 
-    def __init__(self, source: Source, plan: Iterator[Request], *, ahead: int) -> None:
+    def __init__(self, source: BatchSource, plan: Iterator[Request], *, ahead: int) -> None:
         self._source, self._plan, self._ahead = source, plan, ahead
-        self._made: deque[tuple[Request, Future[Made]]] = deque()
+        self._prepared: deque[tuple[Request, Future[PreparedBatch]]] = deque()
         self._again: deque[Request] = deque()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if ahead else None
 
@@ -59,34 +59,35 @@ class Prefetch:
             self._worker.shutdown()
 
     def next(self) -> Batch:
-        """The next batch of the plan. StopIteration after the last."""
+        """Return the next batch of the plan. StopIteration after the last."""
         if self._worker is None:
             return self._source.sample(*self._request())
-        if not self._made:
-            self._make(self._request())
-        _, future = self._made.popleft()
-        made = future.result()
-        while len(self._made) < self._ahead:
+        if not self._prepared:
+            self._prepare(self._request())
+        _, future = self._prepared.popleft()
+        prepared = future.result()
+        while len(self._prepared) < self._ahead:
             try:
-                self._make(self._request())
+                self._prepare(self._request())
             except StopIteration:
                 break
-        if isinstance(made.content, BaseException):
-            raise made.content
-        return made.content
+        if isinstance(prepared.content, BaseException):
+            raise prepared.content
+        return prepared.content
 
     def settle(self) -> None:
-        """Unmake what was made but not taken: the source is as if it had not been drawn, and at rest."""
-        if not self._made:
+        """Roll back batches that were not consumed: the source is as if they had not been drawn, and idle."""
+        if not self._prepared:
             return
-        made, self._made = self._made, deque()
-        begun = [future.result().state for _, future in made if not future.cancel()]
-        self._again.extendleft(request for request, _ in reversed(made))
+        prepared, self._prepared = self._prepared, deque()
+        begun = [future.result().state for _, future in prepared if not future.cancel()]
+        self._again.extendleft(request for request, _ in reversed(prepared))
         if begun:
             self._source.load_state_dict(begun[0])
 
     def changing(self, change: Callable[[], Any]) -> Any:
-        """What `change` returns, called while the source is at rest; what was made before a change is made again."""
+        """Call `change` while the source is idle and return its result; batches prepared before a change are drawn
+        again."""
         self.wait()
         before = self._source.version
         result = change()
@@ -95,25 +96,25 @@ class Prefetch:
         return result
 
     def wait(self) -> None:
-        """Return when the source is at rest."""
-        for _, future in self._made:
+        """Wait until the source is idle."""
+        for _, future in self._prepared:
             future.result()
 
     def state_dict(self) -> dict[str, Any]:
-        """The source's state after the batches that were taken."""
+        """Return the source's state after the consumed batches."""
         self.wait()
-        return self._made[0][1].result().state if self._made else self._source.state_dict()
+        return self._prepared[0][1].result().state if self._prepared else self._source.state_dict()
 
     def _request(self) -> Request:
         return self._again.popleft() if self._again else next(self._plan)
 
-    def _make(self, request: Request) -> None:
+    def _prepare(self, request: Request) -> None:
         assert self._worker is not None
-        self._made.append((request, self._worker.submit(self._work, request)))
+        self._prepared.append((request, self._worker.submit(self._work, request)))
 
-    def _work(self, request: Request) -> Made:
+    def _work(self, request: Request) -> PreparedBatch:
         state = self._source.state_dict()
         try:
-            return Made(state, self._source.sample(*request))
+            return PreparedBatch(state, self._source.sample(*request))
         except BaseException as error:
-            return Made(state, error)
+            return PreparedBatch(state, error)

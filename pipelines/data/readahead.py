@@ -1,8 +1,8 @@
-"""Asking the system to read what will be copied next, when it is not in memory.
+"""Announcing reads to the operating system, for data that is not in memory.
 
-A mapped file is read page by page, one disk access after the other. Naming all ranges of a batch first lets the disk
-work on them at once; where the pages are in memory already, naming them costs as much as the copy. So it is done
-only after a gather for which something had to be read.
+A mapped file is read page by page, one disk access after the other. Announcing all ranges of a batch first lets the
+disk work on them at once; where the pages are in memory already, announcing costs as much as the copy. So it is done
+only after a gather that had to wait for a read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import resource
 import numpy as np
 
 PAGE = mmap.PAGESIZE
-GAP = 8 << 10  # bytes between two ranges that cost less to read than another call
-PATIENCE = 16  # gathers that are prepared after one that had to wait
+GAP = 8 << 10  # bytes between two ranges that are cheaper to read than another call
+PATIENCE = 16  # gathers announced after one that had to wait
 
 _WHO = getattr(resource, "RUSAGE_THREAD", None)
 _ADVICE = getattr(mmap, "MADV_WILLNEED", None)
@@ -24,7 +24,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Readahead:
-    """Decides before each gather whether to `prepare` it; nothing is prepared where the system cannot tell."""
+    """Decides before each gather whether to `prepare` it; never where the system does not count page faults."""
 
     def __init__(self) -> None:
         self._left = PATIENCE if _WHO is not None and _ADVICE is not None else 0
@@ -32,15 +32,15 @@ class Readahead:
 
     @property
     def wanted(self) -> bool:
-        """Whether what the next gather copies should be named first."""
+        """Whether the next gather should announce its reads."""
         return self._left > 0
 
     def begin(self) -> None:
-        """Called before a gather."""
+        """Start a gather."""
         self._reads = _reads()
 
     def end(self) -> None:
-        """Called after it, by the same thread."""
+        """End a gather, in the same thread."""
         if _reads() > self._reads:
             self._left = PATIENCE
         elif self._left:
@@ -48,13 +48,13 @@ class Readahead:
 
 
 def prepare(column: np.ndarray, rows: np.ndarray, count: int) -> None:
-    """Ask for rows [r, r + count) of a mapped `column` for every r in `rows`."""
+    """Announce rows [r, r + count) of a mapped `column` for every r in `rows`."""
     for address, length in ranges(column, rows, count):
         _libc.madvise(address, length, _ADVICE)
 
 
 def ranges(column: np.ndarray, rows: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Addresses and sizes of whole pages that hold these rows, near ones in one piece."""
+    """Return addresses and sizes of whole pages that hold these rows, merging close ones."""
     stride, first = column.strides[0], column.ctypes.data
     order = np.sort(rows)
     begin = first + order * stride & -PAGE
@@ -65,7 +65,7 @@ def ranges(column: np.ndarray, rows: np.ndarray, count: int) -> list[tuple[int, 
 
 
 def _reads() -> int:
-    """Page faults of this thread that waited for a disk, and blocks it had read."""
+    """Return this thread's page faults that waited for a disk, and blocks read for it."""
     if _WHO is None:
         return 0
     used = resource.getrusage(_WHO)

@@ -1,4 +1,4 @@
-"""Drawing windows from one view: which trajectories and where, by a `Strategy`; what is in them, by a `Gatherer`."""
+"""Drawing windows from one view: a `Strategy` chooses trajectories and places, a `Gatherer` reads the contents."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 
 from pipelines.data.batch import Batch
 from pipelines.data.gather import Columns, Gatherer, SegmentLost
+from pipelines.data.relabel_on_the_fly import Derivation, DrawnVersions, Versions
 from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
-from pipelines.data.versions import Derivation, Drawn, Versions
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.lake.uids import positions
 
-MEMORY = 0.3  # share of the newest TD error in a trajectory's moving average
-LEAST = 1e-6  # of a priority: nothing is ruled out for having been predicted once
+ERROR_STEP = 0.3  # step of the moving average of a trajectory's TD errors
+MIN_PRIORITY = 1e-6  # so that a TD error of zero does not exclude a trajectory
 
 
 class WindowSampler:
-    """Draws batches of windows of `length` steps from a view, the same ones for the same seed and view.
+    """Sampler of batches of windows of `length` steps from a view, deterministic given seed and view.
 
-    `seed` may be a generator that is shared with others. With priorities, the view must have been made with the
-    strategy's `extra` fields. With `versions`, some windows show one of them instead of the trajectory drawn.
+    `seed` may be a generator shared with others. With prioritized replay, the view must have been made with the
+    strategy's `extra` fields. With `versions`, some windows show a version instead of the drawn trajectory.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WindowSampler:
         self._versions = versions
         self._derivation: Derivation | None = None
         self._uids = np.zeros(0, "S16")
-        self._varied = np.zeros(0, dtype=bool)  # rows of the table that have versions
+        self._varied = np.zeros(0, dtype=bool)  # whether rows of the table have versions
         self._varied_at = -1
 
     @property
@@ -59,13 +59,12 @@ class WindowSampler:
         return not self._total > 0
 
     def sample(self, batch_size: int, out: Columns | None = None) -> Batch:
-        """`batch_size` windows: independent draws, ordered by segment; in `out`, if given. InputMissing if there is
-        nothing to draw from.
-        """
+        """Draw `batch_size` windows: independent draws, ordered by segment; into `out`, if given. InputMissing if there
+        is nothing to draw from."""
         while True:
             chosen = self._choose(batch_size)
             try:
-                drawn = self._vary(chosen) if self._versions is not None else None
+                drawn = self._draw_versions(chosen) if self._versions is not None else None
                 start, stop = self._place(chosen, drawn)
                 batch = self._gatherer.gather(chosen, start, stop, out, drawn)
             except SegmentLost as lost:
@@ -74,8 +73,7 @@ class WindowSampler:
             return replace(batch, importance=self._importance(batch)) if self.strategy.per_alpha else batch
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows of the view's table, and steps [start, stop) of the windows, all (batch_size,) int64; without
-        versions."""
+        """Draw rows of the view's table, and steps [start, stop) of windows, (batch_size,) int64 each; no versions."""
         chosen = self._choose(batch_size)
         return chosen, *self._place(chosen)
 
@@ -90,13 +88,13 @@ class WindowSampler:
             return self._tree.find(point)
         return np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
 
-    def _place(self, chosen: np.ndarray, drawn: Drawn | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def _place(self, chosen: np.ndarray, drawn: DrawnVersions | None = None) -> tuple[np.ndarray, np.ndarray]:
         length = self.view.table["length"][chosen].astype(np.int64)
         length = length if drawn is None else drawn.lengths(length)
         return self.strategy.place(length, self.length, self._rng.random(len(chosen)))
 
-    def _vary(self, chosen: np.ndarray) -> Drawn | None:
-        """Versions of some of the trajectories `chosen`."""
+    def _draw_versions(self, chosen: np.ndarray) -> DrawnVersions | None:
+        """Draw versions for some of the trajectories `chosen`."""
         versions = self._versions
         assert versions is not None
         if self._varied_at != self.view.version:
@@ -112,17 +110,17 @@ class WindowSampler:
             self._derivation = versions.derivation()
         columns, rows = self._gatherer.whole(chosen[windows], self._derivation.reads)
         copies = (u[1, windows] * versions.copies).astype(np.int64)
-        return Drawn(windows, self._derivation.derive(columns, rows, self._uids[chosen[windows]], copies))
+        return DrawnVersions(windows, self._derivation.derive(columns, rows, self._uids[chosen[windows]], copies))
 
     def prioritise(self, trajectory: np.ndarray, error: np.ndarray) -> None:
-        """Let the mean absolute TD errors (n,) of windows of the trajectories (n,) count in their priorities. NaN: the
-        window has none."""
+        """Update priorities with the mean absolute TD errors (n,) of windows of the trajectories (n,). NaN: the window
+        has none."""
         trajectory, error = trajectory[~np.isnan(error)], error[~np.isnan(error)]
         rows, which = np.unique(trajectory, return_inverse=True)
-        mean = np.bincount(which, weights=error) / np.bincount(which) + LEAST
+        mean = np.bincount(which, weights=error) / np.bincount(which) + MIN_PRIORITY
         table = self.view.table
         old = table["priority"][rows]
-        table["priority"][rows] = np.where(table["measured"][rows], old + MEMORY * (mean - old), mean)
+        table["priority"][rows] = np.where(table["measured"][rows], old + ERROR_STEP * (mean - old), mean)
         table["measured"][rows] = True
         self._highest = max(self._highest, float(table["priority"][rows].max(initial=0.0)))
         if self._version == self.view.version:
@@ -159,21 +157,22 @@ class WindowSampler:
         return importance / importance.max()
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state, as JSON carries it. The view has its own `snapshot`, the priorities their arrays."""
+        """Return the generator's state, JSON-serialisable. The view has its own `snapshot`, the priorities their
+        arrays."""
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
 
     def priorities(self) -> dict[str, np.ndarray]:
-        """What was learnt of the trajectories: by uid, so that it outlives a change of the table."""
+        """Return the trajectories' priorities by uid, which outlives changes of the table."""
         table = self.view.table
         uids = np.frombuffer(self.view.uids().tobytes(), dtype=np.uint8).reshape(-1, 16)
         known = {name: np.ascontiguousarray(table[name]) for name in ("priority", "measured")}
         return {"uid": uids, **known, "highest": np.array([self._highest])}
 
     def load_priorities(self, known: Mapping[str, np.ndarray]) -> None:
-        """Go on from `priorities` of an earlier sampler; trajectories it did not know count as new."""
+        """Restore `priorities` of an earlier sampler; trajectories it did not know count as new."""
         uids = np.frombuffer(np.ascontiguousarray(known["uid"]).tobytes(), dtype="S16")
         place, table = positions(uids, self.view.uids()), self.view.table
         found = place >= 0

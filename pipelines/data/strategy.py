@@ -1,11 +1,11 @@
-"""How trajectories are weighted against each other, and where windows are placed.
+"""Weights of trajectories relative to each other, and placement of windows.
 
 A window of L steps covers steps [start, stop) of a trajectory of T actions, rows start .. stop of its T + 1. The loss
-is a mean over steps, so what has to be even is how often each step appears. Where T <= L the window is the whole
-trajectory. Longer ones, by `placement`:
+is a mean over steps, so each step must appear equally often. Where T <= L the window is the whole trajectory. Longer
+ones, by `placement`:
 
-uniform  starts -(L - 1) .. T - 1, cut to the trajectory: each step is in L of the T + L - 1 windows, whatever its
-         place. Windows at the ends are shorter.
+uniform  starts -(L - 1) .. T - 1, cut to the trajectory: each step is in L of the T + L - 1 windows, wherever it is.
+         Windows at the ends are shorter.
 full     starts 0 .. T - L: every window has L steps, but steps near the ends of a trajectory appear less often.
 """
 
@@ -26,16 +26,16 @@ Placement = Literal["uniform", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """The mass of a trajectory, in proportion to which it is drawn, is the product of
+    """Sampling strategy. The mass of a trajectory, in proportion to which it is drawn, is the product of
 
     - its weight in the view (`--weight`),
     - by `weighting`: the windows in which each of its steps appears once on average ("timestep"), 1 ("trajectory"), or
       these windows divided by those of all selected trajectories of its environment and task ("task": every task has
       the same share, and within it every step),
     - with a `half_life` (steps): 0.5 ** (age / half_life), its age being the steps of the trajectories after it,
-    - with `per_alpha`: (a moving average of its TD errors) ** `per_alpha`. A window then has the
-      importance weight priority ** (-`per_alpha` * `per_beta`), divided by the largest of its batch (Schaul et al.
-      2016, arXiv 1511.05952).
+    - with `per_alpha`: (a moving average of its TD errors) ** `per_alpha`. A window then has the importance weight
+      priority ** (-`per_alpha` * `per_beta`), divided by the maximum of its batch (Schaul et al. 2016, arXiv
+      1511.05952).
     """
 
     weighting: Weighting = "timestep"
@@ -50,13 +50,13 @@ class Strategy:
         return ((TASK,) if self.weighting == "task" else ()) + (PRIORITY if self.per_alpha else ())
 
     def windows(self, length: np.ndarray, window: int) -> np.ndarray:
-        """How many draws (N,) show each step of trajectories of `length` actions once on average: steps over the mean
-        steps of a window."""
+        """Return how many draws (N,) show each step of trajectories of `length` actions once on average: steps over the
+        mean steps of a window."""
         hanging = window - 1 if self.placement == "uniform" else 0
         return np.where(length > window, (length + hanging) / window, 1.0)
 
     def place(self, length: np.ndarray, window: int, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Steps [start, stop) of a window of each trajectory (N,) int64, by uniforms (N,)."""
+        """Place a window in each trajectory by uniforms (N,): steps [start, stop), (N,) int64."""
         hanging = window - 1 if self.placement == "uniform" else 0
         first = np.where(length > window, -hanging, 0)
         last = np.where(length > window, length - window + hanging, 0)
@@ -64,7 +64,7 @@ class Strategy:
         return np.maximum(start, 0), np.minimum(start + window, length)
 
     def mass(self, table: np.ndarray, window: int) -> np.ndarray:
-        """(N,) float64, without the priorities. Piece by piece: beside it, a million rows cost no memory."""
+        """Compute masses (N,) float64, without priorities. In pieces, so that a million rows need no extra memory."""
         mass = np.empty(len(table))
         offered = self._offered(table, window) if self.weighting == "task" else None
         newest = _steps_to_the_newest(table) if self.half_life else 0.0
@@ -77,12 +77,12 @@ class Strategy:
             if self.half_life:
                 steps = passed + np.cumsum(part["length"], dtype=np.float64)
                 passed, chosen = steps[-1], own > 0
-                # Counted from the newest that may be drawn: the ratios are the same, and one of them is never 0.
+                # Age counts from the newest selected trajectory: same ratios, and they cannot all underflow to 0.
                 own[chosen] *= np.exp2((steps[chosen] - newest) / self.half_life)
         return mass
 
     def _offered(self, table: np.ndarray, window: int) -> np.ndarray:
-        """Windows of all selected trajectories, by task; 1 where there are none."""
+        """Count windows of all selected trajectories, by task; 1 where there are none."""
         offered = np.zeros(int(table["task"].max(initial=0)) + 1)
         for part in pieces(table):
             windows = self.windows(part["length"].astype(np.int64), window) * (part["weight"] > 0)
@@ -91,12 +91,12 @@ class Strategy:
 
 
 def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Views of some rows after the other."""
+    """Yield consecutive views of some rows."""
     return (rows[start : start + PIECE] for start in range(0, len(rows), PIECE))
 
 
 def _steps_to_the_newest(table: np.ndarray) -> float:
-    """Steps of the trajectories up to the last selected one."""
+    """Count the steps of trajectories up to the last selected one."""
     selected = table["weight"] > 0
     stop = len(table) - int(np.argmax(selected[::-1])) if selected.any() else 0
     return float(table["length"][:stop].sum(dtype=np.float64))

@@ -1,8 +1,8 @@
-"""Drawing in proportion to weights that change all the time: a tree of sums with 64 children a node.
+"""Drawing in proportion to weights that change all the time: a tree of sums with 64 children per node.
 
-A draw or a change of n weights costs n times 64 additions a level, three levels for a quarter of a million weights and
-four for sixteen millions; a flat cumulative sum costs all N additions after every change. A node is always summed
-anew from its children, in order: the tree is a function of the weights, whatever led to them.
+A draw or a change of n weights costs n times 64 additions per level, three levels for a quarter of a million weights
+and four for sixteen million; a flat cumulative sum costs all N additions after every change. A node is always
+recomputed from its children, in order: the tree depends only on the current weights, not on their history.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FAN = 64
 
 
 class SumTree:
-    """Weights (N,) float64, not negative."""
+    """Sum tree over non-negative weights (N,) float64."""
 
     def __init__(self, weights: np.ndarray) -> None:
         self.size = len(weights)
@@ -24,7 +24,7 @@ class SumTree:
 
     @property
     def weights(self) -> np.ndarray:
-        """(N,), to be read."""
+        """Weights (N,), read-only."""
         return self._levels[0][: self.size]
 
     @property
@@ -32,20 +32,20 @@ class SumTree:
         return float(_sums(self._levels[-1][None])[0])
 
     def set(self, places: np.ndarray, weights: np.ndarray) -> None:
-        """Change the weights at `places`, each named once."""
+        """Change the weights at `places`, which are distinct."""
         self._levels[0][places] = weights
         for level, above in zip(self._levels[:-1], self._levels[1:], strict=True):
             places = np.unique(places // FAN)
             above[places] = _sums(level.reshape(-1, FAN)[places])
 
     def find(self, points: np.ndarray) -> np.ndarray:
-        """Places (n,) int64 of the weights in which `points` of [0, total) fall; weights of 0 are never found."""
+        """Return the places (n,) int64 of the weights into which `points` of [0, total) fall; never one of weight 0."""
         rest, place = np.array(points, dtype=np.float64), np.zeros(len(points), dtype=np.int64)
         for level in reversed(self._levels):
             children = level.reshape(-1, FAN)[place]
             ends = np.cumsum(children, axis=1)
             child = (ends <= rest[:, None]).sum(axis=1)
-            # Rounding may leave a point at the very end, behind the last child that weighs anything.
+            # Rounding may leave a point beyond the last child with a weight.
             last = FAN - 1 - np.argmax(children[:, ::-1] > 0, axis=1)
             child = np.minimum(child, last)
             rows = np.arange(len(child))

@@ -1,4 +1,4 @@
-"""A view: the trajectories a trainer may draw from, as a numpy table of 32 bytes a trajectory."""
+"""A view: the trajectories that a trainer may draw from, as a numpy table of 32 bytes per trajectory."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from pipelines.lake.uids import positions
 
 ROW = np.dtype(
     [
-        ("segment", "u4"),  # where the trajectory's own columns lie
+        ("segment", "u4"),  # location of the trajectory's own columns
         ("length", "u4"),  # actions; rows are one more
         ("row0", "u8"),
         ("base_row0", "u8"),
-        ("base", "u4"),  # where its other columns lie: another segment for an overlay
+        ("base", "u4"),  # location of its other columns: another segment for an overlay
         ("weight", "f4"),
     ]
 )
-TASK = ("task", "u4")  # number of its environment and task, in the order in which they were met
+TASK = ("task", "u4")  # number of its environment and task, in order of appearance
 PRIORITY = (("priority", "f4"), ("measured", "?"))  # 0 until the sampler gives it one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which trajectories of a lake are drawn from, and how often: SQL over its `trajectories` table."""
+    """Trajectories of a lake to draw from, and how often: SQL over its `trajectories` table."""
 
     where: str = ""
     weight: str = ""
     evaluate: Callable[[np.ndarray], np.ndarray] | None = None
-    """From uids (n,) "S16" to relative weights (n,), 0 for what is not selected; None: all alike."""
+    """Maps uids (n,) "S16" to relative weights (n,), 0 if not selected; None: all equal."""
 
 
 class View:
-    """Live trajectories of one schema, in the order in which they were seen.
+    """Live trajectories of one schema, in the order in which they were first seen.
 
-    `refresh` adds what is new, finds what was moved and removes what has died; the order of the rest stays. What
-    `selection` leaves out has weight 0. `snapshot` and `restore` rebuild the same table in another process, so that
-    the same draws follow. `version` changes with the table or its weights. `extra` are fields of the table beside
+    `refresh` adds new ones, finds moved ones and removes expired ones; the order of the rest stays. Trajectories
+    outside `selection` have weight 0. `snapshot` and `restore` rebuild the same table in another process, so that the
+    same draws follow. `version` changes with the table or its weights. `extra` are fields of the table in addition to
     those of `ROW`: `TASK`, `PRIORITY`.
     """
 
@@ -70,7 +70,7 @@ class View:
     def _clear(self) -> None:
         self.live = LiveTable(self.lake, self._listener)
         self.tasks: dict[tuple[str, str], int] = {}
-        self._moved: set[int] = set()  # segments that have changed, but not here yet
+        self._moved: set[int] = set()  # changed segments, not applied yet
         self._unselected = True  # the table has changed since the selection was evaluated
         self.num_steps = 0
         self._table = np.zeros(64, dtype=self._dtype)
@@ -85,12 +85,12 @@ class View:
 
     @property
     def table(self) -> np.ndarray:
-        """(num_trajectories,) of `ROW` and the extra fields; read it, and change weights by `set_weights`."""
+        """(num_trajectories,) of `ROW` and the extra fields, read-only: change weights by `set_weights`."""
         return self._table[: self._used]
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """Where the table's trajectories lie, by number."""
+        """Segments of the table's trajectories, by number."""
         return self._taken
 
     @property
@@ -99,7 +99,7 @@ class View:
 
     @property
     def file_of(self) -> np.ndarray:
-        """Which of the lake's files has the trajectories of each segment of the follower, as numbers."""
+        """File index of each segment of the live set."""
         return self._file_of[: len(self._taken)]
 
     @property
@@ -109,12 +109,12 @@ class View:
         return int(self.table["length"][collected].sum()) + self.live.removals.expired_steps
 
     def uids(self) -> np.ndarray:
-        """(num_trajectories,) "S16", in the table's order."""
+        """Return uids (num_trajectories,) "S16", in the table's order."""
         mine = [segment.uids for segment in self._taken if segment.schema_id == self.schema.id]
         return np.concatenate(mine) if mine else np.zeros(0, dtype="S16")
 
     def refresh(self) -> int:
-        """Take in what the lake gained, moved and lost; returns the number of new trajectories of this view.
+        """Apply the lake's additions, moves and removals; return the number of new trajectories of this view.
 
         The selection is evaluated once if anything changed, and at the first refresh.
         """
@@ -132,7 +132,7 @@ class View:
         return added
 
     def set_weights(self, weights: np.ndarray) -> None:
-        """Relative weights (num_trajectories,) >= 0. UsageError if there is one that is no weight."""
+        """Set relative weights (num_trajectories,) >= 0. UsageError for an invalid weight."""
         with np.errstate(over="ignore"):
             self.table["weight"] = weights
         if not (np.isfinite(self.table["weight"]) & (self.table["weight"] >= 0)).all():
@@ -145,9 +145,8 @@ class View:
         self.version += 1
 
     def lose(self, number: int, reason: str) -> None:
-        """Segment `number` of the follower could not be read: find where its trajectories are now, else draw no more
-        from it (nor from overlays of it), with a Notice.
-        """
+        """Handle a read failure of segment `number` of the live set: find its trajectories' new place, else stop
+        drawing from it (and from overlays of it), with a Notice."""
         segment, moves = self._taken[number], self.moves
         self.refresh()
         if self._taken[number].file == segment.file and self.moves == moves:
@@ -162,12 +161,12 @@ class View:
         self._listener(Notice(text=text, level="warning"))
 
     def _reads(self, ids: Collection[str]) -> np.ndarray:
-        """(num_trajectories,) bool: which lie in one of these segments, or in overlays of them."""
+        """Return (num_trajectories,) bool: which are in one of these segments, or in overlays of them."""
         numbers = [segment.number for segment in self._taken if segment.id in ids]
         return np.isin(self.table["segment"], numbers) | np.isin(self.table["base"], numbers)
 
     def snapshot(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON carries it: the segments in the order in which they were seen."""
+        """Return the input of `restore`, JSON-serialisable: the segments in the order in which they were seen."""
         return {
             "id": self.lake.id,
             "name": self.lake.name,
@@ -180,9 +179,8 @@ class View:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Become the view of `snapshot` again, wherever its trajectories lie now. InputMissing for another lake or
-        schema; a Notice if trajectories are gone.
-        """
+        """Rebuild the view of `snapshot`, wherever its trajectories are now. InputMissing for another lake or schema; a
+        Notice if trajectories are gone."""
         if (snapshot["id"], snapshot["schema"]) != (self.lake.id, self.schema.id):
             raise InputMissing(f"lake '{self.lake.name}' is not the one that was drawn from before")
         self._clear()
@@ -195,7 +193,7 @@ class View:
         if self._used != snapshot["trajectories"]:
             text = (
                 f"lake '{self.lake.name}' has {self._used} of the {snapshot['trajectories']} trajectories "
-                "that were drawn from before: what follows is not a repetition"
+                "that were drawn from before: the resumed run will not be bit-identical"
             )
             self._listener(Notice(text=text, level="warning"))
 
@@ -207,7 +205,8 @@ class View:
     def _take(self) -> int:
         before = self._used
         for segment in self.live.segments[len(self._taken) :]:
-            rows = self._rows(segment) if segment.schema_id == self.schema.id else None  # may fail: before the rest
+            # May fail, so it comes first.
+            rows = self._rows(segment) if segment.schema_id == self.schema.id else None
             if len(self._taken) == len(self._file_of):
                 self._file_of = np.concatenate([self._file_of, np.zeros_like(self._file_of)])
             self._file_of[len(self._taken)] = self._file(segment)
@@ -242,11 +241,12 @@ class View:
         self.version += bool(len(rows))
 
     def _move(self, changed: Sequence[int]) -> None:
-        """Rebuild the rows of these segments; a trajectory that lives keeps what is known of it by its uid."""
-        known, numbers = np.ascontiguousarray(self.table["segment"]), np.array(changed)  # in order, as all segments are
+        """Rebuild the rows of these segments; a live trajectory keeps its per-trajectory fields, matched by uid."""
+        known, numbers = np.ascontiguousarray(self.table["segment"]), np.array(changed)  # in order, like all segments
         starts, stops = (np.searchsorted(known, numbers, side=side).tolist() for side in ("left", "right"))
         segments = [self.live.segments[number] for number in changed]
-        fresh = [self._rows(new) if new.schema_id == self.schema.id else None for new in segments]  # may fail: first
+        # May fail, so it comes first.
+        fresh = [self._rows(new) if new.schema_id == self.schema.id else None for new in segments]
         self._moved.clear()
         pieces, done = [], 0
         for number, new, rows, start, stop in zip(changed, segments, fresh, starts, stops, strict=True):
@@ -268,7 +268,7 @@ class View:
         self.version += 1
 
     def _task_numbers(self, segment: Segment) -> np.ndarray:
-        """(n,) numbers of environment and task, read from the footer; of what cannot be read, that of ("", "")."""
+        """Return (n,) numbers of environment and task, read from the footer; of an unreadable one, that of ("", "")."""
         numbers = np.full(len(segment.uids), self._task_number("", ""))
         try:
             footer = self._footer(segment.file)

@@ -26,7 +26,7 @@ class LegalActions:
         space, size = spaces.observation.get(column), self.space.flat_size
         if space is None or space.shape != (size,):
             raise UsageError(
-                f"agent.action_mask '{column}' is no observation of shape ({size},)",
+                f"agent.action_mask '{column}' is not an observation of shape ({size},)",
                 hint=f"one number or bit for each choice; the observation has: {', '.join(spaces.observation)}",
             )
 

@@ -223,7 +223,7 @@ def _ragged(space: gymnasium.Space[Any], where: str, max_length: int) -> Ragged 
         highest = max(map(ord, getattr(space, "characters", ""))) if getattr(space, "characters", "") else 0x10FFFF
         length = int(getattr(space, "max_length", max_length))
         dtype = "uint8" if highest < 256 else "int32"
-        return Ragged(max_length=max(length, 1), dtype=dtype, scale=float(min(highest, 255)))
+        return Ragged(max_length=max(length, 1), dtype=dtype, scale=float(min(highest, 255)), text=True)
     if not isinstance(space, gymnasium.spaces.Sequence):
         return None
     member = space.feature_space

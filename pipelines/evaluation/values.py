@@ -12,9 +12,9 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import difference
 from pipelines.lake.trajectory import Trajectory
+from pipelines.learning.batch import TensorBatch
 from pipelines.learning.checkpoint import load_agent
-from pipelines.learning.inspection import inspect
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.diagnostics import inspect
 from pipelines.rollout.policies import load_checkpoint
 
 FIGURES = ("q", "v", "advantage", "weight", "disagreement", "target", "log_prob", "entropy")

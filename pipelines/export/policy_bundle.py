@@ -88,10 +88,25 @@ def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any],
 
 
 def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, trust: bool = False) -> DeployedPolicy:
-    """The policy of a bundle. A bundle that names modules of its own is refused unless you `trust` it: to load it
-    imports them.
+    """Load the policy of a bundle, which `amago export` writes.
 
-    InputMissing for that, where there is no bundle, or where it needs a newer version; IntegrityError if it is damaged.
+    Args:
+        directory: directory of the bundle.
+        greedy: take the most likely action instead of sampling one.
+        seed: seed of sampled actions.
+        trust: import modules that the bundle names; a bundle that names any is refused otherwise.
+
+    Returns:
+        A policy for one environment: `act(observation, reward)` takes an observation and a reward as `gymnasium`
+        returns them and returns an action for `env.step`; `reset()` starts an episode.
+
+    Raises:
+        InputMissing: there is no bundle, it needs a newer version, or it names modules and is not trusted.
+        IntegrityError: the bundle is damaged.
+
+    >>> policy = load_policy("runs/short/export")
+    >>> policy.act([0.0, 0.0], 0.0) in range(4)
+    True
     """
     directory = Path(directory)
     try:
@@ -118,20 +133,23 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
 
 
 class DeployedPolicy:
-    """One actor, in the environment's own terms: observations as gymnasium gives them, actions as it takes them."""
+    """A trained policy for one environment, with the observations and actions of `gymnasium`."""
 
     def __init__(self, agent: Agent, *, capacity: int, greedy: bool, seed: int) -> None:
         self.spaces = agent.spaces
         self._policy = AgentPolicy(agent, num_actors=1, capacity=capacity, greedy=greedy, seed=seed)
         self.reset()
 
+    def __repr__(self) -> str:
+        return f"DeployedPolicy(observation={dict(self.spaces.observation)}, action={self.spaces.action})"
+
     def reset(self) -> None:
-        """Begin an episode: memory is empty, no action was taken yet."""
+        """Start an episode: clear the memory."""
         self._time = 0
         self._action = zeros(self.spaces.action, (1,))
 
     def act(self, observation: Any, reward: float = 0.0) -> Any:
-        """The action for `observation`; `reward` is what the last action brought (0 at an episode's first step)."""
+        """Return the action for `observation`; `reward` is that of the previous action (0 at the start)."""
         columns: dict[str, np.ndarray] = {}
         _flatten(observation, OBSERVATION, columns, self.spaces.observation)
         absent = [name for name in self.spaces.observation if name not in columns]
@@ -146,7 +164,7 @@ class DeployedPolicy:
 
 
 def executed(action: np.ndarray, space: Space) -> Any:
-    """The environment's own form of an action in the system's form."""
+    """Convert an action of the agent to the environment's form."""
     if isinstance(space, Discrete):
         return int(action) + space.start
     if isinstance(space, MultiDiscrete):

@@ -115,13 +115,14 @@ class TooLong(ValueError):
 class Ragged:
     """A text (code points) or a sequence of up to `max_length` numbers of numpy `dtype`, padded with zeros.
 
-    Its length is in a column of its own, `NAME.length`, of the space `length_space`. `scale` is the magnitude that a
-    network takes as 1.
+    Its length is in a separate column, `NAME.length`, of the space `length_space`. `scale` is the magnitude that a
+    network maps to 1; `text`: the numbers are code points.
     """
 
     max_length: int
     dtype: str = "float32"
     scale: float = 1.0
+    text: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -236,6 +237,8 @@ def require_sound(space: Space) -> None:
         raise ValueError("it lacks a first value for each index")
     if isinstance(space, Ragged) and not (np.isfinite(float(space.scale)) and space.scale > 0):
         raise ValueError(f"its scale is {space.scale!r}")
+    if isinstance(space, Ragged) and type(space.text) is not bool:
+        raise ValueError(f"its text is {space.text!r}, neither true nor false")
 
 
 def zeros(space: Space, leading: tuple[int, ...] = ()) -> np.ndarray:

@@ -47,7 +47,7 @@ _HEAL = "restore it from a copy, or collect into the lake with the environment t
 class QueryResult:
     """Column names and rows. Iterating gives a dictionary per row.
 
-    >>> list(Answer(["a", "b"], [(1, 2)]))
+    >>> list(QueryResult(["a", "b"], [(1, 2)]))
     [{'a': 1, 'b': 2}]
     """
 
@@ -71,7 +71,8 @@ class QueryResult:
     def __repr__(self) -> str:
         head = [", ".join(f"{name}={value!r}" for name, value in row.items()) for row in islice(self, _SHOWN)]
         more = [f"... {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
-        return "\n".join([f"<{len(self)} rows: {', '.join(self.columns)}>", *head, *more])
+        count = "1 row" if len(self) == 1 else f"{len(self)} rows"
+        return "\n".join([f"<{count}: {', '.join(self.columns)}>", *head, *more])
 
 
 class LakeHeader(Form):
@@ -84,24 +85,30 @@ class LakeHeader(Form):
 
 
 class Lake:
-    """An open lake. Opening reads `lake.json` only; any number of processes may do so.
+    """An open lake: `Lake("runs/x")`. Opening reads `lake.json` only; any number of processes may hold one.
 
-    `storage` holds its files; `local` is the directory of this host for logs, locks and the index (for a lake in a
-    directory, the lake itself). Locations are directories or "s3://bucket/prefix".
+    `place` is a directory, a run (for its lake) or "s3://bucket/prefix". `storage` holds the files; `local` is the
+    directory of this host for logs, locks and the index (for a lake in a directory, the lake itself). InputMissing if
+    there is no lake, or if it needs a newer version; IntegrityError if its header is damaged.
+
+    >>> lake = Lake("runs/maze")
+    >>> lake.sql("select sum(length) as steps from trajectories")
+    <1 row: steps>
+    steps=400
     """
 
-    def __init__(self, storage: Storage, header: dict[str, Any]) -> None:
-        self.storage = storage
-        self.local = storage.local
-        self.id: str = header["id"]
+    def __init__(self, place: Path | str) -> None:
+        self.storage, self.id = _opened(place)
+        self.local = self.storage.local
         self._schemas: dict[str, Schema] = {}
 
     def __repr__(self) -> str:
         return f"Lake({self.name!r})"
 
     def sql(self, query: str, *, seconds: float = 60.0, megabytes: int = 1024) -> QueryResult:
-        """Return the result of a read-only query, like `amago lake sql`, within limits of time and memory. UsageError
-        with the place of a mistake.
+        """Query the lake, read-only, as `amago lake sql` does: iterate over the answer, or take its `.df()`.
+
+        `seconds` and `megabytes` limit time and memory. UsageError shows the position of a mistake.
         """
         from pipelines.lake.sql import catalog
         from pipelines.lake.sql.sandbox import QueryLimits
@@ -144,42 +151,12 @@ class Lake:
                 raise InputMissing(
                     f"'{path}' is a lake already", hint="open it, or choose another directory"
                 ) from error
-        return cls(storage, header)
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path | str) -> Lake:
-        """Open the lake at `path`, or in the run directory `path`.
-
-        InputMissing if there is none, or if it needs a newer version; IntegrityError if its header is damaged.
-        """
-        storage = _locate(path)
-        if storage is None:
-            make = "make one with: amago collect --env ENV --lake DIR"
-            if not is_remote(path):
-                make = hint(Path(path), is_lake, inside=f"lakes in it, see amago lake ls {path}", otherwise=make)
-            raise InputMissing(f"no lake at '{path}'", hint=make)
-        found = storage.url()
-        try:
-            header = parse_object(storage.read(_HEADER), LakeHeader)
-        except OSError as error:
-            raise InputMissing(f"lake '{found}' cannot be read: {error.strerror or error}") from error
-        if header is None:
-            raise IntegrityError(
-                f"'{storage.url(_HEADER)}' is damaged", hint="restore it from a copy; the segments are unaffected"
-            )
-        name, version, features = header["format"], header["version"], set(header["required_features"])
-        if name != FORMAT_NAME or version > VERSION:
-            raise InputMissing(
-                f"lake '{found}' has format {name} {version}, this one reads {FORMAT_NAME} up to {VERSION}",
-                hint="upgrade amago",
-            )
-        unknown = sorted(features - FEATURES)
-        if unknown:
-            raise InputMissing(
-                f"lake '{found}' needs features that this version lacks: {', '.join(unknown)}",
-                hint="upgrade amago",
-            )
-        return cls(storage, header)
+        """Open the lake at `path`, or in the run directory `path`."""
+        return cls(path)
 
     @classmethod
     def find(cls, path: Path | str) -> Lake | None:
@@ -294,6 +271,38 @@ def _locate(path: Path | str) -> Storage | None:
         return next((place for place in places if place.exists(_HEADER)), None)
     except OSError as error:
         raise storage_error(error, f"read '{path}'") from error
+
+
+def _opened(place: Path | str) -> tuple[Storage, str]:
+    """Return the storage and the id of the lake at `place`, or of the run there."""
+    storage = _locate(place)
+    if storage is None:
+        make = "make one with: amago collect --env ENV --lake DIR"
+        if not is_remote(place):
+            make = hint(Path(place), is_lake, inside=f"it contains lakes (amago lake ls {place})", otherwise=make)
+        raise InputMissing(f"no lake at '{place}'", hint=make)
+    found = storage.url()
+    try:
+        header = parse_object(storage.read(_HEADER), LakeHeader)
+    except OSError as error:
+        raise InputMissing(f"lake '{found}' cannot be read: {error.strerror or error}") from error
+    if header is None:
+        raise IntegrityError(
+            f"'{storage.url(_HEADER)}' is damaged", hint="restore it from a copy; the segments are unaffected"
+        )
+    name, version, features = header["format"], header["version"], set(header["required_features"])
+    if name != FORMAT_NAME or version > VERSION:
+        raise InputMissing(
+            f"lake '{found}' has format {name} {version}, this one reads {FORMAT_NAME} up to {VERSION}",
+            hint="upgrade amago",
+        )
+    unknown = sorted(features - FEATURES)
+    if unknown:
+        raise InputMissing(
+            f"lake '{found}' needs features that this version lacks: {', '.join(unknown)}",
+            hint="upgrade amago",
+        )
+    return storage, header["id"]
 
 
 def _schema_key(schema_id: str) -> str:

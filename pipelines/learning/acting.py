@@ -1,4 +1,4 @@
-"""An agent that acts: N actors a step, only the acting discount's head, memories kept between steps.
+"""Acting with an agent: N actors per step, only the acting discount's head, memories kept between steps.
 
 N actors, T time.
 """
@@ -22,11 +22,11 @@ from pipelines.nets.sequence import Stepper
 
 
 class AgentPolicy:
-    """Steps `num_actors` actors with an agent's current weights, sampled or `greedy`.
+    """Policy of `num_actors` actors by an agent's current weights, sampled or `greedy`.
 
-    An actor whose `time` is 0 begins an episode and forgets. Attention keeps the last `capacity` tokens of each
-    actor. When weights change, memories made with the old ones stay in use until `rebuild` is called. An action is
-    drawn from this policy's own generator, so `seed` and the inputs decide it.
+    An actor whose `time` is 0 begins an episode, and its memory is reset. Attention keeps the last `capacity` tokens of
+    each actor. When weights change, memories made with the old ones stay in use until `rebuild` is called. Actions are
+    drawn from the policy's own generator, so `seed` and the inputs determine them.
     """
 
     def __init__(
@@ -48,9 +48,7 @@ class AgentPolicy:
         )
 
     def split(self, sizes: Sequence[int]) -> bool:
-        """Act for parts of the actors, each with its own memories, which are forgotten where the parts are other than
-        before.
-        """
+        """Act for groups of actors, each with its own memories, which are reset if the grouping changes."""
         if list(sizes) != [here.stop - here.start for here in self._places]:
             self._memories = [self._memory(size) for size in sizes]
         self._tape.split(sizes)
@@ -65,9 +63,8 @@ class AgentPolicy:
         time: np.ndarray,
         part: int | None = None,
     ) -> np.ndarray:
-        """Actions (N, ...) in stored form, for one token of every actor (of `part`); `time` (N,) counts from 0 in its
-        episode.
-        """
+        """Return actions (N, ...) in stored form, for one token of every actor (of group `part`); `time` (N,) counts
+        from 0 in its episode."""
         if part is not None or len(self._memories) == 1:
             return self._act(part or 0, observation, prev_action, prev_reward, time, self._noise(part))
         noise, actions = self._noise(None), []
@@ -121,7 +118,7 @@ class AgentPolicy:
     def rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Recompute all memories with the current weights, in one padded forward.
 
-        `prefix`: for each actor the columns of the tokens it has acted on in its episode (rows 0..t-1 if its next
+        `prefix`: for each actor the columns of the tokens on which it has acted in its episode (rows 0..t-1 if its next
         `time` is t; none at the start of an episode).
         """
         self._step = None
@@ -143,7 +140,7 @@ class AgentPolicy:
             self.agent.sequence.prefill(tokens_NTD, time_NT, torch.tensor(lengths, device=self.device), memory)
 
     def state_dict(self) -> dict[str, Any]:
-        """The random generator's state; memories follow from the trajectories (see `rebuild`)."""
+        """Return the random generator's state; memories follow from the trajectories (see `rebuild`)."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

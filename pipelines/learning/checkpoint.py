@@ -1,14 +1,14 @@
-"""A checkpoint: everything needed to act, and to go on training as if nothing had happened.
+"""A checkpoint: everything needed to act, and to resume training bit-identically.
 
     checkpoints/000200/  checkpoint.json      counters, spaces, the settings of agent and training, lake snapshot, and
                                               the SHA-256 of every file, checked when it is loaded
                          weights.safetensors  agent: networks, target heads, PopArt, input statistics
-                         average.safetensors  running means of trained weights, where training keeps them
+                         average.safetensors  moving averages of trained weights, if training keeps them
                          training.pt          optimiser, random states, sampler (torch, weights_only)
     checkpoints/latest, checkpoints/best      symbolic links
 
-A checkpoint is written under a temporary name, synced and renamed, and renamed before it is removed: a reader never
-sees half of one.
+A checkpoint is written under a temporary name, synced and renamed, and renamed before it is deleted: readers never
+see a partial one.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from pipelines.learning.agent import Agent
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _NAME = re.compile(r"\d{6,}")
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
-_LEFT_SECONDS = 60.0  # a link that is being put in its place is older only if its writer died
+_LEFT_SECONDS = 60.0  # a temporary link older than this has no live writer
 
 
-class Record(Form):
-    """What is read of checkpoint.json."""
+class CheckpointRecord(Form):
+    """Fields read from checkpoint.json."""
 
     update: int
     steps_seen: int = 0
@@ -66,7 +66,7 @@ class Record(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint directory holds, loaded."""
+    """Contents of a checkpoint directory, loaded."""
 
     path: Path
     record: Mapping[str, Any]
@@ -75,16 +75,16 @@ class Checkpoint:
 
     @property
     def acting(self) -> dict[str, torch.Tensor]:
-        """The weights to judge and to deploy: averaged where training kept averages."""
+        """Weights to evaluate and to deploy: the moving average, if training keeps one."""
         return {**self.weights, **self.average}
 
     @property
     def update(self) -> int:
-        """Gradient updates done."""
+        """Number of gradient updates."""
         return int(self.record["update"])
 
     def training_state(self) -> dict[str, Any]:
-        """Optimiser, random states and sampler. IntegrityError if unreadable."""
+        """Load optimiser, random states and sampler. IntegrityError if unreadable."""
         try:
             content = read_checked(self.path, "training.pt", self.record)
             return dict(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))
@@ -93,7 +93,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def understood(self) -> Iterator[None]:
-        """Turn what using the content of this checkpoint raises into IntegrityError."""
+        """Turn errors from using this checkpoint's content into IntegrityError."""
         try:
             yield
         except MALFORMED as error:
@@ -109,7 +109,7 @@ def save(
     keep: int,
     average: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Publish a checkpoint under `directory`, point `latest` at it and drop all but the newest `keep` (and `best`)."""
+    """Write a checkpoint under `directory`, point `latest` at it and delete all but the newest `keep` (and `best`)."""
     name = f"{record['update']:06d}"
     temporary, final = directory / f".tmp-{name}-{os.getpid()}", directory / name
     with explained(f"write a checkpoint into '{directory}'"):
@@ -124,7 +124,7 @@ def save(
                 _write(temporary / name_of, content)
             _write(temporary / "checkpoint.json", sealed(record, files))
             sync_directory(temporary)
-            if final.exists():  # same update reached again after a resume: the same content
+            if final.exists():  # same update reached again after a resume: same content
                 _remove(final)
             os.rename(temporary, final)
             sync_directory(directory)
@@ -137,7 +137,7 @@ def save(
 
 
 def numbers(directory: Path) -> list[int]:
-    """Update numbers of the complete checkpoints under `directory`, ascending."""
+    """Return update numbers of the complete checkpoints under `directory`, ascending."""
     if not directory.is_dir():
         return []
     found = (entry for entry in directory.iterdir() if _NAME.fullmatch(entry.name))
@@ -145,9 +145,10 @@ def numbers(directory: Path) -> list[int]:
 
 
 def load(directory: Path, which: str = "latest") -> Checkpoint:
-    """The checkpoint `which` ("latest", "best" or an update number) under `directory`.
+    """Load the checkpoint `which` ("latest", "best" or an update number) under `directory`.
 
-    InputMissing if there is none, IntegrityError if a file of it is not as it was written, with the newest that is.
+    InputMissing if there is none; IntegrityError if one of its files was changed or damaged, naming the newest intact
+    one.
     """
     path = _locate(directory, which)
     try:
@@ -160,17 +161,19 @@ def load(directory: Path, which: str = "latest") -> Checkpoint:
 
 def _read_record(path: Path) -> dict[str, Any]:
     record = read_sealed(path / "checkpoint.json")
-    if record.get("update") != int(path.name) or not fits(record, Record):
+    if record.get("update") != int(path.name) or not fits(record, CheckpointRecord):
         raise ValueError("checkpoint.json is not that of this checkpoint")
     return record
 
 
 def _damaged(path: Path, error: Exception) -> IntegrityError:
     good = next((number for number in reversed(numbers(path.parent)) if _is_good(path.parent / f"{number:06d}")), None)
-    hint = "no other checkpoint of the run is whole: restore it from a copy, or train again with --fresh"
+    hint = "no checkpoint of the run is intact: restore one from a copy, or train again with --fresh"
     if good is not None:
-        hint = f"the newest good one is {good}: name it (@{good}, --checkpoint {good}), or go on from it by removing "
-        hint += "what is damaged and newer"
+        hint = (
+            f"the newest intact one is {good}: name it (@{good}, --checkpoint {good}), or resume from it by deleting "
+        )
+        hint += "the damaged newer ones"
     return IntegrityError(f"checkpoint '{path}' is damaged: {reason(error).partition('. ')[0]}", hint=hint)
 
 
@@ -185,16 +188,18 @@ def _is_good(path: Path) -> bool:
 
 
 def mark_best(directory: Path, update: int) -> None:
-    """Point `best` at the checkpoint of `update`; pruning will leave it alone."""
+    """Point `best` at the checkpoint of `update`, which pruning then keeps."""
     point(directory / "best", f"{update:06d}")
 
 
 def _locate(directory: Path, which: str) -> Path:
     known = numbers(directory)
     if not known:
-        raise InputMissing(f"no checkpoint in '{directory}'", hint="train the run first: amago train --run ...")
+        raise InputMissing(
+            f"no checkpoint in '{directory}'", hint=f"train the run first: amago train --from-lake {directory.parent}"
+        )
     if which == "latest":
-        return directory / f"{known[-1]:06d}"  # not the link: a kill between rename and link loses nothing
+        return directory / f"{known[-1]:06d}"  # not by the link: a kill between rename and link loses nothing
     if which == "best":
         best = directory / "best"
         if not (best / "checkpoint.json").is_file():
@@ -226,7 +231,7 @@ def _prune(directory: Path, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take a checkpoint out of sight at once, then remove it: one that is half removed would look damaged."""
+    """Rename a checkpoint out of the way, then delete it: a half-deleted one would look damaged."""
     aside = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}")
     os.rename(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -247,7 +252,7 @@ def _stored(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:
-    """By our own hand: of a full disk, the serialisers say so only in errors of their own kinds."""
+    """Write a file ourselves: the serialisers report a full disk only as errors of their own types."""
     with path.open("xb") as file:
         file.write(content)
         file.flush()

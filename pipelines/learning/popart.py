@@ -1,4 +1,4 @@
-"""Value normalization that preserves outputs: PopArt (Hessel et al. 2019, arXiv 1809.04474). G discounts."""
+"""Value normalisation that preserves outputs: PopArt (Hessel et al. 2019, arXiv 1809.04474). G discounts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pipelines.config.model import PopArtSettings
 class PopArt(nn.Module):
     """Running mean and variance of the targets of each discount.
 
-    The averages use the start-corrected step beta / (1 - (1 - beta)^t): the first batch sets them, the early ones
-    count alike, later ones enter at `beta`. Before the first update the scale is unknown, so every denormalized value
+    The averages use the start-corrected step beta / (1 - (1 - beta)^t): the first batch sets them, early ones have
+    equal weight, later ones enter at `beta`. Before the first update the scale is unknown, so every denormalised value
     is zero and the first targets are rewards alone, whatever their unit.
 
-    `update` returns what must be done to the last layer of every head in normalized units (x -> scale x + shift), so
-    that denormalized outputs stay as they were. The first update leaves the layers as they were initialized.
+    `update` returns the correction (x -> scale x + shift) for the last layer of every head in normalised units, which
+    preserves denormalised outputs. The first update leaves the layers as they were initialised.
     """
 
     def __init__(self, num_discounts: int, settings: PopArtSettings) -> None:
         super().__init__()
         self.settings = settings
-        # A variance about the mean, not a second moment: rewards of 1e3 that differ by 1 would cancel in float32.
+        # Variance about the mean, not a second moment: rewards of 1e3 that differ by 1 would cancel in float32.
         self.register_buffer("mu_G", torch.zeros(num_discounts))
         self.register_buffer("variance_G", torch.zeros(num_discounts))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
@@ -32,26 +32,26 @@ class PopArt(nn.Module):
 
     @property
     def sigma_G(self) -> Tensor:
-        """Scale (G,), within the settings' bounds; ones where normalization is disabled."""
+        """Scale (G,), within the settings' bounds; ones if normalisation is disabled."""
         if not self.settings.enabled:
             return torch.ones_like(self.variance_G)
         return self.variance_G.sqrt().clamp(self.settings.min_sigma, self.settings.max_sigma)
 
     def normalize(self, value: Tensor) -> Tensor:
-        """(..., G) in units of scaled rewards -> normalized."""
+        """Normalise (..., G) in units of scaled rewards."""
         return (value - self.mu_G) / self.sigma_G
 
     def denormalize(self, value: Tensor) -> Tensor:
-        """(..., G) normalized -> in units of scaled rewards."""
+        """Denormalise (..., G) to units of scaled rewards."""
         if not self.settings.enabled:
             return value
         return torch.where(self.updates > 0, value * self.sigma_G + self.mu_G, 0.0)
 
     @torch.no_grad()
     def update(self, targets_NG: Tensor) -> tuple[Tensor, Tensor]:
-        """Take valid (unpadded) targets into the moments -> (scale_G, shift_G) for the last layers.
+        """Add valid (unpadded) targets to the moments -> (scale_G, shift_G) for the last layers.
 
-        Targets of a discount that are not all finite leave its moments as they were.
+        Targets of a discount that are not all finite leave its moments unchanged.
         """
         mu, sigma = self.mu_G.clone(), self.sigma_G
         if not self.settings.enabled:
@@ -62,7 +62,7 @@ class PopArt(nn.Module):
         self.updates += usable.all()
         beta = self.settings.beta
         step = (beta / (1 - (1 - beta) ** self.updates.clamp_min(1).double())).to(mu.dtype)
-        # The exponential average of the second moment, written about the means.
+        # Exponential average of the second moment, written about the means.
         distance = mean - mu
         variance = (1 - step) * self.variance_G + step * variance + step * (1 - step) * distance.square()
         self.mu_G.copy_(torch.where(usable, mu + step * distance, mu))

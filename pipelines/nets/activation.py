@@ -1,4 +1,4 @@
-"""The activation functions that encoders and policies can be built with."""
+"""Activation functions that encoders and policies can be built with."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ _RECTIFIERS = (nn.LeakyReLU, nn.ReLU)
 
 
 def activation(name: Activation, *, inplace: bool = False) -> nn.Module:
-    """Make the module called `name`. `inplace`: overwrite the input where the backward does not need it."""
+    """Construct the module called `name`. `inplace`: overwrite the input where the backward does not need it."""
     kind = ACTIVATIONS[name]
     return kind(inplace=True) if inplace and kind in _RECTIFIERS else kind()

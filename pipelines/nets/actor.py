@@ -12,8 +12,8 @@ from pipelines.nets import init
 from pipelines.nets.linear import MLP
 
 
-class Block(nn.Module):
-    """x + linear(act(linear(norm(x))))."""
+class ResidualLayer(nn.Module):
+    """Residual layer: x + linear(act(linear(norm(x))))."""
 
     def __init__(self, width: int, inner: int, activation: Activation) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class Block(nn.Module):
 
 
 class Actor(nn.Module):
-    """MLP, of residual blocks if so wanted, whose last layer holds G heads; the last of them acts. Its output is
-    float32 at least, in any precision."""
+    """MLP, optionally of residual layers, whose last layer has one head per discount, the acting one last. Its output
+    is at least float32, whatever the precision."""
 
     def __init__(self, input_size: int, num_discounts: int, num_params: int, settings: ActorSettings) -> None:
         super().__init__()
@@ -37,15 +37,15 @@ class Actor(nn.Module):
             return
         width = settings.hidden[0]
         self.net = MLP(width, (), outputs, gain=init.POLICY_GAIN)
-        blocks = (Block(width, inner, settings.activation) for inner in settings.hidden)
+        blocks = (ResidualLayer(width, inner, settings.activation) for inner in settings.hidden)
         self.net.hidden = nn.Sequential(init.linear(input_size, width, gain=1.0), *blocks, nn.LayerNorm(width))
 
     def forward(self, h: Tensor) -> Tensor:
-        """(..., D) -> (..., G, P)."""
+        """Map (..., D) to (..., G, P)."""
         return _full(self.net(h)).unflatten(-1, (self.num_discounts, self.num_params))
 
     def acting(self, h: Tensor) -> Tensor:
-        """(..., D) -> (..., P): the last discount's head only."""
+        """Map (..., D) to (..., P) with the acting discount's head alone."""
         last, first = self.net.last, (self.num_discounts - 1) * self.num_params
         return _full(F.linear(self.net.hidden(h), last.weight[first:], last.bias[first:]))
 

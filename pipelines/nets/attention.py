@@ -1,8 +1,9 @@
-"""Causal attention behind two functions: `attend` over whole windows, `attend_cached` for one new token an actor.
+"""Causal attention behind two functions: `attend` over whole windows, `attend_cached` for one new token per actor.
 
-Padding stands on the right, so causality alone keeps real tokens from seeing it. A backend takes (q, k, v, sight,
-packing), the first three (B, H, T, Dh), and gives as much; `dense` is the yardstick of all others. Which one can be
-used where is in `obstacle`, which one is the fastest in `choose`.
+Padding is on the right, so causality alone hides it from valid tokens. A backend takes (q, k, v, window, packing), the
+first three (B, H, T, Dh), and returns (B, H, T, Dh); `dense` is the reference for all others. `obstacle` says which
+backends can be used where, `choose` which is fastest.
+
 B batch (or rows of packed windows), H heads, T time, S cache slots, Dh head size.
 """
 
@@ -25,30 +26,31 @@ from pipelines.nets.packing import Packing
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What a query sees beside causality: `window` tokens, itself included (None: all), and the first `sink` tokens
-    of the context. Scores s become cap tanh(s / cap), unless None. `dropout`: share of attention weights set to 0."""
+class AttentionWindow:
+    """Tokens that a query sees besides causality: `size` tokens, itself included (None: all), and the first `sink`
+    tokens of the context. Scores s become c tanh(s / c) with c = `logit_clip`, unless None. `dropout`: share of
+    attention weights set to 0."""
 
-    window: int | None = None
+    size: int | None = None
     sink: int = 0
-    cap: float | None = None
+    logit_clip: float | None = None
     dropout: float = 0.0
 
-    def within(self, length: int) -> Sight:
-        """The same, for contexts of `length` tokens: what changes nothing is left out."""
-        if self.window is None or self.window + self.sink >= length:
-            return replace(self, window=None, sink=0)
+    def within(self, length: int) -> AttentionWindow:
+        """Simplify for contexts of `length` tokens: drop limits that have no effect."""
+        if self.size is None or self.size + self.sink >= length:
+            return replace(self, size=None, sink=0)
         return self
 
 
-Backend = Callable[[Tensor, Tensor, Tensor, Sight, Packing | None], Tensor]
+Backend = Callable[[Tensor, Tensor, Tensor, AttentionWindow, Packing | None], Tensor]
 HALF = (torch.bfloat16, torch.float16)
-KEPT = 1 << 22  # elements of a mask up to which it is kept for other layers and updates: 16 of them are 64 MB
+KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
 
 
 def _keeping(make: Callable[..., Tensor], size: int, *arguments: Any) -> Tensor:
-    """`make(*arguments)`, a mask of `size` elements: one of the last that were made, unless it is large. A compiled
-    program makes its own."""
+    """Return `make(*arguments)`, a mask of `size` elements, from a cache of recent ones unless it is large. A compiled
+    program always makes its own."""
     kept = size <= KEPT and not torch.compiler.is_compiling()
     return _kept(make, *arguments) if kept else make(*arguments)
 
@@ -58,41 +60,43 @@ def _kept(make: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return make(*arguments)
 
 
-def _visible(length: int, window: int | None, sink: int, device: torch.device) -> Tensor:
-    """(T, T) bool: whether query i sees key j: 0 <= i - j < window, or j < sink."""
+def _visible(length: int, size: int | None, sink: int, device: torch.device) -> Tensor:
+    """Return (T, T) bool: whether query i sees key j: 0 <= i - j < size, or j < sink."""
     key = torch.arange(length, device=device)
     query = key[:, None]
-    return key <= query if window is None else (key <= query) & ((key > query - window) | (key < sink))
+    return key <= query if size is None else (key <= query) & ((key > query - size) | (key < sink))
 
 
-def mask(length: int, sight: Sight, packing: Packing | None, device: torch.device) -> Tensor:
-    """Which keys each query sees, bool: of a single context (T, T), or within each document of packed rows
-    (R, 1, W, W)."""
+def mask(length: int, window: AttentionWindow, packing: Packing | None, device: torch.device) -> Tensor:
+    """Return which keys each query sees, bool: of a single context (T, T), or within each document of packed rows (R,
+    1, W, W)."""
     if packing is None:
-        return _keeping(_visible, length * length, length, sight.window, sight.sink, device)
-    return packing.keep((sight.window, sight.sink), lambda: _documents(sight, packing))
+        return _keeping(_visible, length * length, length, window.size, window.sink, device)
+    return packing.keep((window.size, window.sink), lambda: _documents(window, packing))
 
 
-def _documents(sight: Sight, packing: Packing) -> Tensor:
+def _documents(window: AttentionWindow, packing: Packing) -> Tensor:
     document, index = packing.document_RW, packing.age_RW
     place = torch.arange(packing.width, device=document.device)
     age = place[:, None] - place
     seen = (document[:, :, None] == document[:, None, :]) & (age >= 0)
-    if sight.window is not None:
-        seen &= (age < sight.window) | (index < sight.sink)[:, None, :]
+    if window.size is not None:
+        seen &= (age < window.size) | (index < window.sink)[:, None, :]
     return seen[:, None]
 
 
-def dense(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None = None) -> Tensor:
-    """Attention as it is written on paper."""
-    return F.dropout(weights(q_BHTD, k_BHTD, sight, packing).to(v_BHTD.dtype), sight.dropout) @ v_BHTD
+def dense(
+    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None = None
+) -> Tensor:
+    """Compute attention by its definition."""
+    return F.dropout(weights(q_BHTD, k_BHTD, window, packing).to(v_BHTD.dtype), window.dropout) @ v_BHTD
 
 
-def weights(q_BHTD: Tensor, k_BHTD: Tensor, sight: Sight, packing: Packing | None = None) -> Tensor:
-    """Attention weights (B, H, T, T) before dropout, float32 or better."""
+def weights(q_BHTD: Tensor, k_BHTD: Tensor, window: AttentionWindow, packing: Packing | None = None) -> Tensor:
+    """Compute attention weights (B, H, T, T) before dropout, in float32 or better."""
     scores = _wide(q_BHTD @ k_BHTD.transpose(-1, -2)) / math.sqrt(q_BHTD.shape[-1])
-    seen = mask(q_BHTD.shape[2], sight, packing, q_BHTD.device)
-    return _capped(scores, sight.cap).masked_fill(~seen, -math.inf).softmax(-1)
+    seen = mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
+    return _capped(scores, window.logit_clip).masked_fill(~seen, -math.inf).softmax(-1)
 
 
 def _wide(scores: Tensor) -> Tensor:
@@ -103,27 +107,27 @@ def _capped(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else cap * (scores / cap).tanh()
 
 
-def sdpa(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
-    """torch's fused attention: memory linear in T where no window and no packing forces a mask."""
-    if sight.window is None and packing is None:
-        return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=sight.dropout, is_causal=True)
-    seen = mask(q_BHTD.shape[2], sight, packing, q_BHTD.device)
-    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=seen, dropout_p=sight.dropout)
+def sdpa(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
+    """Compute torch's fused attention: memory linear in T unless a window or packing requires a mask."""
+    if window.size is None and packing is None:
+        return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=window.dropout, is_causal=True)
+    seen = mask(q_BHTD.shape[2], window, packing, q_BHTD.device)
+    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=seen, dropout_p=window.dropout)
 
 
-def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
-    """Windows by torch's fused attention, block by block of as many queries: time and memory linear in T.
+def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
+    """Compute sliding windows by torch's fused attention, in blocks of as many queries: time and memory linear in T.
 
-    A block of w queries sees the w keys before it and its own, and the sink.
+    A block of w queries sees the w keys before it, its own, and the sink.
     """
-    assert sight.window is not None
-    w, sink = sight.window, sight.sink
+    assert window.size is not None
+    w, sink = window.size, window.sink
     batch, _, length, _ = q_BHTD.shape
     blocks = -(-length // w)
     q, k, v = (F.pad(x, (0, 0, 0, blocks * w - length)).unflatten(2, (blocks, w)) for x in (q_BHTD, k_BHTD, v_BHTD))
 
     def around(x: Tensor) -> Tensor:
-        """(B, H, blocks, w, Dh) -> (B, H, blocks, sink + 2 w, Dh): the sink, the block before, the block."""
+        """Map (B, H, blocks, w, Dh) to (B, H, blocks, sink + 2 w, Dh): the sink, the previous block, the block."""
         before = F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0))
         first = x.flatten(2, 3)[:, :, None, :sink].expand(-1, -1, blocks, -1, -1)
         return torch.cat((first, before, x), 3)
@@ -131,28 +135,33 @@ def banded(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing
     seen = _keeping(_band, blocks * w * (sink + 2 * w), blocks, w, sink, q_BHTD.device)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, around(k), around(v)))  # (B blocks, H, ., Dh)
     seen = seen.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=sight.dropout)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=window.dropout)
     out = out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
     return out[:, :, :length]
 
 
 def _band(blocks: int, w: int, sink: int, device: torch.device) -> Tensor:
-    """(blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
+    """Return (blocks, w, sink + 2 w) bool: which of the keys of `around` each query sees."""
     sink = min(sink, blocks * w)
     query = torch.arange(blocks * w, device=device).view(blocks, w, 1)
     begin = torch.arange(blocks, device=device)[:, None, None] * w
     near = begin - w + torch.arange(2 * w, device=device)
     first = torch.arange(sink, device=device).expand(blocks, 1, -1)
-    far = query - first >= w  # of the sink only what the window does not reach
+    far = query - first >= w  # only the part of the sink that the window does not reach
     return torch.cat((far, (near >= 0) & (near <= query) & (near > query - w)), -1)
 
 
-def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
-    """The package flash-attn (Dao 2023, arXiv 2307.08691)."""
+def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
+    """Compute attention with the package flash-attn (Dao 2023, arXiv 2307.08691)."""
     from flash_attn import flash_attn_func, flash_attn_varlen_func
 
-    left = -1 if sight.window is None else sight.window - 1
-    options = {"causal": True, "window_size": (left, 0), "softcap": sight.cap or 0.0, "dropout_p": sight.dropout}
+    left = -1 if window.size is None else window.size - 1
+    options = {
+        "causal": True,
+        "window_size": (left, 0),
+        "softcap": window.logit_clip or 0.0,
+        "dropout_p": window.dropout,
+    }
     if packing is None:
         out = flash_attn_func(*(x.transpose(1, 2) for x in (q_BHTD, k_BHTD, v_BHTD)), **options)
         return out.transpose(1, 2)
@@ -161,21 +170,23 @@ def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing:
     return _rows(flash_attn_varlen_func(*parts, ends, ends, longest, longest, **options), packing)
 
 
-def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
-    """torch's own attention over documents of any lengths."""
+def varlen(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Tensor:
+    """Compute torch's own attention over documents of any lengths."""
     from torch.nn.attention.varlen import varlen_attn
 
     assert packing is not None
-    left = -1 if sight.window is None else sight.window - 1
+    left = -1 if window.size is None else window.size - 1
     longest, ends, size = packing.width, packing.cumulative, q_BHTD.shape[-1]
-    q_NHD, k_NHD, v_NHD = (F.pad(_tokens(x, packing), (0, -size % 8)) for x in (q_BHTD, k_BHTD, v_BHTD))  # it takes 8s
+    q_NHD, k_NHD, v_NHD = (
+        F.pad(_tokens(x, packing), (0, -size % 8)) for x in (q_BHTD, k_BHTD, v_BHTD)
+    )  # the kernel needs multiples of 8
     out_NHD = varlen_attn(q_NHD, k_NHD, v_NHD, ends, ends, longest, longest, scale=size**-0.5, window_size=(left, 0))
     assert isinstance(out_NHD, Tensor)
     return _rows(out_NHD[..., :size], packing)
 
 
 def _tokens(x_BHTD: Tensor, packing: Packing) -> Tensor:
-    """(R, H, W, Dh) -> (N, H, Dh): document after document, without empty places."""
+    """Map (R, H, W, Dh) to (N, H, Dh): document after document, without empty places."""
     return x_BHTD.transpose(1, 2).flatten(0, 1).index_select(0, packing.tokens_N)
 
 
@@ -185,9 +196,11 @@ def _rows(x_NHD: Tensor, packing: Packing) -> Tensor:
     return out.unflatten(0, (rows, width)).transpose(1, 2)
 
 
-def flexible(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, sight: Sight, packing: Packing | None) -> Tensor:
-    """FlexAttention: every mask and the cap in one kernel, compiled on CUDA."""
-    out: Tensor = flex.attention(q_BHTD, k_BHTD, v_BHTD, sight, packing)
+def flexible(
+    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None
+) -> Tensor:
+    """Compute FlexAttention: every mask and the logit clip in one kernel, compiled on CUDA."""
+    out: Tensor = flex.attention(q_BHTD, k_BHTD, v_BHTD, window, packing)
     return out
 
 
@@ -201,8 +214,10 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def obstacle(name: str, device: torch.device, dtype: torch.dtype, sight: Sight, *, packed: bool = False) -> str | None:
-    """Why backend `name` cannot be used for this, or None if it can."""
+def obstacle(
+    name: str, device: torch.device, dtype: torch.dtype, window: AttentionWindow, *, packed: bool = False
+) -> str | None:
+    """Return why backend `name` cannot be used for this, or None if it can."""
     half = dtype in HALF
     if name in ("flash", "varlen", "flex") and device.type != "cuda":
         return "needs CUDA to be fast" if name == "flex" else "needs CUDA"
@@ -210,33 +225,33 @@ def obstacle(name: str, device: torch.device, dtype: torch.dtype, sight: Sight, 
         return missing
     if name in ("flash", "varlen") and not half:
         return "needs bf16"
-    if name in ("flash", "varlen") and sight.sink:
-        return "knows no sink"
-    if name in ("sdpa", "banded", "varlen") and sight.cap is not None:
-        return "knows no logit clip"
-    if name in ("flex", "varlen") and sight.dropout:
-        return "knows no dropout"
+    if name in ("flash", "varlen") and window.sink:
+        return "does not support sinks"
+    if name in ("sdpa", "banded", "varlen") and window.logit_clip is not None:
+        return "does not support a logit clip"
+    if name in ("flex", "varlen") and window.dropout:
+        return "does not support dropout"
     if name == "varlen" and not packed:
         return "is for packed rows"
     if name == "banded" and packed:
         return "is not for packed rows"
-    if name == "banded" and sight.window is None:
-        return "is for windows"
+    if name == "banded" and window.size is None:
+        return "is for sliding windows"
     return None
 
 
 def here(device: torch.device) -> dict[str, str | None]:
-    """Why each backend cannot be used on `device`, whatever for; None: it can."""
-    best = {"banded": Sight(window=1)}
+    """Return why each backend can never be used on `device`; None: it can."""
+    best = {"banded": AttentionWindow(size=1)}
     return {
-        name: obstacle(name, device, torch.bfloat16, best.get(name, Sight()), packed=name == "varlen")
+        name: obstacle(name, device, torch.bfloat16, best.get(name, AttentionWindow()), packed=name == "varlen")
         for name in BACKENDS
     }
 
 
 @constant
 def lacks(name: str) -> str | None:
-    """What CUDA backend `name` needs and this installation has not; None: nothing. A compiler takes it as given."""
+    """Return what CUDA backend `name` needs and this installation lacks; None: nothing. Constant for a compiler."""
     return _lacks(name)
 
 
@@ -268,18 +283,18 @@ def _has_varlen() -> bool:
 
 
 def choose(
-    name: str, device: torch.device, dtype: torch.dtype, sight: Sight, *, length: int, packed: bool = False
+    name: str, device: torch.device, dtype: torch.dtype, window: AttentionWindow, *, length: int, packed: bool = False
 ) -> str:
-    """The backend to use: the one called `name` where it can be used, otherwise (and for "auto") the fastest."""
-    if name != "auto" and obstacle(name, device, dtype, sight, packed=packed) is None:
+    """Choose a backend: the one called `name` where it can be used, otherwise (and for "auto") the fastest."""
+    if name != "auto" and obstacle(name, device, dtype, window, packed=packed) is None:
         return name
     wishes = ["flash", "varlen"]
-    if sight.window is not None and sight.window * 4 <= length:
+    if window.size is not None and window.size * 4 <= length:
         wishes += ["flex", "banded"]
-    if sight.cap is not None:
+    if window.logit_clip is not None:
         wishes += ["flex"]
     wishes += ["sdpa", "dense"]
-    return next(wish for wish in wishes if obstacle(wish, device, dtype, sight, packed=packed) is None)
+    return next(wish for wish in wishes if obstacle(wish, device, dtype, window, packed=packed) is None)
 
 
 def attend(
@@ -287,33 +302,33 @@ def attend(
     k_BHTD: Tensor,
     v_BHTD: Tensor,
     *,
-    sight: Sight | None = None,
+    window: AttentionWindow | None = None,
     packing: Packing | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Causal self-attention -> (B, H, T, Dh), within each document of packed rows."""
+    """Compute causal self-attention -> (B, H, T, Dh), within each document of packed rows."""
     length, device = q_BHTD.shape[2], q_BHTD.device
-    sight = (sight or Sight()).within(length)
+    window = (window or AttentionWindow()).within(length)
     q_BHTD, k_BHTD = q_BHTD.to(v_BHTD.dtype), k_BHTD.to(v_BHTD.dtype)
-    if torch.is_autocast_enabled(device.type):  # backends are chosen by, and run in, what they get
+    if torch.is_autocast_enabled(device.type):  # backends are chosen by, and compute in, their inputs' dtype
         dtype = torch.get_autocast_dtype(device.type)
         if device.type == "cpu" and torch.is_grad_enabled():
             dtype = torch.float32  # the backward of the CPU's half-precision kernel is several times slower
         q_BHTD, k_BHTD, v_BHTD = (x.to(dtype) for x in (q_BHTD, k_BHTD, v_BHTD))
         with torch.autocast(device.type, enabled=False):
-            return _attend(q_BHTD, k_BHTD, v_BHTD, sight, packing, backend)
-    return _attend(q_BHTD, k_BHTD, v_BHTD, sight, packing, backend)
+            return _attend(q_BHTD, k_BHTD, v_BHTD, window, packing, backend)
+    return _attend(q_BHTD, k_BHTD, v_BHTD, window, packing, backend)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, packing: Packing | None, backend: str) -> Tensor:
-    name = choose(backend, q.device, q.dtype, sight, length=q.shape[2], packed=packing is not None)
-    return BACKENDS[name](q, k, v, sight, packing)
+def _attend(q: Tensor, k: Tensor, v: Tensor, window: AttentionWindow, packing: Packing | None, backend: str) -> Tensor:
+    name = choose(backend, q.device, q.dtype, window, length=q.shape[2], packed=packing is not None)
+    return BACKENDS[name](q, k, v, window, packing)
 
 
 def attend_cached(
     q_BHD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, visible_BS: Tensor, cap: float | None = None
 ) -> Tensor:
-    """One query an actor against the slots of its cache that hold a token -> (B, H, Dh)."""
+    """Attend with one query per actor to the occupied slots of its cache -> (B, H, Dh)."""
     q_BH1D, seen = q_BHD[:, :, None].to(k_BHSD.dtype), visible_BS[:, None, None]
     if cap is None:
         return F.scaled_dot_product_attention(q_BH1D, k_BHSD, v_BHSD, attn_mask=seen)[:, :, 0]

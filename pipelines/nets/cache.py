@@ -1,4 +1,4 @@
-"""The memory that a sequence encoder keeps of each actor between steps.
+"""Memory that a sequence encoder keeps for each actor between steps.
 
 N actors, H heads, S slots, T time, Dh head size.
 """
@@ -12,23 +12,23 @@ from torch import Tensor
 
 
 class Memory(Protocol):
-    """What acting needs of any encoder's memory: forgetting, actor by actor."""
+    """Interface of an encoder's memory that acting needs: reset, actor by actor."""
 
     def reset(self, mask_N: Tensor) -> None: ...
 
 
 class NoMemory:
-    """For encoders that see one token at a time."""
+    """Memory of encoders that see one token at a time."""
 
     def reset(self, mask_N: Tensor) -> None:
         pass
 
 
 class KVCache:
-    """Keys and values of the first `sink` and the last `ring` tokens, preallocated, with one write index per actor.
+    """Keys and values of the first `sink` and the last `ring` tokens, preallocated, with a write index for each actor.
 
-    The order of slots means nothing: positions are in the tokens themselves (added, or rotated into the keys).
-    A step is `begin_step`, then one `append` per layer.
+    The order of slots is irrelevant: positions are in the tokens themselves (added, or rotated into the keys). A step
+    is `begin_step`, then one `append` per layer.
     """
 
     def __init__(
@@ -45,34 +45,33 @@ class KVCache:
         self._first_NH = self.capacity * torch.arange(num_actors * num_heads, device=device).view(num_actors, num_heads)
 
     def reset(self, mask_N: Tensor) -> None:
-        """Forget everything of the actors in `mask_N` (bool)."""
+        """Forget all tokens of the actors in `mask_N` (bool)."""
         self.written_N.masked_fill_(mask_N, 0)
 
     def begin_step(self) -> None:
-        """Claim each actor's next slot; the oldest token of a full ring is given up."""
+        """Claim each actor's next slot; a full ring discards its oldest token."""
         self._slot_N = self._slot(self.written_N)
         self.written_N += 1
         self._used = min(int(self.written_N.max()), self.capacity)
         self.visible_NS = self._slots_S[: self._used] < self.written_N[:, None]
 
     def append(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the step's key and value; returns those of all slots in use, (N, H, S', Dh) each."""
+        """Write the step's key and value; return those of all slots in use, (N, H, S', Dh) each."""
         keys, values = self.keys[layer], self.values[layer]
         keys[self._actors_N, :, self._slot_N] = k_NHD.to(keys.dtype)
         values[self._actors_N, :, self._slot_N] = v_NHD.to(values.dtype)
         return keys[:, :, : self._used], values[:, :, : self._used]
 
     def bias(self) -> Tensor:
-        """After `begin_step`: what is added to scores (N H, 1, S'): 0 where a slot holds a token, else -inf. Claims the
-        slots of `append_flat`.
-        """
+        """Return what is added to scores after `begin_step`, (N H, 1, S'): 0 where a slot holds a token, else -inf.
+        Claims the slots of `append_flat`."""
         self._rows = (self._first_NH + self._slot_N[:, None]).flatten()
         hidden = torch.zeros(self.visible_NS.shape, dtype=self.keys.dtype, device=self.keys.device)
         hidden.masked_fill_(~self.visible_NS, -torch.inf)
         return hidden[:, None].expand(-1, self.num_heads, -1).reshape(len(self._rows), 1, -1)
 
     def append_flat(self, layer: int, k_NHD: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
-        """As `append`, with actors and heads in one dimension: (N H, S', Dh) each."""
+        """Append, with actors and heads in one dimension: (N H, S', Dh) each."""
         size, heads = k_NHD.shape[-1], len(self._rows)
         found = []
         for slots, new in ((self.keys[layer], k_NHD), (self.values[layer], v_NHD)):
@@ -81,7 +80,7 @@ class KVCache:
         return found[0], found[1]
 
     def fill(self, layer: int, k_NHTD: Tensor, v_NHTD: Tensor, lengths_N: Tensor) -> None:
-        """Take what is kept of each actor's first `lengths_N` tokens; the rest of T is padding."""
+        """Store the retained part of each actor's first `lengths_N` tokens; the rest of T is padding."""
         k_NHTD, v_NHTD = k_NHTD.to(self.keys.dtype), v_NHTD.to(self.values.dtype)
         for actor, length in enumerate(lengths_N.tolist()):
             time = torch.arange(length, device=k_NHTD.device)
@@ -91,5 +90,5 @@ class KVCache:
         self.written_N.copy_(lengths_N)
 
     def _slot(self, time: Tensor) -> Tensor:
-        """Where the token goes that is the `time`-th of its actor."""
+        """Return the slot of an actor's `time`-th token."""
         return torch.where(time < self.sink, time, self.sink + (time - self.sink) % self.ring)

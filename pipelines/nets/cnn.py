@@ -13,17 +13,17 @@ from pipelines.errors import UsageError
 from pipelines.nets import init
 from pipelines.nets.activation import activation as make_activation
 
-NATURE_PIXELS = 36  # the least side that the strided kernels can take
+NATURE_PIXELS = 36  # minimum side for the strided kernels
 # (channels, kernel, stride) of each layer; Nature: Mnih et al. 2015, "Methods"
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 GRID = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
 IMPALA = (16, 32, 32)  # channels of each stage; Espeholt et al. 2018, arXiv 1802.01561, figure 3
-GROUP = 8  # channels that are normalised together
-CPU_PIXELS, CUDA_PIXELS = 1 << 18, 1 << 21  # encoded at a time where activations are recomputed
+GROUP = 8  # channels normalised together
+CPU_PIXELS, CUDA_PIXELS = 1 << 18, 1 << 21  # encoded at a time with activation checkpointing
 
 
 def channels_first(shape: tuple[int, int, int]) -> bool:
-    """Whether images of this shape are (C, X, Y): then C is less than both sides."""
+    """Return whether images of this shape are (C, X, Y), that is, whether C is less than both sides."""
     return shape[0] < min(shape[1], shape[2])
 
 
@@ -35,7 +35,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1, pad
 
 
 class Residual(nn.Module):
-    """x + convolution(act(norm(.))) twice."""
+    """Residual block: x + convolution(act(norm(.))) twice."""
 
     def __init__(self, channels: int, activation: Activation) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class Residual(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Image (..., X, Y, C) -> (..., features). Images with channels first (C < X, C < Y) are taken as such; uint8 is
-    divided by 255, other numbers are taken as they are."""
+    """Convolutional encoder of images (..., X, Y, C) -> (..., features). Images with channels first (C < X, C < Y) are
+    recognised; uint8 is divided by 255, other dtypes are used unchanged."""
 
     def __init__(
         self, shape: tuple[int, int, int], settings: ImageSettings, activation: Activation = "leaky-relu"
@@ -91,7 +91,7 @@ class ImageEncoder(nn.Module):
         if not activation_checkpointing:
             return self._encode(flat).view(*image.shape[:-3], -1)
         encode = self._encode
-        if torch.is_grad_enabled():  # nothing in it is random, so no generator's state needs to be kept
+        if torch.is_grad_enabled():  # nothing in it is random: no generator state to keep
             encode = functools.partial(checkpoint, encode, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([encode(part) for part in flat.split(self._frames(image.device))]).view(*image.shape[:-3], -1)
 
@@ -106,8 +106,8 @@ class ImageEncoder(nn.Module):
 
 
 def shifted(image_BT: Tensor, pixels: int, share: float, *, first: bool) -> Tensor:
-    """Images (B, T, ...) moved by up to `pixels` in each direction, edges repeated (DrQ; Kostrikov et al. 2021, arXiv
-    2004.13649): each window by one shift, `share` of the windows at all. Draws from torch's global generator."""
+    """Shift images (B, T, ...) by up to `pixels` in each direction, repeating edges (DrQ; Kostrikov et al. 2021, arXiv
+    2004.13649): each window as a whole, and only a `share` of the windows. Draws from torch's global generator."""
     axis = 3 if not first else 4  # of the columns of pixels, in (B, T, X, Y, C) or (B, T, C, X, Y)
     batch, device = len(image_BT), image_BT.device
     shift = torch.randint(-pixels, pixels + 1, (batch, 2), device=device)
@@ -121,7 +121,7 @@ def shifted(image_BT: Tensor, pixels: int, share: float, *, first: bool) -> Tens
 
 
 def require_image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """`shape`, if it has three axes; UsageError if not."""
+    """Return `shape` if it has three axes; else raise UsageError."""
     if len(shape) != 3:
         raise UsageError(
             f"column '{name}' of shape {shape} is no image (height, width, channels)",

@@ -1,4 +1,4 @@
-"""Functions that a compiler may take as given."""
+"""Functions that a compiler may treat as constant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant(function: Function) -> Function:
-    """`function`, whose answers never change: a compiled program holds the answer and does not ask.
+    """Mark `function` as constant: a compiled program stores its result instead of calling it.
 
-    What `torch.compiler.assume_constant_result` does, without importing the compiler for it: that takes as long as
-    importing all of torch, and most commands compile nothing.
+    Same as `torch.compiler.assume_constant_result`, without importing the compiler: that takes as long as importing all
+    of torch, and most commands compile nothing.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -1,7 +1,7 @@
 """Policies over Box actions in [-1, 1], as pure functions of a network's outputs and of uniform noise.
 
-The interface is `distributions.Distribution`; `legal` means nothing here. P outputs, F numbers of an action, M modes, Z
-uniforms a sample; leading dimensions are free.
+The interface is `distributions.Distribution`; `legal` is ignored here. P outputs, F numbers of an action, M modes, Z
+uniforms per sample; leading dimensions are free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 def normal(uniform: Tensor) -> Tensor:
-    """Standard normal numbers by the inverse distribution function."""
+    """Map uniforms to standard normal numbers by the inverse distribution function."""
     return math.sqrt(2) * torch.erfinv((2 * uniform - 1).clamp(-1 + 1e-6, 1 - 1e-6))
 
 
@@ -29,7 +29,7 @@ def _log_normal(inner: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def _log_slope(inner: Tensor) -> Tensor:
-    """log(1 - tanh(inner)^2)."""
+    """Compute log(1 - tanh(inner)^2)."""
     return 2 * (math.log(2) - inner - F.softplus(-2 * inner))
 
 
@@ -53,7 +53,7 @@ class _BoxPolicy:
 
 
 class TanhGaussian(_BoxPolicy):
-    """tanh of a Gaussian with a bounded deviation; its entropy is that before tanh."""
+    """tanh of a Gaussian with a bounded deviation; its entropy is the one before tanh."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -81,8 +81,8 @@ class TanhGaussian(_BoxPolicy):
 
 
 class GaussianMixture(_BoxPolicy):
-    """tanh of a mixture of diagonal Gaussians. The weights receive the gradient of a sample straight through the choice
-    of its mode. The entropy is an upper bound, before tanh: that of the choice plus the modes' mean."""
+    """tanh of a mixture of diagonal Gaussians. The mode weights receive a sample's gradient straight through the choice
+    of its mode. The entropy is an upper bound, before tanh: the entropy of the choice plus the mean of the modes'."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -91,7 +91,7 @@ class GaussianMixture(_BoxPolicy):
         self.num_params = self.modes * (2 * space.flat_size + 1)
 
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-weights (..., M), means and log-deviations (..., M, F)."""
+        """Split into log-weights (..., M), means and log-deviations (..., M, F)."""
         logits, rest = params.split((self.modes, 2 * self.modes * self.size), -1)
         mean, raw = rest.unflatten(-1, (self.modes, 2 * self.size)).chunk(2, -1)
         return logits.log_softmax(-1), mean, self._log_std(raw)
@@ -123,13 +123,13 @@ class GaussianMixture(_BoxPolicy):
         return (log_weight.exp() * (inside - log_weight)).sum(-1)
 
 
-_EVEN = 1e-6  # far below what makes one action more likely than another
-_TRIES = 6  # of which each fails with probability below .05 for shapes above 1
+_EVEN = 1e-6  # far too small to change which action is more likely
+_TRIES = 6  # each fails with probability below .05 for shapes above 1
 
 
 class BetaPolicy(_BoxPolicy):
-    """A Beta distribution on each axis, stretched to [-1, 1]; both shapes are above 1, so that it has one mode
-    (Chou et al. 2017). Samples follow their shapes by implicit reparametrisation (arXiv 1805.08498)."""
+    """A Beta distribution on each axis, stretched to [-1, 1]; both shapes are above 1, so that it is unimodal (Chou et
+    al. 2017). Samples are differentiable by implicit reparametrisation (arXiv 1805.08498)."""
 
     def __init__(self, space: Box, settings: ActorSettings) -> None:
         super().__init__(space, settings)
@@ -137,7 +137,7 @@ class BetaPolicy(_BoxPolicy):
         self.noise_size = 2 * 2 * _TRIES * space.flat_size
 
     def _split(self, params: Tensor) -> Tensor:
-        """Both shapes (..., 2, F)."""
+        """Return both shapes (..., 2, F)."""
         return 1 + F.softplus(params.unflatten(-1, (2, self.size)))
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -156,7 +156,7 @@ class BetaPolicy(_BoxPolicy):
         return 2 * draw(x, shapes[..., 0, :], shapes[..., 1, :]) - 1
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Where all actions are alike (both shapes 1), that in the middle."""
+        """Return the most probable action; the middle where the distribution is uniform (both shapes 1)."""
         a, b = (F.softplus(params.unflatten(-1, (2, self.size))) + _EVEN).unbind(-2)  # shapes less 1, not rounded to 0
         return 2 * a / (a + b) - 1
 
@@ -168,8 +168,8 @@ class BetaPolicy(_BoxPolicy):
 
 
 def gamma(shape: Tensor, uniform: Tensor) -> Tensor:
-    """Gamma variates of shapes (...,) above 1 by rejection (Marsaglia & Tsang 2000), from (..., 2 tries) uniforms; the
-    last try is taken whatever it is."""
+    """Draw gamma variates of shapes (...,) above 1 by rejection (Marsaglia & Tsang 2000), from (..., 2 tries) uniforms;
+    the last try is always accepted."""
     tries = uniform.shape[-1] // 2
     d = shape[..., None] - 1 / 3
     x = normal(uniform[..., :tries])
@@ -181,7 +181,7 @@ def gamma(shape: Tensor, uniform: Tensor) -> Tensor:
 
 
 class _BetaDraw(torch.autograd.Function):
-    """x ~ Beta(a, b), with dx/da and dx/db."""
+    """Draw x ~ Beta(a, b), with dx/da and dx/db."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Ensembles of value heads, and their passes: forward and backward in one, chunk by chunk, so that no graph is kept.
 
-Outputs are in normalised units (see learning/popart.py) or in those of (multiplied) rewards, as the readout has it.
+Values are in normalised units (see learning/popart.py) or in units of scaled rewards, depending on the readout. Losses
+are functions that the caller passes (see learning/objectives.py): of a chunk's outputs, they return the loss and its
+gradient with respect to these outputs.
 C critics, N rows, n rows of a chunk, G discounts, A actions, D state width, W hidden width, F action features, K action
 samples, S = G K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +21,11 @@ from pipelines.nets import init
 from pipelines.nets.norms import symlog
 from pipelines.nets.passes import SLOPE, activations, add_product, attach, backward, chunks, precision
 from pipelines.nets.readout import Readout, Scalar, TwoHot
+
+# Of a chunk's rows and their table of values (n, G, A): loss, and its gradient with respect to the table.
+TableLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+# Of a chunk's rows and the readout's outputs: loss, values (G, n), and the loss's gradient with respect to the outputs.
+OutputLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,11 @@ class Ensemble(nn.Module):
         self.last_bias.mul_(scale).add_(shift_G.repeat_interleave(self.num_outputs))
 
     def tensors(self) -> list[Tensor]:
-        """All parameters, in the order of `Member`'s fields."""
+        """Return all parameters, in the order of `Member`'s fields."""
         return [*self.weights, *self.biases, self.last_weight, self.last_bias]
 
     def split(self, tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Member]:
-        """Views of (or lower-precision copies of) `tensors`, by member; the last bias stays as it is."""
+        """Return views (or lower-precision copies) of `tensors` by member; the last bias keeps its precision."""
         depth = len(self.weights)
         *inner, last_bias = tensors
         inner = [tensor.detach().to(dtype) for tensor in inner]
@@ -77,11 +84,11 @@ def _pairs(grads: Member, first: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class ActionValues(Ensemble):
-    """A value for each discount and each of A actions: one pass serves data, policy and target alike."""
+    """Ensemble with a value for each discount and each of A actions: one pass serves data, policy and targets."""
 
     @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
-        """Values (C, N, G, A), without gradient."""
+        """Return values (C, N, G, A), without gradient."""
         dtype = precision(h_ND.device)
         out = torch.empty((self.members, len(h_ND), self.last_bias.shape[-1]), device=h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
@@ -92,53 +99,47 @@ class ActionValues(Ensemble):
                     out[c, rows] = _table(x_nW, member)
         return out.unflatten(-1, (self.num_discounts, self.num_outputs))
 
-    def loss(self, h_ND: Tensor, index_N: Tensor, target_NG: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum over members, rows (each times `scale_N`) and discounts of the squared errors of the values of the
-        actions `index_N` -> (loss, with gradient to critics and state; all values (C, N, G, A), without)."""
-        inputs = (h_ND, *self.tensors())
-        loss, values, grads = self._loss(h_ND.detach(), index_N, target_NG, scale_N, torch.is_grad_enabled())
-        return (loss if grads is None else attach(loss, inputs, grads)), values
+    def fused_loss(self, h_ND: Tensor, loss: TableLoss) -> tuple[Tensor, Tensor]:
+        """Sum `loss` over members and chunks -> (loss, with gradient to critics and state; values (C, N, G, A),
+        without)."""
+        total, values, grads = self._fused_loss(h_ND.detach(), loss, torch.is_grad_enabled())
+        return (total if grads is None else attach(total, (h_ND, *self.tensors()), grads)), values
 
     @torch.no_grad()
-    def _loss(
-        self, h_ND: Tensor, index_N: Tensor, target_NG: Tensor, scale_N: Tensor, learn: bool
-    ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-        dtype, discounts = precision(h_ND.device), self.num_discounts
+    def _fused_loss(self, h_ND: Tensor, loss: TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+        dtype = precision(h_ND.device)
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
-        out = torch.empty((self.members, len(h_ND), discounts, self.num_outputs), device=h_ND.device)
-        loss = out.new_zeros(())
+        out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
+        total = out.new_zeros(())
         with torch.autocast(h_ND.device.type, enabled=False):
             narrow, members = h_ND.to(dtype), self.split(self.tensors(), dtype)
             for rows in chunks(len(h_ND), 1, h_ND.device):
-                h_nD, scale_n1 = narrow[rows], scale_N[rows, None]
-                index_nG1 = index_N[rows, None, None].expand(-1, discounts, 1)
+                h_nD = narrow[rows]
                 for c, (member, grad) in enumerate(zip(members, self.split(grads), strict=True)):
                     acts = activations(h_nD, member.weights, member.biases)
                     table_nGA = out[c, rows]
                     table_nGA.copy_(_table(acts[-1], member).view_as(table_nGA))
-                    error_nG = table_nGA.gather(-1, index_nG1)[..., 0] - target_NG[rows]
-                    loss += (error_nG.square() * scale_n1).sum()
+                    part, slope_nGA = loss(rows, table_nGA)
+                    total += part
                     if not learn:
                         continue
-                    slope_nGA = torch.zeros_like(table_nGA)
-                    slope_nGA.scatter_(-1, index_nG1, (2 * scale_n1 * error_nG)[..., None])
                     slope_nO = slope_nGA.flatten(1)
                     grad.last_bias.add_(slope_nO.sum(0))
                     slope_nO = slope_nO.to(dtype)
                     add_product(grad.last_weight, acts[-1].t(), slope_nO)
                     slope_nW = slope_nO @ member.last_weight.t()
                     grad_h[rows] += _through(slope_nW, acts, member.weights, _pairs(grad, 0))
-        return loss, out, [grad_h, *grads] if learn else None
+        return total, out, [grad_h, *grads] if learn else None
 
 
 def _table(x_nW: Tensor, member: Member) -> Tensor:
-    """The last layer (n, O), in float32: what is learned from are small differences of values, less than bf16 tells
-    apart."""
+    """Return the last layer's output (n, O), in float32: learning depends on small differences of values, which bf16
+    does not resolve."""
     return torch.addmm(member.last_bias, x_nW.float(), member.last_weight.float())
 
 
 def _through(grad_RW: Tensor, acts: list[Tensor], weights: list[Tensor], grads: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Gradient of the input `acts[0]`, which no activation has gone over."""
+    """Return the gradient of the input `acts[0]`, to which no activation was applied."""
     grad_RW = backward(grad_RW, acts[1:], weights[1:], grads[1:])
     add_product(grads[0][0], acts[0].t(), grad_RW)
     grads[0][1].add_(grad_RW.sum(0))
@@ -146,7 +147,7 @@ def _through(grad_RW: Tensor, acts: list[Tensor], weights: list[Tensor], grads: 
 
 
 class ActionInput(Ensemble):
-    """Value of (state, action, discount); the discount enters as symlog(1 / (1 - gamma)).
+    """Value of (state, action, discount); the discount enters as symlog of its effective horizon 1 / (1 - gamma).
 
     The first layer is the sum of a state's, an action's and a discount's part: the state's is computed once for all
     discounts, samples and passes (`states`).
@@ -163,7 +164,7 @@ class ActionInput(Ensemble):
 
     @torch.no_grad()
     def states(self, h_ND: Tensor) -> Tensor:
-        """The state's part of the first layer (C, N, W), without gradient."""
+        """Return the state's part of the first layer (C, N, W), without gradient."""
         dtype = precision(h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
             h_CND = h_ND.to(dtype).expand(self.members, -1, -1)
@@ -171,7 +172,7 @@ class ActionInput(Ensemble):
 
     @torch.no_grad()
     def forward(self, state_CNW: Tensor, action_NGKF: Tensor, needed: Tensor | None = None) -> Tensor:
-        """Values of the actions (C, N, G, K), without gradient; 0 where they are not `needed`, which is bool and
+        """Return values of the actions (C, N, G, K), without gradient; 0 where not `needed`, which is bool and
         broadcasts to that shape."""
         _, count, discounts, samples, _ = (*state_CNW.shape[:2], *action_NGKF.shape[1:])
         out = torch.zeros((self.members, discounts * samples, count), device=state_CNW.device)
@@ -191,15 +192,15 @@ class ActionInput(Ensemble):
                     out[c, :, rows] = chunk
         return out.unflatten(1, (discounts, samples)).permute(0, 3, 1, 2)
 
-    def least(self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor) -> tuple[Tensor, Tensor]:
-        """Values V_c = mean over K of the actions' -> (the least of the drawn critics' V (N, G), with gradient to
-        the actions, through the critic that has it and no other; V (C, N, G), without gradient)."""
+    def min_q(self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor) -> tuple[Tensor, Tensor]:
+        """Average each critic's values over the K actions -> (minimum over the drawn critics (N, G), with gradient to
+        the actions through the critic that attains it; averages of all critics (C, N, G), without gradient)."""
         learn = torch.is_grad_enabled() and action_NGKF.requires_grad
-        value, all_values, slope = self._least(state_CNW, action_NGKF.detach(), drawn_MNG, learn)
+        value, all_values, slope = self._min_q(state_CNW, action_NGKF.detach(), drawn_MNG, learn)
         return (value if slope is None else attach(value, (action_NGKF,), (slope,))), all_values
 
     @torch.no_grad()
-    def _least(
+    def _min_q(
         self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor, learn: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         _, count, discounts, samples, _ = (*state_CNW.shape[:2], *action_NGKF.shape[1:])
@@ -236,23 +237,20 @@ class ActionInput(Ensemble):
                 slope[rows] = slope_RF.view(discounts, samples, -1, self.parts[1]).permute(2, 0, 1, 3)
         return least_GN.t(), out_CGN.transpose(1, 2), slope
 
-    def loss(
-        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, target_NG: Tensor, scale_N: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Sum over members, rows (each times `scale_N`) and discounts of the readout's loss of the values of the
-        actions `action_NF` -> (loss, with gradient to critics and state; the values (C, N, G), without)."""
-        learn = torch.is_grad_enabled()
-        loss, values, grads = self._loss(h_ND.detach(), state_CNW, action_NF, target_NG, scale_N, learn)
-        return (loss if grads is None else attach(loss, (h_ND, *self.tensors()), grads)), values
+    def fused_loss(self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: OutputLoss) -> tuple[Tensor, Tensor]:
+        """Sum `loss` over members and chunks, for the actions `action_NF` -> (loss, with gradient to critics and state;
+        values (C, N, G), without)."""
+        total, values, grads = self._fused_loss(h_ND.detach(), state_CNW, action_NF, loss, torch.is_grad_enabled())
+        return (total if grads is None else attach(total, (h_ND, *self.tensors()), grads)), values
 
     @torch.no_grad()
-    def _loss(
-        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, target_NG: Tensor, scale_N: Tensor, learn: bool
+    def _fused_loss(
+        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: OutputLoss, learn: bool
     ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
         dtype, discounts = state_CNW.dtype, len(self.effective_horizon_G)
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
         out_CGN = torch.empty((self.members, discounts, len(h_ND)), device=h_ND.device)
-        loss, target_GN = out_CGN.new_zeros(()), target_NG.t().contiguous()
+        total = out_CGN.new_zeros(())
         with torch.autocast(h_ND.device.type, enabled=False):
             members = self._members(dtype)
             narrow_h, narrow_a = h_ND.to(dtype), action_NF.to(dtype)
@@ -264,13 +262,14 @@ class ActionInput(Ensemble):
                     first_GnW = first_nW + self._by_horizon(member)[:, None]
                     x_RW = F.leaky_relu_(first_GnW.flatten(0, 1), SLOPE)
                     acts = activations(x_RW, member.weights[1:], member.biases[1:])
-                    part, out_CGN[c, :, rows], slope_RW = self.readout.loss(
-                        acts[-1].unflatten(0, (discounts, -1)), member.last_weight, member.last_bias,
-                        target_GN[:, rows], scale_N[rows], (grad.last_weight, grad.last_bias) if learn else None,
-                    )  # fmt: skip
-                    loss += part
-                    if slope_RW is None:
+                    x_GnW, last_grads = acts[-1].unflatten(0, (discounts, -1)), (grad.last_weight, grad.last_bias)
+                    part, out_CGN[c, :, rows], slope = loss(
+                        rows, self.readout(x_GnW, member.last_weight, member.last_bias)
+                    )
+                    total += part
+                    if not learn:
                         continue
+                    slope_RW = self.readout.backward(slope, x_GnW, member.last_weight, last_grads)
                     slope_RW = backward(slope_RW, acts, member.weights[1:], _pairs(grad, 1))
                     slope_GnW = slope_RW.unflatten(0, (discounts, -1))
                     slope_nW, slope_GW = slope_GnW.sum(0), slope_GnW.sum(1).float()
@@ -278,19 +277,19 @@ class ActionInput(Ensemble):
                     grad.weights[0][-1] += self.effective_horizon_G @ slope_GW
                     grad.biases[0].add_(slope_GW.sum(0))
                     add_product(grad_h[rows], slope_nW, member.weights[0][: self.parts[0]].t())
-        return loss, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
+        return total, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
 
     def _members(self, dtype: torch.dtype) -> list[Member]:
         return self.split(self.tensors(), dtype)
 
     def _by_horizon(self, member: Member) -> Tensor:
-        """What discounts (and the bias) add to the first layer (G, W)."""
+        """Return the discounts' and the bias's part of the first layer (G, W)."""
         return torch.addcmul(
             member.biases[0], self.effective_horizon_G[:, None].to(member.biases[0].dtype), member.weights[0][-1]
         )
 
     def _discounts(self, action_SnF: Tensor) -> Tensor:
-        """The discount of each of a chunk's S n rows."""
+        """Return the discount of each of a chunk's S n rows."""
         discounts = len(self.effective_horizon_G)
         index_G = torch.arange(discounts, device=action_SnF.device)
         return index_G.repeat_interleave(action_SnF.shape[:2].numel() // discounts)
@@ -298,7 +297,7 @@ class ActionInput(Ensemble):
     def _values(
         self, member: Member, state_nW: Tensor, action_SnF: Tensor, picked: Tensor | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Activations, and values (S, n) of one critic; or (R,) of the `picked` of the chunk's rows."""
+        """Return one critic's activations, and its values (S, n), or (R,) of the `picked` rows of the chunk."""
         by_action, discounts = member.weights[0][self.parts[0] : -1], len(self.effective_horizon_G)
         discount_R, by_horizon_GW = self._discounts(action_SnF), self._by_horizon(member)
         if picked is None:

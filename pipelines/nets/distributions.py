@@ -1,12 +1,12 @@
 """Policies over choices and bits, as pure functions of a network's outputs and of uniform noise (Box: `continuous`).
 
-An action has two forms: stored (as the lake keeps it) and features (float32; what critics and encoders take).
-`sample` returns features through which gradients flow to `params`: reparametrised for Box, straight-through (of the
-probabilities, or of Gumbel-softmax) for choices and bits. `legal` (bool, one for each choice or bit, broadcastable to
-the probabilities): an illegal choice, or a bit that must not be set, has probability 0 exactly, whatever the floor;
-where nothing is legal, everything is.
+An action has two forms: stored (as in the lake) and features (float32, the input of critics and encoders). `sample`
+returns features with gradient to `params`: reparametrised for Box, straight-through (of the probabilities, or of
+Gumbel-softmax) for choices and bits. `legal` (bool, one for each choice or bit, broadcastable to the probabilities): an
+illegal choice, or a bit that must not be set, has probability exactly 0, whatever the floor; where nothing is legal,
+everything is.
 
-P outputs per distribution, F features, Z uniforms a sample; leading dimensions are free.
+P outputs per distribution, F features, Z uniforms per sample; leading dimensions are free.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ class Distribution(Protocol):
     """Whether samples are choices, of which some may be drawn twice."""
 
     def log_prob(self, params: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
-        """(..., P), stored action -> (...,)."""
+        """Map (..., P) and a stored action to its log-probability (...,)."""
 
     def sample(self, params: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
-        """(..., P), uniforms (..., Z) -> features (..., F)."""
+        """Map (..., P) and uniforms (..., Z) to features (..., F)."""
 
     def mode(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """The most probable action's features (..., F)."""
+        """Return the most probable action's features (..., F)."""
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """(...,) nats; for Box see each distribution."""
+        """Return the entropy (...,) in nats; for Box see each distribution."""
 
     def stored(self, features: Tensor) -> Tensor:
-        """Features -> stored form."""
+        """Convert features to stored form."""
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """As torch's over the last dimension, which is several times slower where that dimension is small."""
+    """Compute torch's softmax over the last dimension, but several times faster where that dimension is small."""
     weights = (logits - logits.detach().amax(-1, keepdim=True)).exp()
     return weights / weights.sum(-1, keepdim=True)
 
 
 def mix_floor(probs: Tensor, floor: float, legal: Tensor | None = None) -> Tensor:
-    """floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
+    """Return floor + (1 - n floor) p for each of the n legal choices (..., A); an illegal one keeps probability 0.
 
-    Mixed, not clamped: where a clamp holds, the gradient is zero, and a policy that is sure and wrong stays so.
+    Mixed, not clamped: a clamp has zero gradient, so a policy that is confident and wrong would stay so.
     """
     if legal is None:
         return floor + (1 - probs.shape[-1] * floor) * probs
@@ -67,15 +67,15 @@ def mix_floor(probs: Tensor, floor: float, legal: Tensor | None = None) -> Tenso
 
 
 def pick(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Index drawn by inverse distribution function: (..., A), (...,) -> (...,) int64; never one of probability 0."""
+    """Draw an index by inverse transform sampling: (..., A), (...,) -> (...,) int64; never one of probability 0."""
     cumulated = probs.cumsum(-1)
     index = (cumulated <= uniform[..., None] * cumulated[..., -1:]).sum(-1)
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)  # rounding must not run beyond it
+    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)  # guard against rounding
     return torch.minimum(index, last)
 
 
 def gumbel(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    """Soft choices (..., A) whose largest is a draw (Jang et al. 2017, arXiv 1611.01144)."""
+    """Return soft choices (..., A) whose maximum is a sample (Jang et al. 2017, arXiv 1611.01144)."""
     noise = -(-uniform.clamp(_TINY, 1 - 1e-7).log()).log()
     return softmax((log_probs + noise) / temperature)
 
@@ -85,7 +85,7 @@ def _some(legal: Tensor) -> Tensor:
 
 
 class Categorical:
-    """One of n; a floor is mixed into the probabilities. It never takes more than a tenth in all."""
+    """One choice of n, with a floor mixed into the probabilities, at most a tenth in total."""
 
     hard = True
 
@@ -96,7 +96,7 @@ class Categorical:
         self.floor = min(settings.probability_floor, 0.1 / space.n)
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """(..., n)."""
+        """Return probabilities (..., n)."""
         if legal is not None:
             legal = _some(legal)
             params = params.masked_fill(~legal, -torch.inf)
@@ -129,13 +129,13 @@ class Categorical:
 
 
 def chosen(probs: Tensor, action: Tensor) -> Tensor:
-    """Log-probability of the chosen ones: (..., A), (...,) -> (...,). One that is impossible counts as improbable and
-    gives no gradient."""
+    """Gather log-probabilities: (..., A), (...,) -> (...,). An impossible choice counts as improbable and has no
+    gradient."""
     return probs.gather(-1, action.long()[..., None])[..., 0].clamp_min(_TINY).log()
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """Of choices (..., A) -> (...,)."""
+    """Compute the entropy of choices (..., A) -> (...,)."""
     return -(probs * probs.clamp_min(_TINY).log()).sum(-1)
 
 
@@ -175,7 +175,7 @@ class Categoricals:
 
 
 class Bits:
-    """n independent bits; the log-probability is the mean over bits, so that its size does not grow with n."""
+    """n independent bits; the log-probability is the mean over bits, so that its scale does not grow with n."""
 
     hard = True
 
@@ -185,7 +185,7 @@ class Bits:
         self.floor = settings.bit_probability_floor
 
     def probs(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Probability of each bit being set."""
+        """Return the probability that each bit is set."""
         probs = self.floor + (1 - 2 * self.floor) * params.sigmoid()
         return probs if legal is None else probs * legal
 
@@ -226,7 +226,7 @@ _BOX: dict[str, Callable[[Box, ActorSettings], BoxPolicy]] = {
 
 
 def distribution(space: Space, settings: ActorSettings) -> Policy:
-    """The distribution that fits the action space, for Box the one that the settings name."""
+    """Return the distribution for an action space; for Box, the one that the settings name."""
     match space:
         case Discrete():
             return Categorical(space, settings)

@@ -1,6 +1,6 @@
-"""Stored values as floats a network can take, by their space. All functions keep leading dimensions.
+"""Stored values as float inputs of a network, by their space. All functions keep leading dimensions.
 
-F features of the value.
+F features of a value.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Rag
 
 
 def one_hot(index: Tensor, n: int) -> Tensor:
-    """(...,) integers -> (..., n) float32."""
+    """Convert integers (...,) to (..., n) float32."""
     return (index[..., None] == torch.arange(n, device=index.device)).float()
 
 
 def one_hots(index: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(..., k) integers -> (..., sum(sizes)) float32, one block a place."""
+    """Convert integers (..., k) to (..., sum(sizes)) float32, one block per place."""
     offsets = torch.tensor([0, *sizes[:-1]], device=index.device).cumsum(0)
     out = torch.zeros((*index.shape[:-1], sum(sizes)), device=index.device)
     return out.scatter_(-1, index.long() + offsets, 1.0)
 
 
 def features(value: Tensor, space: Space) -> Tensor:
-    """Float32 features (..., F), F = space.flat_size: numbers and bits as they are, choices one-hot.
+    """Convert to float32 features (..., F), F = space.flat_size: numbers and bits unchanged, choices one-hot.
 
-    A sequence is its numbers, scaled, and zeros: enough to tell a few apart, not to read them.
+    A sequence becomes its numbers, scaled, padded with zeros: enough to distinguish a few, not to read them.
     """
     match space:
         case Discrete(n=n):

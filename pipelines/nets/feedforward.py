@@ -1,4 +1,4 @@
-"""Memory-free sequence encoders: the baselines that must lose wherever memory counts. B batch, T time, N actors."""
+"""Memory-free sequence encoders: baselines that must lose wherever memory matters. B batch, T time, N actors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipelines.nets.cache import NoMemory
 from pipelines.nets.linear import iterate
 from pipelines.nets.packing import Packing
 from pipelines.nets.sequence import SequenceEncoder
-from pipelines.nets.transformer import Block, norm_of
+from pipelines.nets.transformer import TransformerBlock, norm_of
 
 
 class MemoryFree(SequenceEncoder):
-    """Base of encoders that see one token at a time: time and past are not seen."""
+    """Base of encoders that see one token at a time, without time or past."""
 
     def memory(
         self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -30,14 +30,14 @@ class MemoryFree(SequenceEncoder):
 
 
 class FeedForward(MemoryFree):
-    """The Transformer's blocks without attention: as wide and as deep, so that what a Transformer scores above it is
+    """The Transformer's blocks without attention: just as wide and deep, so that a Transformer's advantage over it is
     due to memory."""
 
     def __init__(self, input_size: int, settings: FeedForwardSettings) -> None:
         super().__init__()
         self.output_size, self.dropout = settings.d_model, settings.dropout
         self.embed = init.linear(input_size, settings.d_model, gain=1.0)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
         self.norm = norm_of(settings)(settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
@@ -57,7 +57,7 @@ class FeedForward(MemoryFree):
 
 
 class Identity(MemoryFree):
-    """The token as it is."""
+    """The token, unchanged."""
 
     def __init__(self, input_size: int, settings: IdentitySettings) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Every weight initialisation of the networks, in one place. All draw from torch's global generator: `Agent` seeds a
-forked one.
+"""Every weight initialisation of the networks, in one place. All draw from torch's global generator, which `Agent`
+forks and seeds.
 
-hidden    orthogonal, gain sqrt(2) (a rectifier or the like follows); biases zero
+hidden    orthogonal, gain sqrt(2) (a rectifier or similar follows); biases zero
 output    orthogonal, small gain: .01 for policies (near uniform at first), .1 for values
 positions normal, std sqrt(1/2), the RMS of the sinusoid; the tokens they are added to have an RMS of about 1
-stream    truncated normal, std .02, cut at two std: linears of the Transformer, whose scale is a learned gain anyway
+stream    truncated normal, std .02, cut at two std: linears of the Transformer, whose scale is learned anyway
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def members_(weight_CIO: Tensor, gain: float) -> Tensor:
 
 
 def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
-    """A linear layer, hidden by default, an output layer where `gain` is given; its bias starts at zero."""
+    """Construct a linear layer, hidden by default, an output layer if `gain` is given; its bias starts at zero."""
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
     hidden_(layer.weight) if gain is None else output_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -55,7 +55,7 @@ def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear
 
 
 def stream_linear(inputs: int, outputs: int) -> nn.Linear:
-    """A plain linear layer on the residual stream."""
+    """Construct a plain linear layer on the residual stream."""
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
     stream_(layer.weight)
     nn.init.zeros_(layer.bias)

@@ -14,9 +14,9 @@ from pipelines.nets.activation import activation as make_activation
 
 
 class SigmaLinear(nn.Module):
-    """y = (gain / sigma(W)) W x + b, sigma(W) the spectral norm (Zhai et al. 2023, arXiv 2303.06296).
+    """Linear layer y = (gain / sigma(W)) W x + b, sigma(W) the spectral norm (Zhai et al. 2023, arXiv 2303.06296).
 
-    sigma is estimated by power iteration. `iterate` takes one step, once an update; `forward` changes nothing, so
+    sigma is estimated by power iteration. `iterate` takes one step, once per update; `forward` changes nothing, so that
     repeated passes, cached steps and micro-batches agree.
     """
 
@@ -34,7 +34,7 @@ class SigmaLinear(nn.Module):
 
     @torch.no_grad()
     def iterate(self) -> None:
-        """One power iteration on the singular vectors."""
+        """Take one power iteration on the singular vectors."""
         with torch.autocast(self.weight.device.type, enabled=False):
             right = torch.mv(self.weight.t(), self.left)
             self.right.copy_(right / right.norm().clamp_min(1e-12))
@@ -42,7 +42,7 @@ class SigmaLinear(nn.Module):
             self.left.copy_(left / left.norm().clamp_min(1e-12))
 
     def scale(self) -> Tensor:
-        """gain / sigma, 0-d, differentiable in the weight and the gain; as precise as they are also under autocast."""
+        """Return gain / sigma, 0-d, differentiable in weight and gain, in their precision even under autocast."""
         with torch.autocast(self.weight.device.type, enabled=False):
             return self.gain / torch.dot(self.left, torch.mv(self.weight, self.right))
 
@@ -60,7 +60,7 @@ def iterate(network: nn.Module) -> None:
 
 
 class MLP(nn.Module):
-    """Hidden linears with activations, then an output linear (`gain` None: initialised as a hidden one).
+    """Hidden linears with activations, then an output linear (`gain` None: initialised like a hidden one).
 
     Nothing is done in place: the output of a linear on (B, T, ...) is a view, and autograd copies views that change.
     """

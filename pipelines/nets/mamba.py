@@ -20,12 +20,12 @@ from pipelines.nets.rnn import State
 from pipelines.nets.selective import selective_scan
 from pipelines.nets.sequence import SequenceEncoder
 
-FASTEST, SLOWEST = 1e-3, 1e-1  # time steps at the start, Mamba's
+FASTEST, SLOWEST = 1e-3, 1e-1  # initial time steps, as in Mamba
 
 
 @constant
 def has_kernels() -> bool:
-    """Whether mamba-ssm is installed, whose fused scan runs on CUDA."""
+    """Return whether mamba-ssm is installed, whose fused scan runs on CUDA."""
     return _has_kernels()
 
 
@@ -33,13 +33,13 @@ def has_kernels() -> bool:
 def _has_kernels() -> bool:
     try:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # noqa: F401
-    except ImportError:  # not there, built without CUDA, or for another torch
+    except ImportError:  # not installed, built without CUDA, or for another torch
         return False
     return True
 
 
-class Block(nn.Module):
-    """x + linear(scan(silu(convolution(i))) * silu(gate)), i and gate linear in norm(x)."""
+class MambaBlock(nn.Module):
+    """Mamba block: x + linear(scan(silu(convolution(i))) * silu(gate)), i and gate linear in norm(x)."""
 
     def __init__(self, settings: MambaSettings) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, past_BKI: Tensor, state_BIS: Tensor, packing: Packing | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, and both memories after the last token: inputs of the convolution, states of the scan."""
+        """Return the output, and both memories after the last token: inputs of the convolution, states of the scan."""
         i_BTI, gate_BTI = self.inputs(self.norm(x_BTD)).chunk(2, -1)
         seen_BTI = torch.cat((past_BKI.to(i_BTI.dtype), i_BTI), 1)
         u_BTI = F.silu(self._convolve(seen_BTI, packing))
@@ -76,7 +76,7 @@ class Block(nn.Module):
         return out_BTD, seen_BTI[:, seen_BTI.shape[1] - past_BKI.shape[1] :], state_BIS
 
     def _convolve(self, seen_BTI: Tensor, packing: Packing | None) -> Tensor:
-        """Causal convolution of each channel, within documents: sum_k taps_k x_{t-k}."""
+        """Convolve each channel causally, within documents: sum_k taps_k x_{t-k}."""
         reach = self.taps_IK.shape[1] - 1
         length = seen_BTI.shape[1] - reach
         now_I, *earlier = self.taps_IK.unbind(1)
@@ -102,7 +102,8 @@ class Block(nn.Module):
 def _fused(
     u_BTI: Tensor, delta_BTI: Tensor, rate_IS: Tensor, into_BTS: Tensor, out_BTS: Tensor, packing: Packing | None
 ) -> Tensor:
-    """The kernels of mamba-ssm, from empty states; they know no documents, so packed rows are taken apart for them."""
+    """Run the kernels of mamba-ssm, from empty states; they do not support documents, so packed rows are unpacked for
+    them."""
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
     parts = [u_BTI, delta_BTI, into_BTS, out_BTS]
@@ -120,7 +121,7 @@ class Mamba(SequenceEncoder):
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model
         self.embed = init.linear(input_size, settings.d_model, gain=1.0)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
+        self.blocks = nn.ModuleList(MambaBlock(settings) for _ in range(settings.num_layers))
         self.norm = nn.RMSNorm(settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:

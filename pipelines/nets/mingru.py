@@ -14,8 +14,9 @@ from pipelines.nets.scan import linear_scan
 from pipelines.nets.sequence import SequenceEncoder
 
 
-class Block(nn.Module):
-    """x + linear(h * silu(gate)), h_t = (1 - z_t) h_{t-1} + z_t c_t, where z, c and gate are linear in norm(x)."""
+class MinGRUBlock(nn.Module):
+    """MinGRU block: x + linear(h * silu(gate)), h_t = (1 - z_t) h_{t-1} + z_t c_t, where z, c and gate are linear in
+    norm(x)."""
 
     def __init__(self, settings: MinGRUSettings) -> None:
         super().__init__()
@@ -23,12 +24,12 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.inputs = init.linear(width, 3 * inner, gain=1.0)
         self.output = init.linear(inner, width, gain=1.0)
-        with torch.no_grad():  # units that forget within 2 tokens to units that keep for some thousand
+        with torch.no_grad():  # from units that forget within 2 tokens to units that remember for about a thousand
             horizon_W = torch.logspace(0.3, 3.5, inner)
             self.inputs.bias[:inner] = -torch.log(horizon_W - 1)
 
     def forward(self, x_BTD: Tensor, state_BW: Tensor, begins_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The output, and the state after the last token; states are forgotten where `begins_BT`."""
+        """Return the output, and the state after the last token; states are reset where `begins_BT`."""
         raw_BTW, new_BTW, gate_BTW = self.inputs(self.norm(x_BTD)).chunk(3, -1)
         take_BTW = raw_BTW.to(state_BW.dtype).sigmoid()
         keep_BTW = 1 - take_BTW
@@ -45,7 +46,7 @@ class MinGRU(SequenceEncoder):
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model
         self.embed = init.linear(input_size, settings.d_model, gain=1.0)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
+        self.blocks = nn.ModuleList(MinGRUBlock(settings) for _ in range(settings.num_layers))
         self.norm = nn.LayerNorm(settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:

@@ -7,20 +7,21 @@ from torch import Tensor, nn
 
 
 def symlog(x: Tensor) -> Tensor:
-    """sign(x) log(1 + |x|) (Hafner et al. 2023, arXiv 2301.04104)."""
+    """Compute sign(x) log(1 + |x|) (Hafner et al. 2023, arXiv 2301.04104)."""
     return x.sign() * x.abs().log1p()
 
 
 def symexp(x: Tensor) -> Tensor:
-    """Inverse of symlog."""
+    """Compute the inverse of symlog."""
     return x.sign() * x.abs().expm1()
 
 
 class RunningNorm(nn.Module):
-    """Standardises features by running moments. Only `update` changes them: `forward` is a pure function.
+    """Standardisation of features by running moments. Only `update` changes them: `forward` is a pure function.
 
     (x - mean) / max(sigma, `least_sigma`), clamped to +- `clamp`. The moments are exponential averages of step `rate`,
-    corrected for their start, so that the first update sets them to the first batch's; before it inputs pass unchanged.
+    corrected for their start, so that the first update sets them to the first batch's; before it, inputs pass
+    unchanged.
 
     AMAGO divides by sigma only where it exceeds .01 and clamps at 1e4: as sigma crosses .01 a feature grows by 100x
     from one update to the next, and an outlier can reach the network a thousand times as large as any other input.
@@ -40,7 +41,7 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x_NF: Tensor) -> None:
-        """Take rows of real (unpadded) features into the moments."""
+        """Add rows of valid (unpadded) features to the moments."""
         self.updates += 1
         step = self.rate / (1 - (1 - self.rate) ** int(self.updates))
         self.mean.lerp_(x_NF.mean(0), step)

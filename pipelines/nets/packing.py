@@ -1,7 +1,7 @@
 """Windows of different lengths laid side by side in shared rows, so that padding costs nothing.
 
-A packed row holds whole windows one after the other, each a document of its own: attention is masked, recurrent
-encoders begin anew where a document begins. B windows, T time, N real tokens, R rows, W places of a row.
+A packed row holds whole windows one after the other, each a document of its own: attention is masked, and recurrent
+encoders reset where a document begins. B windows, T time, N valid tokens, R rows, W places of a row.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from torch import Tensor
 
 
 class Packing:
-    """Where each token of windows of `lengths` (B,), padded to `time`, lies in rows as long as the longest window.
+    """Placement of the tokens of windows of `lengths` (B,), padded to `time`, in rows as long as the longest window.
 
-    `document_RW`: number of the window a place belongs to, -1 where it is empty; empty places end a row.
-    `age_RW`: index of a place's token within its window. `real_RW`: whether a place holds a token (bool). `begins_RW`:
-    whether a document begins there; empty places count as one each. `tokens_N`: the places that hold a token, in
-    order, among the R W. `cumulative`: where each document begins among those, and where the last ends; int32, as
-    kernels take it.
+    `document_RW`: index of the window at each place, -1 if empty; empty places are at the end of a row. `age_RW`: index
+    of the token within its window. `real_RW`: whether a place holds a token (bool). `begins_RW`: whether a document
+    begins there; each empty place counts as one. `tokens_N`: the places that hold a token, in order, among the R W.
+    `cumulative`: where each document begins among those, and where the last ends; int32, as kernels require.
 
-    All is worked out on the CPU before it goes to `device`: nothing waits for a device, or has a shape that a compiler
-    cannot tell.
+    Everything is computed on the CPU before it moves to `device`: no device sync, and no shape that a compiler cannot
+    infer.
     """
 
     def __init__(self, lengths: Sequence[int], *, time: int, device: torch.device | str = "cpu") -> None:
@@ -42,7 +41,7 @@ class Packing:
                 age[row, first : first + length] = index
                 place[window, :length] = index + (row * self.width + first)
                 first += length
-        follow = [lengths[window] for windows in rows for window in windows]  # as documents follow each other
+        follow = [lengths[window] for windows in rows for window in windows]  # in the order of documents
         ends = torch.tensor([0, *follow], device="cpu").cumsum(0)
         self._document, self._age = document, age
         self.document_RW, self.age_RW = document.to(device), age.to(device)
@@ -57,23 +56,23 @@ class Packing:
 
     @classmethod
     def of(cls, real_BT: Tensor) -> Packing | None:
-        """For windows with these real tokens (bool, padding on the right); None where rows would not be fewer."""
+        """Pack windows with these valid tokens (bool, padding on the right); None unless it saves rows."""
         packing = cls(real_BT.sum(1).tolist(), time=real_BT.shape[1], device=real_BT.device)
         return packing if len(packing.document_RW) < len(real_BT) else None
 
     def pack(self, x_BT: Tensor) -> Tensor:
-        """(B, T, ...) -> (R, W, ...); empty places hold some token."""
+        """Map (B, T, ...) to (R, W, ...); empty places hold an arbitrary token."""
         rows = x_BT.flatten(0, 1).index_select(0, self._source)
         return rows.unflatten(0, self.document_RW.shape)
 
     def unpack(self, x_RW: Tensor) -> Tensor:
-        """(R, W, ...) -> (B, T, ...); padding holds some token."""
+        """Map (R, W, ...) to (B, T, ...); padding holds an arbitrary token."""
         return x_RW.flatten(0, 1).index_select(0, self._place).unflatten(0, self.shape)
 
     @cached_property
     def by_age(self) -> tuple[Tensor, Tensor]:
-        """As recurrent networks take documents, side by side from the longest: where their first tokens lie, then their
-        second ones, ...; and how many there are of each (on the CPU)."""
+        """Return documents in the order of recurrent networks, side by side from the longest: the places of their first
+        tokens, then of their second ones, ...; and how many there are of each (on the CPU)."""
         real_RW = self._document >= 0
         document_N, age_N = self._document[real_RW], self._age[real_RW]
         rank = torch.empty(self.shape[0], dtype=torch.int64, device="cpu")
@@ -83,14 +82,14 @@ class Packing:
         return self.tokens_N[order_N], torch.bincount(age_N)
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What was kept under `key`, else `make()`, kept from now on: masks are the same for all layers."""
+        """Return the value cached under `key`, else `make()`, which is cached: masks are the same for all layers."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
 
 def _rows(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """Windows of each row: the longest first, each into the first row that has room."""
+    """Assign windows to rows: the longest first, each to the first row that has room."""
     rows: list[list[int]] = []
     room: list[int] = []
     for window in sorted(range(len(lengths)), key=lambda window: -lengths[window]):

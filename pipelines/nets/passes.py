@@ -1,6 +1,7 @@
-"""Forward and backward through multilayer perceptrons by hand, so that no graph is kept: what critics are made of.
+"""Forward and backward through multilayer perceptrons without an autograd graph, for critics.
 
-Leaky ReLU keeps the sign, so an activation tells its own slope, and everything can be done in place. R rows, W width.
+Leaky ReLU preserves the sign, so an activation determines its own slope, and everything can be done in place. R rows, W
+width.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _slope = torch.ops.aten.leaky_relu_backward.grad_input
 
 
 def activations(x_RW: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
-    """What each hidden layer gives for the output of the first, `x_RW`, which stands in front."""
+    """Return each hidden layer's output, given the first one's, `x_RW`, which comes first in the list."""
     outputs = [x_RW]
     for weight, bias in zip(weights, biases, strict=True):
         outputs.append(F.leaky_relu_(torch.addmm(bias, outputs[-1], weight), SLOPE))
@@ -32,9 +33,9 @@ def backward(
     weights: Sequence[Tensor],
     grads: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Gradient before the first layer's activation, from the one after the last's, which is overwritten.
+    """Return the gradient before the first layer's activation, given the one after the last's, which is overwritten.
 
-    Weights and biases get theirs added to `grads`, in the order of `weights`, if given.
+    Gradients of weights and biases are added to `grads`, in the order of `weights`, if given.
     """
     for place in range(len(weights), 0, -1):
         _slope(grad_RW, outputs[place], SLOPE, True, grad_input=grad_RW)
@@ -47,7 +48,7 @@ def backward(
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, summed in `total`'s precision."""
+    """Compute total += a b, summed in `total`'s precision."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     else:
@@ -55,13 +56,13 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def chunks(rows: int, copies: int, device: torch.device) -> Iterator[slice]:
-    """Slices of `rows`, each of which stands for `copies` rows of a member."""
+    """Split `rows` into slices, where each row stands for `copies` rows of a member."""
     size = max(1, (CUDA_ROWS if device.type == "cuda" else CPU_ROWS) // copies)
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
 def precision(device: torch.device) -> torch.dtype:
-    """What products are to be computed in: that of autocast, where it is on."""
+    """Return the dtype to compute products in: autocast's, where it is on."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
 
 
@@ -78,10 +79,10 @@ class _Attach(torch.autograd.Function):
 
 
 def attach(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """`value`, through which `inputs` receive the `gradients` that were computed with it.
+    """Return `value` with an edge in the autograd graph by which `inputs` receive the precomputed `gradients`.
 
-    Either `value` is a scalar, or each of its elements depends on the part of the input at its own place only:
-    gradients (*value.shape, ...).
+    Either `value` is a scalar, or each of its elements depends only on the inputs at its own place: gradients
+    (*value.shape, ...).
     """
     attached: Callable[..., Tensor] = _Attach.apply
     return attached(value, gradients, *inputs)

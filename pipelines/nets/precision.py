@@ -1,4 +1,4 @@
-"""In what numbers a network computes: float32, or bf16 where autocast finds it safe. Parameters stay float32."""
+"""Precision of a network's computation: float32, or bf16 where autocast considers it safe. Parameters stay float32."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """The context in which a network computes.
+    """Return the context in which a network computes.
 
-    Casts of parameters are not kept: those made without gradient would be used where there should be one.
+    Casts of parameters are not cached: those made without gradient would be reused where a gradient is needed.
     """
     if precision == "float32":
         return nullcontext()

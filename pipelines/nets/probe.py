@@ -1,4 +1,4 @@
-"""Figures about encoders for the log, from a forward of a few tokens of a batch. B batch, T time, W width."""
+"""Figures about encoders for the log, from a forward pass on a few tokens of a batch. B batch, T time, W width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipelines.nets.activation import ACTIVATIONS
 from pipelines.nets.sequence import SequenceEncoder
 
-WINDOWS, TOKENS = 4, 256  # looked at, at most
+WINDOWS, TOKENS = 4, 256  # maximum used
 DEAD = 0.025  # share of a layer's mean activation below which a unit is dead (Sokar et al. 2023, arXiv 2302.12902)
 
 
@@ -20,9 +20,9 @@ DEAD = 0.025  # share of a layer's mean activation below which a unit is dead (S
 def probe(
     timestep: nn.Module, sequence: SequenceEncoder, encode: Callable[[slice, slice], tuple[Tensor, Tensor, Tensor]]
 ) -> dict[str, Tensor]:
-    """Dead units of both encoders, and what the sequence encoder says of itself; 0-d tensors.
+    """Compute the share of dead units of both encoders, and the sequence encoder's own figures; 0-d tensors.
 
-    `encode` gives tokens (B, T, W) of windows and places, their time (B, T), and which are real.
+    `encode` returns tokens (B, T, W) of windows and places, their time (B, T), and which are valid.
     """
     with _activations(timestep) as early, _activations(sequence) as late:
         tokens_BTW, time_BT, real_BT = encode(slice(WINDOWS), slice(TOKENS))
@@ -35,14 +35,14 @@ def probe(
 
 
 def dead_units(x_BTW: Tensor, real_BT: Tensor) -> Tensor:
-    """Whether each unit of a layer is dead (W,)."""
+    """Return whether each unit of a layer is dead (W,)."""
     mean_W = x_BTW[real_BT].float().abs().mean(0)
     return mean_W <= DEAD * mean_W.mean()
 
 
 @contextmanager
 def _activations(module: nn.Module) -> Iterator[list[Tensor]]:
-    """What the activations in `module` give while the context lasts."""
+    """Collect the outputs of activations in `module` while the context lasts."""
     found: list[Tensor] = []
 
     def keep(_: nn.Module, __: Any, output: Tensor) -> None:

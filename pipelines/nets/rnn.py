@@ -15,7 +15,7 @@ from pipelines.nets.sequence import SequenceEncoder
 
 
 class State:
-    """What recurrent encoders remember: tensors (L, N, ...), zero when empty."""
+    """Memory of recurrent encoders: tensors (L, N, ...), zero when empty."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = list(tensors)
@@ -25,13 +25,13 @@ class State:
             tensor[:, mask_N] = 0.0
 
     def restore(self, before: Sequence[Tensor], mask_N: Tensor) -> None:
-        """Undo what happened to the actors in `mask_N` since `before`."""
+        """Undo changes to the actors in `mask_N` since `before`."""
         for tensor, old in zip(self.tensors, before, strict=True):
             tensor[:, mask_N] = old[:, mask_N]
 
 
 class GRU(SequenceEncoder):
-    """Stacked GRU, then a linear to the output size and LayerNorm. The recurrence is as precise as the parameters, also
+    """Stacked GRU, then a linear to the output size and LayerNorm. The recurrence has the parameters' precision, even
     under autocast."""
 
     def __init__(self, input_size: int, settings: GRUSettings) -> None:

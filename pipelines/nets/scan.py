@@ -1,7 +1,7 @@
 """Linear recurrences over time, h_t = a_t h_{t-1} + b_t: step by step on a CPU, where a step is as fast as memory, in
-log T passes on devices where a step is a launch. B batch, T time.
+log T passes on devices where a step is a kernel launch. B batch, T time.
 
-Operators of torch's library, forward and backward alike: a compiled encoder holds one node for each, not T of them.
+Registered as torch operators, forward and backward alike: a compiled encoder holds one node for each, not T of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 def linear_scan(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
-    """h (B, T, ...) for h_t = a_t h_{t-1} + b_t, where h_{-1} = `first_B` (B, ...). Only h is kept for the backward."""
+    """Compute h (B, T, ...) for h_t = a_t h_{t-1} + b_t, where h_{-1} = `first_B` (B, ...). Only h is saved for the
+    backward."""
     return cast(Tensor, _forward(a_BT, b_BT, first_B))
 
 
@@ -52,12 +53,12 @@ _forward.register_autograd(lambda ctx, grad_BT: _backward(grad_BT, *ctx.saved_te
 
 
 def in_steps(device: torch.device) -> bool:
-    """Whether recurrences run step by step there."""
+    """Return whether recurrences run step by step on this device."""
     return device.type == "cpu"
 
 
 def recur(a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> None:
-    """The recurrence in place: `h_BT` holds b before, h after."""
+    """Run the recurrence in place: `h_BT` holds b before, h after."""
     if not in_steps(h_BT.device):
         h_BT.copy_(doubling(a_BT, h_BT, first_B))
         return
@@ -67,7 +68,7 @@ def recur(a_BT: Tensor, h_BT: Tensor, first_B: Tensor) -> None:
 
 
 def recur_back(a_BT: Tensor, g_BT: Tensor) -> None:
-    """The same backwards, g_t = grad_t + a_{t+1} g_{t+1}, in place: `g_BT` holds grad before, g after."""
+    """Run the recurrence backwards, g_t = grad_t + a_{t+1} g_{t+1}, in place: `g_BT` holds grad before, g after."""
     if not in_steps(g_BT.device):
         later_BT = torch.cat((torch.zeros_like(a_BT[:, :1]), a_BT[:, 1:].flip(1)), 1)
         g_BT.copy_(doubling(later_BT, g_BT.flip(1), torch.zeros_like(g_BT[:, 0])).flip(1))
@@ -78,7 +79,7 @@ def recur_back(a_BT: Tensor, g_BT: Tensor) -> None:
 
 
 def doubling(a_BT: Tensor, b_BT: Tensor, first_B: Tensor) -> Tensor:
-    """The recurrence by Hillis and Steele (1986): pass i joins each place with the one 2^i before it."""
+    """Run the recurrence by Hillis and Steele (1986): pass i combines each place with the one 2^i before it."""
     step = 1
     while step < a_BT.shape[1]:
         b_BT = torch.cat((b_BT[:, :step], torch.addcmul(b_BT[:, step:], a_BT[:, step:], b_BT[:, :-step])), 1)

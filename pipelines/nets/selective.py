@@ -1,9 +1,9 @@
 """The recurrence of selective state spaces (Gu & Dao 2023, arXiv 2312.00752).
 
-States are S times as large as what goes in and comes out, so they exist for a chunk of tokens only, and are computed
-again in the backward: memory grows with the states of chunk ends alone. Channels stand last, where what is shared by
-states is contiguous; powers of two are several times as fast as powers of e. B batch, T time, D channels, S states of
-a channel, Z chunks.
+States are S times as large as inputs and outputs, so they exist for one chunk of tokens at a time, and are recomputed
+in the backward: memory grows with the states at chunk ends only. Channels are the last dimension, where what states
+share is contiguous; powers of two are several times as fast as powers of e. B batch, T time, D channels, S states of a
+channel, Z chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipelines.nets.scan import recur, recur_back
 
-CPU_STATES, CUDA_STATES = 1 << 18, 1 << 23  # numbers of a chunk: on a CPU they stay in the cache
+CPU_STATES, CUDA_STATES = 1 << 18, 1 << 23  # numbers of a chunk: on a CPU they fit in the cache
 SHORTEST, LONGEST = 4, 64  # tokens of a chunk
 
 
@@ -30,8 +30,8 @@ def selective_scan(
     state_BDS: Tensor,
     begins_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y_t = <out_t, h_t>, h_t = exp(delta_t rate) h_{t-1} + delta_t into_t x_t -> (y (B, T, D), last h). States are
-    forgotten where `begins_BT`."""
+    """Compute y_t = <out_t, h_t>, h_t = exp(delta_t rate) h_{t-1} + delta_t into_t x_t -> (y (B, T, D), last h). States
+    are reset where `begins_BT`."""
     state_BSD = state_BDS.transpose(1, 2).contiguous()
     rate_SD = rate_DS.t().contiguous()
     y_BTD, last_BSD, _ = _forward(delta_BTD * x_BTD, delta_BTD, rate_SD, into_BTS, out_BTS, state_BSD, begins_BT)
@@ -39,7 +39,7 @@ def selective_scan(
 
 
 def _chunk(batch: int, length: int, states: int, channels: int, device: torch.device) -> int:
-    """Tokens of a chunk."""
+    """Return the number of tokens of a chunk."""
     numbers = CPU_STATES if device.type == "cpu" else CUDA_STATES
     return min(length, max(SHORTEST, min(LONGEST, numbers // (batch * states * channels))))
 
@@ -61,7 +61,7 @@ class _Chunks:
         return (slice(start, min(start + self.size, self.length)) for start in range(0, self.length, self.size))
 
     def run(self, at: slice, first_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Decays (B, t, S, D) at these places, and states (B, 1 + t, S, D), `first_BSD` in front."""
+        """Compute decays (B, t, S, D) at these places, and states (B, 1 + t, S, D), with `first_BSD` first."""
         delta_BTD, count = self.delta_BTD[:, at], at.stop - at.start
         decay, h = self.decay[:, :count], self.h[:, : count + 1]
         torch.mul(delta_BTD[:, :, None], self.log2_SD, out=decay).exp2_()
@@ -78,7 +78,7 @@ def _forward(
     dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor, out_BTS: Tensor, first_BSD: Tensor,
     begins_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, the last states, and those before each chunk (Z, B, S, D). Not under autocast, nor is the backward."""
+    """Return y, the last states, and those before each chunk (Z, B, S, D). Not under autocast, nor is the backward."""
     y_BTD, last_BSD, before = torch.empty_like(dx_BTD), first_BSD, []
     chunks = _Chunks(dx_BTD, delta_BTD, rate_SD, into_BTS, begins_BT)
     with torch.autocast(dx_BTD.device.type, enabled=False):
@@ -95,9 +95,9 @@ def _backward(
     grad_BTD: Tensor, grad_last_BSD: Tensor, dx_BTD: Tensor, delta_BTD: Tensor, rate_SD: Tensor, into_BTS: Tensor,
     out_BTS: Tensor, before_ZBSD: Tensor, begins_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of dx, delta, rate, into, out and the first states. With g_t that of h_t, rows of rates get
-    sum_t g_t h_{t-1} decay_t delta_t; sums over channels are products summed, which is faster than matrix times vector
-    where matrices are small."""
+    """Return gradients of dx, delta, rate, into, out and the first states. With g_t that of h_t, rows of rates get
+    sum_t g_t h_{t-1} decay_t delta_t; sums over channels are sums of products, which are faster than matrix times
+    vector for small matrices."""
     grad_dx, grad_delta, grad_into, grad_out = map(torch.empty_like, (dx_BTD, delta_BTD, into_BTS, out_BTS))
     grad_rate_SD, carry_BSD = torch.zeros_like(rate_SD), grad_last_BSD
     chunks = _Chunks(dx_BTD, delta_BTD, rate_SD, into_BTS, begins_BT)
@@ -112,7 +112,7 @@ def _backward(
             recur_back(decay, g)
             carry_BSD = decay[:, 0] * g[:, 0]
             grad_dx[:, at] = (into_BTS[:, at, None] @ g)[:, :, 0]
-            decay.mul_(h[:, :-1]).mul_(g)  # from here on the gradient of delta times rate
+            decay.mul_(h[:, :-1]).mul_(g)  # from here on, the gradient of delta times rate
             grad_into[:, at] = g.mul_(dx_BTD[:, at, None]).sum(-1)
             grad_delta[:, at] = torch.mul(decay, rate_SD, out=g).sum(2)
             grad_rate_SD += decay.mul_(delta_BTD[:, at, None]).sum((0, 1))

@@ -1,7 +1,7 @@
-"""What every sequence encoder offers: whole windows while learning, one token at a time while acting.
+"""Interface of sequence encoders: whole windows while learning, one token at a time while acting.
 
-N actors, B batch, T time, D width. Padding stands on the right, so no forward needs a mask. Windows may share rows:
-then B are rows, and `packing` says which place belongs to which window.
+N actors, B batch, T time, D width. Padding is on the right, so no forward needs a mask. Windows may share rows: then B
+are rows, and `packing` maps places to windows.
 """
 
 from __future__ import annotations
@@ -44,33 +44,32 @@ class SequenceEncoder(nn.Module, ABC):
     """Base of sequence encoders. `forward` may use dropout while training; `step` and `prefill` never do."""
 
     output_size: int
-    max_time: int | None = None  # number of time indices it can encode; None: any
-    activation_checkpointing = (
-        False  # forget what blocks compute inside, and compute it again in the backward: memory for time
-    )
+    max_time: int | None = None  # number of time indices that it can encode; None: any
+    activation_checkpointing = False  # recompute the inside of blocks in the backward: less memory, more time
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
-        """Memory-laden vectors (B, T, output_size); `time_BT` is each token's index in its trajectory. Nothing passes
-        from one document of a packed row to another."""
+        """Encode (B, T, input_size) -> (B, T, output_size); `time_BT` is each token's index in its trajectory. No
+        information passes between the documents of a packed row."""
 
     @abstractmethod
     def memory(
         self, *, num_actors: int, capacity: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Memory:
-        """Empty memories of `num_actors` actors; attention keeps at most `capacity` tokens of each, as `dtype`."""
+        """Allocate empty memories of `num_actors` actors, as `dtype`; attention keeps at most `capacity` tokens of
+        each."""
 
     @abstractmethod
     def step(self, x_ND: Tensor, time_N: Tensor, memory: Any) -> Tensor:
-        """One token of every actor -> (N, output_size); equals `forward` at that token. Changes `memory`."""
+        """Encode one token of every actor -> (N, output_size); equals `forward` at that token. Changes `memory`."""
 
     @abstractmethod
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: Any) -> None:
-        """Set `memory` to what stepping through each actor's first `lengths_N` tokens would leave."""
+        """Set `memory` to its content after stepping through each actor's first `lengths_N` tokens."""
 
     def require_time(self, last: int) -> None:
-        """Raise a UsageError if the time index `last` cannot be encoded. Called with numbers the host knows, so that
-        nothing waits for a device."""
+        """Raise UsageError if the time index `last` cannot be encoded. Called with numbers that the host knows, so that
+        there is no device sync."""
         if self.max_time is not None and last >= self.max_time:
             raise UsageError(
                 f"time index {last} is beyond the {self.max_time} rows of the learned positions",
@@ -78,26 +77,25 @@ class SequenceEncoder(nn.Module, ABC):
             )
 
     def stepper(self) -> Stepper:
-        """`step` for acting without gradient, as quick as can be; where it keeps a copy of weights, `stale` says when
-        another is needed.
-        """
+        """Return the fastest `step` for acting without gradient; if it holds a copy of weights, `stale` says when to
+        make another."""
         return AsItIs(self)
 
     def update_statistics(self) -> None:
-        """Called once before an update; encoders with running estimates move them here."""
+        """Update running estimates, if the encoder has any; called once before each update."""
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
-        """Figures for the log, from a forward of a few windows: 0-d tensors by name."""
+        """Return figures for the log, from a forward of a few windows: 0-d tensors by name."""
         self.forward(x_BTD, time_BT)
         return {}
 
     def run(self, block: nn.Module, *inputs: Any) -> Any:
-        """`block(*inputs)`, which is computed again in the backward if so wanted."""
+        """Run `block(*inputs)`, with activation checkpointing if enabled."""
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, *inputs, use_reentrant=False)
         return block(*inputs)
 
 
 def sequence_encoder(input_size: int, settings: Any) -> SequenceEncoder:
-    """The encoder that `settings.kind` names."""
+    """Construct the encoder that `settings.kind` names."""
     return SEQUENCE_ENCODERS.get(settings.kind)(input_size, settings)

@@ -1,8 +1,8 @@
-"""The Transformer's step as a few large operations, for acting on a CPU: nothing but what one token needs.
+"""The Transformer's step as a few large operations, for acting on a CPU: only what one token needs.
 
-Spectral scales, the scale of heads and that of scores are multiplied into weights once, so what is here is a copy: it
-must be made anew when the weights have changed (`stale`). Equal to `Transformer.step` but for rounding.
-N actors, D width, H heads, S slots, Dh head size.
+Spectral scales, head scales and score scales are multiplied into the weights once, so this is a copy of the weights: it
+must be remade when they change (`stale`). Equal to `Transformer.step` up to rounding. N actors, D width, H heads, S
+slots, Dh head size.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pipelines.nets.cache import KVCache
 from pipelines.nets.linear import SigmaLinear
 
 if TYPE_CHECKING:
-    from pipelines.nets.transformer import Block, Transformer
+    from pipelines.nets.transformer import Transformer, TransformerBlock
 
 Affine = tuple[Tensor, Tensor]
 Norm = tuple[list[int], Tensor, Tensor, float]
 
 
 class QuickStep:
-    """A Transformer's `step` with the weights that it has now. For LayerNorm, without logit clip: see `applies`."""
+    """A Transformer's `step` with its current weights. Requires LayerNorm and no logit clip: see `applies`."""
 
     def __init__(self, transformer: Transformer) -> None:
         self._transformer = transformer
@@ -45,7 +45,7 @@ class QuickStep:
 
     @property
     def stale(self) -> bool:
-        """Whether weights have changed since."""
+        """Whether the weights have changed since."""
         return self._now() != self._versions
 
     def __call__(self, x_ND: Tensor, time_N: Tensor, memory: KVCache) -> Tensor:
@@ -71,9 +71,9 @@ class QuickStep:
 
 
 class _Layer:
-    """A block's weights as its step takes them."""
+    """A block's weights as its step uses them."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: TransformerBlock) -> None:
         size = block.merge.weight.shape[1] // block.num_heads
         weight, bias = _affine(block.qkv)
         weight, bias = weight.clone(), bias.clone()

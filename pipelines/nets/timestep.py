@@ -1,8 +1,8 @@
 """Timestep encoder: one token (observation, previous reward, previous action) becomes one vector.
 
 Columns are routed by their space, unless the settings say otherwise: images through convolutions, texts and other
-sequences through an embedding and a small recurrent network, everything else, one-hot where it is a choice, into one
-flat vector with the previous reward and action. Leading dimensions are free: (B, T) while learning, (N,) while acting.
+sequences through an embedding and a small recurrent network, everything else (choices one-hot) into one flat vector
+with the previous reward and action. Leading dimensions are free: (B, T) while learning, (N,) while acting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipelines.nets.tokens import TokenEncoder
 
 
 class Tokens(Protocol):
-    """Tokens with leading shape (B, T), and which of them are real (bool)."""
+    """Tokens with leading shape (B, T), and which of them are valid (bool)."""
 
     @property
     def observation(self) -> Mapping[str, Tensor]: ...
@@ -37,14 +37,14 @@ class Tokens(Protocol):
     @property
     def time(self) -> Tensor: ...
     @property
-    def real_rows(self) -> Tensor: ...
+    def valid_rows(self) -> Tensor: ...
 
 
 class TimestepEncoder(nn.Module):
-    """Flat inputs and sequences: MLP and LayerNorm. With images: each image's features, each sequence's, and a few of
-    all the rest, merged by a linear and LayerNorm."""
+    """MLP and LayerNorm over flat inputs and sequences. With images: features of each image, of each sequence, and a
+    few of all other inputs, merged by a linear and LayerNorm."""
 
-    activation_checkpointing = False  # encode images in chunks, and again in the backward: less memory, more time
+    activation_checkpointing = False  # encode images in chunks, again in the backward: less memory, more time
 
     def __init__(self, spaces: Spaces, settings: TimestepSettings) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class TimestepEncoder(nn.Module):
     def forward(
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
     ) -> Tensor:
-        """(..., output). `prev_action` is in stored form; at time 0 there is none and its features are zero."""
+        """Encode to (..., output). `prev_action` is in stored form; at time 0 its features are zero."""
         flat = self.flat_inputs(observation, prev_action, prev_reward, time)
         if self.norm is not None:
             flat = self.norm(flat)
@@ -93,7 +93,7 @@ class TimestepEncoder(nn.Module):
         return self.out(self.body(self.activation(merged)))
 
     def augment(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Columns (B, T, ...) as they are to be learned from: with images shifted, if so wanted."""
+        """Return columns (B, T, ...) with data augmentation: images randomly shifted, if enabled."""
         image = self.settings.image
         if not (image.random_shift and self.images):
             return observation
@@ -106,7 +106,7 @@ class TimestepEncoder(nn.Module):
     def flat_inputs(
         self, observation: Mapping[str, Tensor], prev_action: Tensor, prev_reward: Tensor, time: Tensor
     ) -> Tensor:
-        """Everything that is neither image nor sequence as one float32 vector, (..., F)."""
+        """Concatenate everything that is neither image nor sequence into one float32 vector, (..., F)."""
         action = features(prev_action, self.spaces.action) * (time > 0)[..., None]
         reward = prev_reward[..., None]
         if self.settings.hide_action:
@@ -119,25 +119,25 @@ class TimestepEncoder(nn.Module):
 
     @torch.no_grad()
     def update_statistics(self, tokens: Sequence[Tokens]) -> None:
-        """Take the real tokens of an update's micro-batches into the running statistics, once before the update. A
-        token with a number that is not finite is left out: it would spoil them for good."""
+        """Add the valid tokens of an update's micro-batches to the running statistics, once before the update. A token
+        with a non-finite number is left out: it would corrupt them permanently."""
         if self.norm is None:
             return
         rows = []
         for part in tokens:
             flat = self.flat_inputs(part.observation, part.action, part.reward, part.time)
-            rows.append(flat[part.real_rows & flat.isfinite().all(-1)])
+            rows.append(flat[part.valid_rows & flat.isfinite().all(-1)])
         if any(map(len, rows)):
             self.norm.update(torch.cat(rows))
 
 
 def timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> TimestepEncoder:
-    """The encoder that `settings.kind` names: a class called with (spaces, settings)."""
+    """Construct the encoder that `settings.kind` names: a class called with (spaces, settings)."""
     return TIMESTEP_ENCODERS.get(settings.kind)(spaces, settings)
 
 
 def routes(columns: Mapping[str, Space], wanted: Mapping[str, Route]) -> dict[str, Route]:
-    """The way of each column: the one `wanted`, or by its space. UsageError for a column that is not there."""
+    """Return the route of each column: the one `wanted`, or by its space. UsageError for an unknown column."""
     unknown = sorted(wanted.keys() - columns.keys())
     if unknown:
         raise UsageError(
@@ -153,7 +153,7 @@ def routes(columns: Mapping[str, Space], wanted: Mapping[str, Route]) -> dict[st
         else:
             ways[name] = "flat"
     ways |= wanted
-    for name, space in columns.items():  # where a sequence ends is known to its encoder, or hidden with it
+    for name, space in columns.items():  # the length of a sequence is read by its encoder, or hidden with it
         end = f"{name}.{LENGTH}"
         if isinstance(space, Ragged) and end in columns and end not in wanted and ways[name] != "flat":
             ways[end] = "hidden"
@@ -171,7 +171,7 @@ def _vocabulary(space: Space, most: int) -> int:
 
 
 def _tokens(observation: Mapping[str, Tensor], name: str, space: Space) -> tuple[Tensor, Tensor]:
-    """The numbers of a column (..., S), and how many there are."""
+    """Return the numbers of a column (..., S), and how many there are."""
     value = observation[name]
     tokens = value.flatten(value.dim() - len(space.shape)) if space.shape else value[..., None]
     length = observation.get(f"{name}.{LENGTH}")

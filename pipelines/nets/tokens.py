@@ -10,9 +10,9 @@ from pipelines.config.encoders import TokenSettings
 
 
 class TokenEncoder(nn.Module):
-    """Embedding, then a GRU, whose last state is the result (..., H); nothing for an empty sequence.
+    """Embedding, then a GRU, whose last state is the result (..., H); zeros for an empty sequence.
 
-    Sequences mostly stay as they are from step to step: only those that differ from the one before are computed.
+    Sequences mostly stay the same from step to step: only those that differ from the previous one are computed.
     """
 
     def __init__(self, rows: int, settings: TokenSettings) -> None:
@@ -22,7 +22,7 @@ class TokenEncoder(nn.Module):
         self.rnn = nn.GRU(settings.embedding, settings.hidden, batch_first=True)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Integers (..., S), of which the first `lengths` (...,) count."""
+        """Encode integers (..., S), of which the first `lengths` (...,) are valid."""
         leading = lengths.shape
         tokens_MS, lengths_M = tokens.reshape(-1, tokens.shape[-1]).long(), lengths.reshape(-1).long()
         begins_M = torch.ones_like(lengths_M, dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""Causal Transformer: pre-norm with the two extra norms and the head scale of NormFormer (Shleifer et al. 2021,
-arXiv 2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each can be left out or replaced.
+"""Causal Transformer: pre-norm with the two extra norms and the head scale of NormFormer (Shleifer et al. 2021, arXiv
+2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each can be disabled or replaced.
 
-B batch, N actors, T time, D width, H heads, Dh head size. The residual stream has the parameters' precision also under
+B batch, N actors, T time, D width, H heads, Dh head size. The residual stream has the parameters' precision even under
 autocast.
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from pipelines.config.encoders import BlockSettings, TransformerSettings
 from pipelines.nets import init
 from pipelines.nets.activation import activation
-from pipelines.nets.attention import Sight, attend, attend_cached, dense, weights
+from pipelines.nets.attention import AttentionWindow, attend, attend_cached, dense, weights
 from pipelines.nets.cache import KVCache
 from pipelines.nets.linear import SigmaLinear, iterate
 from pipelines.nets.packing import Packing
@@ -26,12 +26,12 @@ from pipelines.nets.sequence import SequenceEncoder, Stepper
 from pipelines.nets.stepping import QuickStep
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-SEEN = 64  # last queries of a window whose attention is looked at for the log
+SEEN = 64  # last queries of a window whose attention is logged
 
 
-class Block(nn.Module):
-    """x + norm(attention(norm(x))), then x + linear(norm(act(linear(norm(x))))); the latter alone where the settings
-    are not a Transformer's."""
+class TransformerBlock(nn.Module):
+    """Transformer block: x + norm(attention(norm(x))), then x + linear(norm(act(linear(norm(x))))); only the latter for
+    settings that are not a Transformer's."""
 
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.activation = activation(settings.activation)
 
     def forward(self, x_BTD: Tensor, attention: Attention | None, dropout: bool = False) -> Tensor:
-        """`attention` takes q, k, v (B, H, T, Dh) and returns (B, H, T, Dh); None: there is none."""
+        """Apply the block. `attention` maps q, k, v (B, H, T, Dh) to (B, H, T, Dh); None: no attention."""
         if attention is not None:
             x_BTD = x_BTD + self._mix(x_BTD, attention, dropout)
         return x_BTD + F.dropout(self._feed(x_BTD), self.dropout, dropout)
@@ -85,23 +85,23 @@ class Transformer(SequenceEncoder):
             self.position = Sinusoid(settings.d_model)
         elif settings.position == "learned":
             self.position, self.max_time = LearnedTable(settings.d_model, settings.max_time), settings.max_time
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.num_layers))
         self.norm = norm_of(settings)(settings.d_model)
 
     @property
-    def sight(self) -> Sight:
-        """What a query sees of the past, by the settings; without dropout."""
+    def window(self) -> AttentionWindow:
+        """Return the attention window of the settings, without dropout."""
         settings = self.settings
-        return Sight(window=settings.window, sink=settings.sink, cap=settings.logit_clip)
+        return AttentionWindow(size=settings.window, sink=settings.sink, logit_clip=settings.logit_clip)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:
         x_BTD = F.dropout(self._embed(x_BTD, time_BT), self.settings.dropout, self.training)
         backend = self.settings.attention
-        sight = replace(self.sight, dropout=self.settings.dropout_attention if self.training else 0.0)
+        window = replace(self.window, dropout=self.settings.dropout_attention if self.training else 0.0)
 
         def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
             q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
-            return attend(q_BHTD, k_BHTD, v_BHTD, sight=sight, packing=packing, backend=backend)
+            return attend(q_BHTD, k_BHTD, v_BHTD, window=window, packing=packing, backend=backend)
 
         for block in self.blocks:
             x_BTD = self.run(block, x_BTD, attention, self.training)
@@ -139,19 +139,19 @@ class Transformer(SequenceEncoder):
         return self.norm(x_N1D)[:, 0]
 
     def stepper(self) -> Stepper:
-        """With scales multiplied into weights, where that is known to be quicker."""
+        """Return a step with scales multiplied into weights, where that is known to be faster."""
         quick = QuickStep.applies(self) and self.embed.weight.device.type == "cpu"
         return QuickStep(self) if quick and not torch.is_autocast_enabled("cpu") else super().stepper()
 
     def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: KVCache) -> None:
         x_NTD = self._embed(x_NTD, time_NT)
-        sight = Sight(window=memory.ring, sink=memory.sink, cap=self.settings.logit_clip)
+        window = AttentionWindow(size=memory.ring, sink=memory.sink, logit_clip=self.settings.logit_clip)
         for layer, block in enumerate(self.blocks):
 
             def attention(q_NHTD: Tensor, k_NHTD: Tensor, v_NHTD: Tensor, layer: int = layer) -> Tensor:
                 q_NHTD, k_NHTD = self._turn(q_NHTD, k_NHTD, time_NT)
                 memory.fill(layer, k_NHTD, v_NHTD, lengths_N)
-                return attend(q_NHTD, k_NHTD, v_NHTD, sight=sight, backend=self.settings.attention)
+                return attend(q_NHTD, k_NHTD, v_NHTD, window=window, backend=self.settings.attention)
 
             x_NTD = block(x_NTD, attention)
 
@@ -159,15 +159,15 @@ class Transformer(SequenceEncoder):
         iterate(self)
 
     def inspect(self, x_BTD: Tensor, time_BT: Tensor) -> dict[str, Tensor]:
-        """Mean entropy of attention, in nats, over heads and the last queries."""
+        """Return the mean entropy of attention, in nats, over heads and the last queries."""
         x_BTD = self._embed(x_BTD, time_BT)
-        sight, entropies = self.sight.within(x_BTD.shape[1]), []
+        window, entropies = self.window.within(x_BTD.shape[1]), []
 
         def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
             q_BHTD, k_BHTD = self._turn(q_BHTD, k_BHTD, time_BT)
-            share = weights(q_BHTD, k_BHTD, sight)[:, :, -SEEN:]
+            share = weights(q_BHTD, k_BHTD, window)[:, :, -SEEN:]
             entropies.append(torch.special.entr(share).sum(-1).mean())
-            return dense(q_BHTD, k_BHTD, v_BHTD, sight)
+            return dense(q_BHTD, k_BHTD, v_BHTD, window)
 
         for block in self.blocks:
             x_BTD = block(x_BTD, attention)

@@ -80,7 +80,7 @@ def _named(name: str, *, of_env: bool) -> GoalRule | GoalSequenceRule:
     if of_env:
         raise InputMissing(
             f"environment '{name}' has no goal rule: its trajectories cannot be given other goals",
-            hint=f"environments with one: {known}; for others say what reaching is with relabel.goal.tolerance "
+            hint=f"environments with one: {known}; for others define reaching a goal by relabel.goal.tolerance "
             "or relabel.goal.rule",
         )
     rule = GOAL_RULES.get(name)

@@ -253,7 +253,7 @@ class Collector:
             "unfinished": self.rollout.unfinished or self._unfinished,
             "collector": self.sink.name,
             "policy": self.rollout.policy_id,
-            "epsilon": stats.epsilon,
+            "epsilon": round(stats.epsilon, 9),  # a mean of equal rates is that rate
             "steps_per_second": stats.steps_per_second,
             "policy_share": stats.policy_seconds / stats.seconds if stats.steps else math.nan,
             "env_share": stats.env_seconds / stats.seconds if stats.steps else math.nan,

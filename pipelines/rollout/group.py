@@ -22,7 +22,7 @@ _FIRST_ROWS = 1024
 _MOMENT_MS = 1_000  # between two looks at how long is being waited
 
 
-class Group:
+class ActorGroup:
     """The actors of one part of an environment, which are at `place` among all actors of a rollout.
 
     `time` counts the steps of each actor's episode, 0 where there is nothing to lose. `strikes`: failures in a row of
@@ -173,7 +173,7 @@ def _differences(totals: Sequence[float]) -> tuple[float, ...]:
     return tuple(after - before for before, after in zip([0.0, *totals], totals, strict=False))
 
 
-def next_to_end(groups: Sequence[Group]) -> Group:
+def next_to_end(groups: Sequence[ActorGroup]) -> ActorGroup:
     """Waits. Of those whose step has ended, or who cannot tell, the one that is furthest behind."""
     begun = [group for group in groups if group.pending is not None]
     while all(group.waits_on for group in begun):
@@ -188,7 +188,7 @@ def next_to_end(groups: Sequence[Group]) -> Group:
     return min((group for group in begun if not group.waits_on), key=lambda group: group.rounds)
 
 
-def mean_epsilon(groups: Sequence[Group]) -> float:
+def mean_epsilon(groups: Sequence[ActorGroup]) -> float:
     """Return the mean exploration rate of all steps of `groups`; 0 before the first."""
     rates, steps = zip(*(group.explored for group in groups), strict=True)
     return sum(rates) / max(sum(steps), 1)
@@ -203,10 +203,10 @@ def both(first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFaile
     return joined
 
 
-class Joined:
+class JoinedGroups:
     """What a policy sees of several groups at once."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[ActorGroup]) -> None:
         names = list(groups[0].observation or ())
         self.observation: Mapping[str, np.ndarray] | None = {
             name: np.concatenate([group.observation[name] for group in groups if group.observation is not None])

@@ -22,7 +22,7 @@ from pipelines.events import Listener, Progress, Waiting, silent
 from pipelines.lake.spaces import Box
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.rollout.episodes import Episode, EpisodeQueue, EpisodeStats, FinishedEpisodes, RolloutStats, Sink
-from pipelines.rollout.group import Group, Joined, both, mean_epsilon, next_to_end
+from pipelines.rollout.group import ActorGroup, JoinedGroups, both, mean_epsilon, next_to_end
 from pipelines.rollout.policies import Policy
 
 UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
@@ -69,11 +69,11 @@ class Rollout:
         self._on_failure, self._on_error = on_failure, on_env_error
         self.collector, self._seed, self._keep_unfinished = collector, seed, keep_unfinished
         self._action_is_box = isinstance(env.spec.spaces.action, Box)
-        self._groups: list[Group] = []
+        self._groups: list[ActorGroup] = []
         first = 0
         for part in env.parts:
             place = slice(first, first + part.num_envs)
-            self._groups.append(Group(part, len(self._groups), place, recorded=sink is not None))
+            self._groups.append(ActorGroup(part, len(self._groups), place, recorded=sink is not None))
             first += part.num_envs
         self._rounds, self._overlapping = 0, False
         self.policy = policy
@@ -183,7 +183,7 @@ class Rollout:
             return
         self._catch_up()
         groups = self._groups
-        actions, epsilon = self._act(groups[0] if len(groups) == 1 else Joined(groups), None)
+        actions, epsilon = self._act(groups[0] if len(groups) == 1 else JoinedGroups(groups), None)
         self._rounds += 1
         for group in groups:
             share = epsilon if isinstance(epsilon, float) else epsilon[group.place]
@@ -231,7 +231,7 @@ class Rollout:
         """Steps of rounds that have begun, of actors who have yet to end them."""
         return sum((self._rounds - group.rounds) * group.env.num_envs for group in self._groups)
 
-    def _act(self, actors: Group | Joined, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
+    def _act(self, actors: ActorGroup | JoinedGroups, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
         """Executed actions for a group, or for all, and the exploration rates in them."""
         began = time.perf_counter()
         observation, spec = actors.observation, self.env.spec
@@ -251,14 +251,14 @@ class Rollout:
         self._policy_seconds += time.perf_counter() - began
         return actions.astype(actors.action.dtype, copy=False), epsilon
 
-    def _start(self, group: Group, actions: np.ndarray, epsilon: np.ndarray | float) -> None:
+    def _start(self, group: ActorGroup, actions: np.ndarray, epsilon: np.ndarray | float) -> None:
         began = time.perf_counter()
         group.env.begin_step(actions)
         group.pending = actions, epsilon
         group.waits_on.update(group.env.waits_on)
         self._env_seconds += time.perf_counter() - began
 
-    def _end(self, group: Group, *, last: bool = False) -> None:
+    def _end(self, group: ActorGroup, *, last: bool = False) -> None:
         """The end of the group's step, if one has begun; `last`: nobody begins another episode."""
         if group.pending is None:
             return
@@ -286,7 +286,7 @@ class Rollout:
                 error = both(error, None if last else self._reset(group, over))
         self._mend(group, error, last=last)
 
-    def _reset(self, group: Group, mask: np.ndarray) -> ActorsFailed | None:
+    def _reset(self, group: ActorGroup, mask: np.ndarray) -> ActorsFailed | None:
         """Begin episodes; what went wrong in it."""
         began = time.perf_counter()
         observation, error = group.tried(lambda: group.env.reset(mask), mask)
@@ -295,11 +295,11 @@ class Rollout:
             group.begin(np.flatnonzero(mask), observation)
         return error
 
-    def _drop(self, group: Group, failed: np.ndarray) -> None:
+    def _drop(self, group: ActorGroup, failed: np.ndarray) -> None:
         self.episodes_dropped += int((group.time[failed] > 0).sum())
         self.total_steps -= group.drop(np.flatnonzero(failed))
 
-    def _mend(self, group: Group, error: ActorsFailed | None, *, last: bool = False) -> None:
+    def _mend(self, group: ActorGroup, error: ActorsFailed | None, *, last: bool = False) -> None:
         """Count and tell what failed, whose episodes are dropped, and begin new ones; raises `error` where that is not
         wanted, or does not help.
         """
@@ -322,7 +322,7 @@ class Rollout:
                     self._on_failure(failure)
             error = self._reset(group, mask)
 
-    def _taken(self, group: Group, actors: np.ndarray, *, unfinished: bool = False) -> FinishedEpisodes:
+    def _taken(self, group: ActorGroup, actors: np.ndarray, *, unfinished: bool = False) -> FinishedEpisodes:
         shared = TrajectoryInfo(
             env=self.env.spec.name,
             policy_id=self.policy_id,

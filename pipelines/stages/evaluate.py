@@ -1,6 +1,6 @@
-"""evaluate: whole episodes on held-out tasks, every one counted, with 95% confidence intervals.
+"""evaluate: complete episodes on held-out tasks, with 95% confidence intervals.
 
-Each evaluation is a file in `RUN/evaluations`, named after what was judged and how; asking for the same one again
+Each evaluation is a file in `RUN/evaluations`, named after its checkpoint and settings; repeating one
 reads it. `require` is checked either way.
 """
 

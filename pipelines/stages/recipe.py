@@ -12,6 +12,7 @@ from pipelines.envs import make as envs
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
 from pipelines.stages.environment import env_model
+from pipelines.stages.library import default_run
 from pipelines.stages.result import Result
 
 
@@ -24,13 +25,29 @@ def run(
     fresh: bool = False,
     listener: Listener = silent,
 ) -> Result:
-    """Run every stage of a recipe that is not done yet, in the run `directory` (default: runs/RECIPE, with a profile
-    runs/RECIPE-PROFILE).
+    """Run the stages of a recipe, skipping those that are done, as `amago run` does.
 
-    `recipe`: a name that `amago examples` lists, FILE.toml, FILE.toml:NAME, or a document. `settings`: values by dotted
-    key, e.g. {"train.steps": 100}; they come before the profile, and that before the recipe. The network has the size
-    that these say, also without a GPU. `listener` gets progress and notices (pipelines.events). UsageError lists every
-    fault of the configuration.
+    Args:
+        recipe: a name from `amago examples`, FILE.toml, FILE.toml:NAME, or a document (nested mappings).
+        directory: directory of the run (default: runs/RECIPE, with a profile runs/RECIPE-PROFILE). Repeating the call
+            resumes it.
+        profile: profile of the recipe, e.g. "smoke".
+        settings: values by dotted key, e.g. {"train.steps": 100}; they override the profile, which overrides the
+            recipe. Unlike the command, this chooses no network size for you: without a GPU, give a "size".
+        fresh: start over instead of resuming.
+        listener: receives progress and notices (`pipelines.events`).
+
+    Returns:
+        A `Result` with `status` ("done" or "skipped"), `run`, `lake`, `outputs`, and as `metrics` those of the stages.
+
+    Raises:
+        UsageError: there is no such recipe, or settings are unknown or invalid (all are listed).
+        Locked: another process works on this run.
+
+    >>> stages = [{"stage": "collect"}, {"stage": "train"}, {"stage": "export"}]
+    >>> short = {"collect.steps": 400, "collect.workers": 0, "train.steps": 2, "size": "tiny"}
+    >>> run({"env": {"name": "tmaze"}, "stages": stages}, "runs/short", settings=short).status
+    'done'
     """
     name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
     assignments = [(key.split("."), value) for key, value in (settings or {}).items()]
@@ -38,7 +55,7 @@ def run(
         assignments.insert(0, (["profile"], profile))
     resolved = resolve(document, assignments, env_model=env_model, source=name)
     if directory is None:
-        directory = Path("runs") / (f"{name}-{profile}" if profile else name)
+        directory = default_run(f"{name}-{profile}" if profile else name)
     from pipelines.stages import run as stage
 
     return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh)

@@ -62,7 +62,7 @@ def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) ->
 
 
 @dataclass(frozen=True)
-class Part:
+class RelabelledPart:
     """Trajectories `uids` (n,) "S16" of one environment in the segment `number`."""
 
     number: int
@@ -80,7 +80,7 @@ class _Job:
         self.total = self.done = self.expired = 0
         self._chains: dict[str, Chain] = {}
 
-    def plan(self) -> list[Part]:
+    def plan(self) -> list[RelabelledPart]:
         """What lacks versions. Whatever is wrong with the settings is found here."""
         wanted, seed = self.settings.relabel, self.settings.seed
         chosen = select(self.store, wanted.where, originals=True, listener=self.listener).uids
@@ -96,7 +96,7 @@ class _Job:
             if portion is not None:
                 names, codes = portion.envs()
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
-                parts += [Part(segment.number, env, self._lacking(env, uids)) for env, uids in found]
+                parts += [RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
         parts = [part for part in parts if len(part.uids)]
         self.total = sum(len(part.uids) for part in parts)
         return parts
@@ -119,7 +119,7 @@ class _Job:
         """(n,) bool: which are in the lake."""
         return positions(self._known, uids, np.arange(len(self._known))) >= 0
 
-    def relabel(self, part: Part, stack: contextlib.ExitStack) -> None:
+    def relabel(self, part: RelabelledPart, stack: contextlib.ExitStack) -> None:
         """Write the versions that a part lacks."""
         chain = self._chain(part.env)
         portion = self._reader.portion(part.number, part.uids)

@@ -1,4 +1,4 @@
-"""What a stage hands back; the view prints it or turns it into JSON."""
+"""Results of stages; the view prints them or turns them into JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows worth showing to a person; cells are already text or numbers. `in_a_pipe`: the columns that are shown where
-    the output is not a terminal, which folds long cells (empty: all)."""
+    """Rows to show to a person; cells are text or numbers. `in_a_pipe`: the columns to show if the output is not a
+    terminal, which folds long cells (empty: all)."""
 
     title: str
     columns: Sequence[str]
@@ -21,7 +21,11 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """`status`: "done", "skipped" (nothing was to be done) or "failed"; `metrics` holds the fields scripts rely on."""
+    """Outcome of a stage.
+
+    `status`: "done", "skipped" (nothing to do) or "failed"; `metrics`: the fields that scripts rely on; `outputs`: the
+    files and directories written; `seconds`: duration.
+    """
 
     command: str
     status: str = "done"
@@ -29,5 +33,5 @@ class Result:
     lake: Path | str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     outputs: Sequence[Path | str] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table] = field(default=(), repr=False)
     seconds: float = 0.0

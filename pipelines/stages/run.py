@@ -52,7 +52,9 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
     if not settings.stages:
         raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
     if settings.collect.follow:
-        raise UsageError("a chain acts with its own agent", hint="leave out collect.follow, or use amago collect")
+        raise UsageError(
+            "`amago run` always acts with the agent it trains", hint="remove collect.follow, or use amago collect"
+        )
     directory = RunDirectory(run)
     require_mixtures(settings, run)
     started, spaces, horizon = time.monotonic(), None, None

@@ -14,8 +14,8 @@ import torch
 from pipelines.config.relabelling import ReplaySettings
 from pipelines.config.settings import TrainSettings
 from pipelines.data.mixture import Mixture, Share
+from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.strategy import Strategy
-from pipelines.data.versions import Versions
 from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, StageFailed, StorageError
 from pipelines.events import Listener, Notice, Progress

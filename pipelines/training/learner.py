@@ -22,10 +22,10 @@ from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
+from pipelines.learning.batch import TensorBatch, require_choices, require_loss_mask
 from pipelines.learning.checkpoint import Checkpoint, resolve_device
-from pipelines.learning.encoding import inspect
-from pipelines.learning.tensors import TensorBatch, require_choices, require_loss_mask
-from pipelines.learning.values import CriticHeads
+from pipelines.learning.diagnostics import inspect_encoders
+from pipelines.learning.heads import CriticHeads
 from pipelines.nets.precision import autocast
 from pipelines.training import speed
 from pipelines.training.optimizer import learning_rate, make_optimizer
@@ -86,7 +86,7 @@ class Learner:
         metrics, errors = self._backward(tensors)
         if (self.update + 1) % self.settings.log_every == 0:
             with autocast(self.device, self.settings.precision):
-                metrics |= inspect(self.agent.timestep, self.agent.sequence, tensors[0])
+                metrics |= inspect_encoders(self.agent.timestep, self.agent.sequence, tensors[0])
         norms = self._clip()
         is_finite = bool(torch.isfinite(norms["grad_norm"]))  # waits for the device, once an update
         if is_finite:

@@ -14,7 +14,7 @@ from torch import nn
 from pipelines.config.encoders import TransformerSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.events import duration
-from pipelines.nets.attention import Sight, choose
+from pipelines.nets.attention import AttentionWindow, choose
 from pipelines.nets.precision import DTYPES
 
 _TIMED_SECONDS = 0.5  # of updates, for the estimate
@@ -51,14 +51,14 @@ def why_not_compiled(device: torch.device) -> str | None:
 def described(sequence: nn.Module, settings: TrainSettings, device: torch.device, *, compiled: bool) -> dict[str, Any]:
     """What a run computes with, for its record."""
     facts: dict[str, Any] = {"device": str(device), "precision": settings.precision, "compiled": compiled}
-    sight = getattr(sequence, "sight", None)
-    if isinstance(sight, Sight):
+    window = getattr(sequence, "window", None)
+    if isinstance(window, AttentionWindow):
         dtype = DTYPES[settings.precision]
         if device.type == "cpu":
             dtype = torch.float32  # see attention.attend
         length, model = settings.resolved_context_length + 1, cast(TransformerSettings, sequence.settings)
-        sight = replace(sight.within(length), dropout=model.dropout_attention)
-        facts["attention"] = choose(model.attention, device, dtype, sight, length=length, packed=settings.packing)
+        window = replace(window.within(length), dropout=model.dropout_attention)
+        facts["attention"] = choose(model.attention, device, dtype, window, length=length, packed=settings.packing)
     return facts
 
 

@@ -39,10 +39,9 @@ class Clock:
         for owner, method, name in (
             (agent, "encode", "encoder forward"),
             (agent, "targets", "targets"),
-            (agent.heads, "judge", "critic loss, with its backward"),
-            (agent.heads, "own_values", "policy's values, with their backward"),
+            (agent.heads, "critic_loss", "critic loss, with its backward"),
+            (agent.heads, "policy_values", "policy's values, with their backward"),
             (agent.heads.actor, "forward", "actor forward"),
-            (agent, "_actor_loss", "actor loss"),
             (agent, "_metrics", "metrics"),
             (agent, "_value_metrics", "metrics"),
             (learner, "_backward", "encoder and actor backward, rest"),

@@ -38,7 +38,7 @@ def _actor(agent: Agent, steps: int) -> float:
 
 
 def _critics(agent: Agent, steps: int) -> float:
-    critic, kind, discounts = agent.heads.critic, agent.kind, len(agent.gammas)
+    critic, kind, discounts = agent.heads.critic, agent.agent_type, len(agent.gammas)
     if critic is None:
         return 0
     first, *deeper = (weight[0].numel() for weight in critic.weights)

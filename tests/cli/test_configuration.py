@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from amago_cli.configuration import Request, file_safe
+from amago_cli.configuration import Request
 from amago_cli.invocation import Invocation
 from amago_cli.options import Common
 from pipelines.errors import UsageError
@@ -53,11 +53,3 @@ def test_the_environment_s_name_is_known_before_everything_else_is_valid(tmp_pat
     assert request(config=file).environment() == "tmaze"
     assert request("env.name=other", config=file).environment() == "other"
     assert request().environment() == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [("gym:CartPole-v1", "gym-CartPole-v1"), ("gym:ALE/Pong-v5", "gym-ALE-Pong-v5"), ("../..", "run"), ("a b", "a-b")],
-)
-def test_names_of_runs_are_safe_as_files(name: str, safe: str) -> None:
-    assert file_safe(name) == safe

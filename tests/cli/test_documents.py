@@ -20,8 +20,8 @@ DOCUMENTS = [
 
 def shown(path: Path) -> Iterator[str]:
     """Commands in blocks, continued lines joined and comments dropped."""
-    for block in re.findall(r"```(?:sh|bash|console)?\n(.*?)```", path.read_text(), re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines() if language in ("", "sh", "bash", "console") else ():
             for part in re.split(r"&&|\|(?!\|)", line):
                 if part.strip().startswith("amago "):
                     yield part.strip()
@@ -32,7 +32,8 @@ COMMANDS = [pytest.param(line, id=f"{path.name}: {line[:60]}") for path in DOCUM
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_that_is_shown_is_understood(line: str) -> None:
-    words = shlex.split(line.partition(" > ")[0], comments=True)[1:]
+    words = shlex.split(line, comments=True)[1:]
+    words = words[: words.index(">")] if ">" in words else words
     command = typer.main.get_command(app)
     context = command.make_context("amago", list(words[:1]), resilient_parsing=True)
     while hasattr(command, "commands"):

@@ -64,8 +64,8 @@ def test_an_extra_that_is_there_in_part_is_noted_with_what_is_missing(
     ]
     monkeypatch.setattr("amago_cli.checkup.extras", lambda: found)
     subjects = amago("doctor", "--output", "json").json["metrics"]
-    assert subjects["extras"]["detail"].startswith("whole; absent: other")
-    assert subjects["extra part"]["verdict"] == "note"
+    assert subjects["extras"]["detail"].startswith("whole; not installed: other")
+    assert subjects["extra part"]["status"] == "note"
     assert "engine is not installed" in subjects["extra part"]["detail"]
 
 

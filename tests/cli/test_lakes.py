@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from amago_cli.lakes import below, locate, only, overview, shares
+from amago_cli.lakes import below, locate, only, overview
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.store import Lake
 
@@ -29,11 +29,6 @@ def test_one_lake_is_asked_for() -> None:
     for given in (None, [], ["a", "b"]):
         with pytest.raises(UsageError):
             only(given)
-
-
-def test_lakes_are_asked_for() -> None:
-    with pytest.raises(UsageError, match="no lake is named"):
-        shares([], Path("run"))
 
 
 def test_an_empty_lake_has_nothing(tmp_path: Path) -> None:

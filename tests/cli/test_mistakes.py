@@ -179,3 +179,27 @@ def test_a_record_of_other_types_is_named(amago: Amago, small: Path, name: str, 
     refused(amago("lake", "lineage", small), 4, str(small))
     train = ("train", "--from-lake", "small", "--steps", 4, "--encoder", "feedforward", *tiny())
     refused(amago(*train), 4, name.split("/")[-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "runs/x"], "unexpected argument 'runs/x'; did you mean --from-lake runs/x?"),
+        (["collect", "tmaze"], "unexpected argument 'tmaze'; did you mean --env tmaze?"),
+        (["collect", "--set", "collect.actors", "4"], "unexpected argument '4'; see `amago collect --help`"),
+        (["evaluate", "--run", "runs/x"], "no such option --run; give RUN without --run: amago evaluate RUN"),
+        (["collect", "--stpes", "3"], "no such option --stpes; did you mean --steps?"),
+        (["collcet"], "no such command 'collcet'; did you mean 'collect'?"),
+        (["train", "--from-lake", "x", "--size", "huge"], "size: input should be 'tiny', 'small', 'base' or 'large'"),
+    ],
+)
+def test_misplaced_word_is_answered_by_what_was_meant(amago: Amago, words: list[str], said: str) -> None:
+    done = amago(*words)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_missing_lake_is_reported_before_anything_starts(amago: Amago) -> None:
+    done = amago("train", "--from-lake", "runs/none")
+    assert done.code == 3
+    assert done.err.startswith("error: no lake at 'runs/none'")

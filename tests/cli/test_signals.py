@@ -69,7 +69,7 @@ def test_the_first_signal_says_what_is_waited_for(capfd) -> None:
             listener(STEP)
     said = capfd.readouterr().err
     assert said.strip().splitlines() == [
-        "stopping at the next safe point, after a \\u001b[31mstep; once more stops at once",
+        "stopping at the next safe point, after a \\u001b[31mstep; repeat to stop at once",
         "waiting for actor 3",
     ]
 
@@ -133,7 +133,7 @@ def test_a_call_that_is_stopped_before_its_stage_began_reports_it(monkeypatch, c
         os.kill(os.getpid(), number)
         raise AssertionError("stopped before")
 
-    monkeypatch.setattr("amago_cli.configuration.file_safe", slow)
+    monkeypatch.setattr("pipelines.stages.library.default_run", slow)
     before = signal.getsignal(number)
     assert main(["collect", "--env", "tmaze", "--output", "json"]) == code
     shown = json.loads(capsys.readouterr().out)

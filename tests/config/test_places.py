@@ -32,8 +32,8 @@ def test_the_nearest_name_beside_it_or_in_runs_is_offered(place: str, kind: type
 
 
 def test_a_directory_of_several_says_what_is_in_it() -> None:
-    assert hint_of("runs", RunDirectory) == "runs in it: runs/cartpole, runs/maze"
-    assert hint_of("runs", Lake) == "lakes in it, see amago lake ls runs: runs/cartpole, runs/maze"
+    assert hint_of("runs", RunDirectory) == "it contains runs: runs/cartpole, runs/maze"
+    assert hint_of("runs", Lake) == "it contains lakes (amago lake ls runs): runs/cartpole, runs/maze"
 
 
 def test_what_is_like_nothing_says_how_to_make_one() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.data.sampler import LEAST, MEMORY, WindowSampler
+from pipelines.data.sampler import ERROR_STEP, MIN_PRIORITY, WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.store import Lake
@@ -201,9 +201,9 @@ def test_a_priority_is_a_moving_average_of_the_windows_errors(lake: Lake) -> Non
     sampler = sampler_of(lake, PRIORITISED)
     sampler.draw(1)
     sampler.prioritise(np.array([2, 5, 2]), np.array([1.0, 3.0, 2.0]))
-    assert sampler.view.table["priority"][[2, 5]] == pytest.approx([1.5 + LEAST, 3.0 + LEAST])
+    assert sampler.view.table["priority"][[2, 5]] == pytest.approx([1.5 + MIN_PRIORITY, 3.0 + MIN_PRIORITY])
     sampler.prioritise(np.array([2]), np.array([4.0]))
-    assert sampler.view.table["priority"][2] == pytest.approx(1.5 + MEMORY * 2.5, abs=2 * LEAST)
+    assert sampler.view.table["priority"][2] == pytest.approx(1.5 + ERROR_STEP * 2.5, abs=2 * MIN_PRIORITY)
     assert sampler.view.table["measured"].tolist() == [False, False, True, False, False, True, False]
 
 
@@ -213,7 +213,7 @@ def test_windows_without_an_error_leave_priorities_alone(lake: Lake) -> None:
     sampler.draw(1)
     sampler.prioritise(np.array([2, 5, 2]), np.array([1.0, np.nan, np.nan]))
     sampler.prioritise(np.array([3]), np.array([np.nan]))
-    assert sampler.view.table["priority"][2] == pytest.approx(1.0 + LEAST)
+    assert sampler.view.table["priority"][2] == pytest.approx(1.0 + MIN_PRIORITY)
     assert sampler.view.table["measured"].tolist() == [False, False, True, False, False, False, False]
     sampler.draw(1)
 

@@ -91,7 +91,7 @@ def test_a_snapshot_whose_segments_are_gone_is_restored_with_a_notice(lake: Lake
     again = View(lake, SCHEMA.id, listener=told.append)
     again.restore(view.snapshot())
     assert again.num_trajectories == 1
-    assert "not a repetition" in told[-1].text
+    assert "will not be bit-identical" in told[-1].text
 
 
 def test_an_unknown_schema_is_refused(lake: Lake) -> None:

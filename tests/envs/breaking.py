@@ -84,7 +84,7 @@ class Shy(gymnasium.Env):
         raise StageFailed("not today")
 
 
-class Gone(gymnasium.Env):
+class EndsProcess(gymnasium.Env):
     """Ends the process that makes it."""
 
     def __init__(self):

@@ -150,7 +150,7 @@ def go_right(observation, prev_action, prev_reward, time):
 
 
 class Counting:
-    """A policy that checks what it is told."""
+    """A policy that checks its inputs."""
 
     def __init__(self, *, spaces, num_actors, seed):
         self.spaces, self.seen = spaces, []

@@ -44,9 +44,9 @@ def test_texts_and_sequences_are_padded_and_say_their_length():
     env = make(TOLD, num_envs=2, seed=0, params={"max_length": 20})
     assert dict(env.spec.spaces.observation) == {
         "obs.mission.length": Discrete(n=21),
-        "obs.mission": Ragged(max_length=20, dtype="int32", scale=255.0),
+        "obs.mission": Ragged(max_length=20, dtype="int32", scale=255.0, text=True),
         "obs.note.length": Discrete(n=9),
-        "obs.note": Ragged(max_length=8, dtype="uint8", scale=122.0),
+        "obs.note": Ragged(max_length=8, dtype="uint8", scale=122.0, text=True),
         "obs.places.length": Discrete(n=21),
         "obs.places": Ragged(max_length=20),
         "obs.events.length": Discrete(n=21),

@@ -97,8 +97,8 @@ def test_the_random_policy_keeps_to_what_is_legal_and_repeats_itself_by_its_seed
 @pytest.mark.parametrize(
     ("column", "action", "said"),
     [
-        ("obs.x", Discrete(n=4), r"'obs.x' is no observation of shape \(4,\)"),
-        ("obs.legal", Discrete(n=3), r"no observation of shape \(3,\)"),
+        ("obs.x", Discrete(n=4), r"'obs.x' is not an observation of shape \(4,\)"),
+        ("obs.legal", Discrete(n=3), r"not an observation of shape \(3,\)"),
         ("obs.legal", Box(shape=(4,)), "not for Box actions"),
     ],
 )

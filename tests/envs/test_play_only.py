@@ -1,4 +1,4 @@
-"""Environments that are told their tasks: the same as when they had drawn them."""
+"""Environments with chosen tasks: the same as when they had drawn them."""
 
 from __future__ import annotations
 

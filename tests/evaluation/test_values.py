@@ -13,9 +13,9 @@ from pipelines.evaluation.values import FIGURES, Values
 from pipelines.lake import reading
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.batch import TensorBatch
 from pipelines.learning.checkpoint import load_agent
-from pipelines.learning.inspection import inspect
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.diagnostics import inspect
 from pipelines.stages import collect, train
 from tests.stages.recipes import tiny
 

@@ -7,7 +7,7 @@ import numpy as np
 from pipelines.config.model import AgentSettings
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Spaces
 from pipelines.learning.agent import Agent
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
 
 ACTIONS: dict[str, Space] = {
     "discrete": Discrete(n=4),

@@ -6,7 +6,7 @@ import torch
 
 from pipelines.errors import UsageError
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
 from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, windows
 
 STEPS, ACTORS = 9, 4

@@ -7,7 +7,7 @@ import torch
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
 from tests.learning.factories import agent, batch, windows
 
 OBSERVATION = {"obs": Box(shape=(3,)), "obs.goal": Discrete(n=5), "obs.far": Box(shape=(2,))}
@@ -45,7 +45,7 @@ def test_columns_reach_the_policy_and_not_the_critics(kind, action):
     changed = TensorBatch(**(vars(data) | {"observation": others}))
     h, other_h = owner.encode(data), owner.encode(changed)
     assert torch.equal(h, other_h)
-    assert not torch.allclose(owner.steps(data, h).params_NGP, owner.steps(changed, h).params_NGP)
+    assert not torch.allclose(owner.valid_steps(data, h).params_NGP, owner.valid_steps(changed, h).params_NGP)
 
 
 def test_the_next_action_is_that_of_the_next_observation():
@@ -81,5 +81,5 @@ def test_acting_is_as_the_full_forward(action):
 
 
 def test_a_column_that_is_not_observed_is_refused():
-    with pytest.raises(UsageError, match=r"agent.actor.columns names what is not observed: obs\.gaol"):
+    with pytest.raises(UsageError, match=r"agent.actor.columns: no such observation: obs\.gaol"):
         agent(actor={"hidden": [8], "columns": ["obs.gaol"]})

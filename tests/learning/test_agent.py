@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
-from pipelines.learning.ensemble import draw, reduce
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
+from pipelines.learning.objectives import draw, reduce
 from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, padded, windows
 
 
@@ -80,7 +80,7 @@ def _uncut(source, spaces):
     whole.lengths = source.lengths * 0 + source.columns["reward"].shape[1]
     data = TensorBatch.from_numpy(whole, spaces)
     real = torch.arange(data.time.shape[1]) < torch.from_numpy(source.lengths)[:, None]
-    return TensorBatch(**(vars(data) | {"mask": real[:, 1:], "loss_mask": real[:, 1:], "real_rows": real}))
+    return TensorBatch(**(vars(data) | {"mask": real[:, 1:], "loss_mask": real[:, 1:], "valid_rows": real}))
 
 
 @pytest.mark.parametrize("constant", [0.0, 4.0, 255.0])

@@ -6,7 +6,7 @@ import torch
 
 from pipelines.lake.spaces import Box
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
 from tests.learning.factories import agent, values, windows
 from tests.tiers import some
 

@@ -85,7 +85,7 @@ def test_another_checkpoint_s_record_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "average.safetensors", "training.pt", "checkpoint.json"])
-def test_any_flipped_bit_is_found_and_the_newest_good_checkpoint_named(tmp_path: Path, name: str) -> None:
+def test_any_flipped_bit_is_found_and_the_newest_intact_checkpoint_named(tmp_path: Path, name: str) -> None:
     for update in (1, 2, 3):
         save(tmp_path, update)
     (tmp_path / "000002" / "training.pt").write_bytes(b"damaged too")
@@ -95,7 +95,7 @@ def test_any_flipped_bit_is_found_and_the_newest_good_checkpoint_named(tmp_path:
         data = bytearray(whole)
         data[place] ^= 1
         path.write_bytes(data)
-        with pytest.raises(IntegrityError, match=rf"000003.*{re.escape(name)}.* good one is 1:"):
+        with pytest.raises(IntegrityError, match=rf"000003.*{re.escape(name)}.* intact one is 1:"):
             checkpoints.load(tmp_path).training_state()
     path.unlink()
     if name != "checkpoint.json":
@@ -103,9 +103,9 @@ def test_any_flipped_bit_is_found_and_the_newest_good_checkpoint_named(tmp_path:
             checkpoints.load(tmp_path).training_state()
 
 
-def test_nothing_good_is_said(tmp_path: Path) -> None:
+def test_a_run_without_intact_checkpoints_is_reported(tmp_path: Path) -> None:
     (save(tmp_path, 1) / "weights.safetensors").write_bytes(b"")
-    with pytest.raises(IntegrityError, match="no other checkpoint of the run is whole"):
+    with pytest.raises(IntegrityError, match="no checkpoint of the run is intact"):
         checkpoints.load(tmp_path)
 
 

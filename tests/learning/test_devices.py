@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.inspection import inspect
-from pipelines.learning.tensors import TensorBatch
-from pipelines.nets.attention import BACKENDS, Sight
+from pipelines.learning.batch import TensorBatch
+from pipelines.learning.diagnostics import inspect
+from pipelines.nets.attention import BACKENDS, AttentionWindow
 from pipelines.nets.packing import Packing
 from tests.learning.factories import ACTIONS, agent, batch, windows
 
@@ -80,9 +80,9 @@ def test_batches_and_packings_say_where_they_are_made():
 def test_masks_are_made_where_queries_are(backend, packed):
     if backend == "banded" and packed:
         pytest.skip("is not for packed rows")
-    sight, lengths = Sight(window=6, sink=1), (13, 5, 4, 4)  # lengths no other test has: masks are kept
+    window, lengths = AttentionWindow(size=6, sink=1), (13, 5, 4, 4)  # lengths no other test has: masks are kept
     packing = Packing(lengths, time=13) if packed else None
     q = torch.randn(2, 2, 13, 8)
     with torch.device(ELSEWHERE):
-        out = BACKENDS[backend](q, q, q, sight, packing)
+        out = BACKENDS[backend](q, q, q, window, packing)
     assert out.device.type == "cpu"

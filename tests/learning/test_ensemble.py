@@ -1,6 +1,6 @@
 import torch
 
-from pipelines.learning.ensemble import draw, reduce
+from pipelines.learning.objectives import draw, reduce
 
 
 def test_members_are_drawn_without_replacement_and_evenly():

@@ -6,8 +6,8 @@ import torch
 
 from pipelines.config.model import FilterSettings
 from pipelines.errors import UsageError
-from pipelines.learning.filters import advantage_filter
-from pipelines.learning.inspection import inspect
+from pipelines.learning.diagnostics import inspect
+from pipelines.learning.objectives import advantage_filter
 from tests.learning.factories import agent, batch
 
 MASK = torch.ones(1, 3, 1, dtype=torch.bool)

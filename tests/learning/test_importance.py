@@ -59,8 +59,8 @@ def test_the_error_of_a_window_is_that_of_a_batch_of_it_alone():
     target = whole.targets(data, h.detach(), generator())
     whole._update_popart(target)
     state, action = h[:, :-1][data.mask], data.action[:, 1:][data.mask]
-    _, judged = whole.heads.judge(state, action, target, torch.ones(11))
-    value = whole.reward_units(judged.data_CNG)[..., -1]
+    _, data = whole.heads.critic_loss(state, action, target, torch.ones(11))
+    value = whole.reward_units(data.q_CNG)[..., -1]
     error = (value - target[:, -1] / owner.settings.reward_scale).abs().mean(0)
     torch.testing.assert_close(metrics["td_errors"], torch.stack([error[:8].mean(), error[8:].mean()]).detach())
 

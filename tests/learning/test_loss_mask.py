@@ -9,8 +9,8 @@ import torch
 
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
-from pipelines.learning.inspection import inspect
-from pipelines.learning.tensors import TensorBatch, require_loss_mask
+from pipelines.learning.batch import TensorBatch, require_loss_mask
+from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import ACTIONS, OBSERVATION, agent, batch, windows
 from tests.learning.test_agent import generator, gradients
 
@@ -37,7 +37,7 @@ def test_the_first_steps_of_windows_that_begin_later_than_their_trajectory_do_no
     data = TensorBatch.from_numpy(source, SPACES, burn_in=2)
     assert data.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
     assert data.loss_mask.int().tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert data.real_rows.sum(1).tolist() == [5, 5, 3, 2]
+    assert data.valid_rows.sum(1).tolist() == [5, 5, 3, 2]
     plain = TensorBatch.from_numpy(source, SPACES)
     assert torch.equal(plain.loss_mask, plain.mask)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from pipelines.learning.targets import n_step_targets, trace_targets
+from pipelines.learning.objectives import n_step_targets, trace_targets
 
 REWARD = torch.tensor([[1.0, 2.0, 4.0, 8.0]])
 VALUE = torch.tensor([[[100.0], [200.0], [400.0], [800.0]]])

@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from pipelines.nets import attention, flex
-from pipelines.nets.attention import BACKENDS, Sight, attend, attend_cached, choose, dense, obstacle
+from pipelines.nets.attention import BACKENDS, AttentionWindow, attend, attend_cached, choose, dense, obstacle
 from pipelines.nets.packing import Packing
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIGHTS = [
-    Sight(),
-    Sight(window=1),
-    Sight(window=3),
-    Sight(window=7),
-    Sight(window=20),
-    Sight(window=3, sink=1),
-    Sight(window=2, sink=9),
-    Sight(cap=0.7),
-    Sight(window=4, sink=2, cap=0.7),
+    AttentionWindow(),
+    AttentionWindow(size=1),
+    AttentionWindow(size=3),
+    AttentionWindow(size=7),
+    AttentionWindow(size=20),
+    AttentionWindow(size=3, sink=1),
+    AttentionWindow(size=2, sink=9),
+    AttentionWindow(logit_clip=0.7),
+    AttentionWindow(size=4, sink=2, logit_clip=0.7),
 ]
 LENGTHS = (7, 3, 1, 4, 2, 2)
 
@@ -32,52 +32,54 @@ def qkv(batch=3, heads=2, length=7, size=4, **kind):
     return torch.randn(3, batch, heads, length, size, generator=generator).to(**kind).requires_grad_()
 
 
-def literal(q, k, v, sight, documents):
+def literal(q, k, v, window, documents):
     """One query after the other, one key after the other; (T, Dh) and the document of each place."""
     out = torch.zeros_like(v)
     for i in range(len(q)):
         first = documents.index(documents[i])
         scores, seen = [], []
         for j in range(i + 1):
-            near = sight.window is None or i - j < sight.window or j - first < sight.sink
+            near = window.size is None or i - j < window.size or j - first < window.sink
             if documents[j] == documents[i] and near:
                 score = (q[i] @ k[j]).item() / math.sqrt(q.shape[-1])
-                scores.append(score if sight.cap is None else sight.cap * math.tanh(score / sight.cap))
+                scores.append(
+                    score if window.logit_clip is None else window.logit_clip * math.tanh(score / window.logit_clip)
+                )
                 seen.append(j)
         out[i] = sum(s * v[j] for s, j in zip(torch.tensor(scores).softmax(0), seen, strict=True))
     return out
 
 
-@pytest.mark.parametrize("sight", SIGHTS, ids=str)
+@pytest.mark.parametrize("window", SIGHTS, ids=str)
 @pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
-def test_dense_is_what_the_paper_says(sight, packed):
+def test_dense_is_what_the_paper_says(window, packed):
     packing = Packing(LENGTHS, time=7) if packed else None
     q, k, v = qkv(batch=len(packing.document_RW) if packed else 3)
-    out = dense(q, k, v, sight, packing)
+    out = dense(q, k, v, window, packing)
     for row in range(len(q)):
         documents = packing.document_RW[row].tolist() if packed else [0] * 7
         real = sum(document >= 0 for document in documents)
         for head in range(2):
             at = (row, head, slice(real))
-            expected = literal(q[at], k[at], v[at], sight, documents[:real])
+            expected = literal(q[at], k[at], v[at], window, documents[:real])
             torch.testing.assert_close(out[at], expected, atol=1e-5, rtol=0)
 
 
 def test_dense_by_hand():
     q = torch.tensor([[[[0.0], [0.0], [0.0]]]])  # equal scores: means over what is seen
     v = torch.tensor([[[[1.0], [3.0], [8.0]]]])
-    torch.testing.assert_close(dense(q, q, v, Sight())[0, 0, :, 0], torch.tensor([1.0, 2.0, 4.0]))
-    torch.testing.assert_close(dense(q, q, v, Sight(window=2))[0, 0, :, 0], torch.tensor([1.0, 2.0, 5.5]))
+    torch.testing.assert_close(dense(q, q, v, AttentionWindow())[0, 0, :, 0], torch.tensor([1.0, 2.0, 4.0]))
+    torch.testing.assert_close(dense(q, q, v, AttentionWindow(size=2))[0, 0, :, 0], torch.tensor([1.0, 2.0, 5.5]))
 
 
 def usable(device, dtype=torch.float32):
     for name in sorted(BACKENDS):
-        for sight in SIGHTS:
+        for window in SIGHTS:
             for packed in (False, True):
-                why = obstacle(name, device, dtype, sight.within(7), packed=packed)
+                why = obstacle(name, device, dtype, window.within(7), packed=packed)
                 if why is None or (name == "flex" and device == CPU):
-                    yield pytest.param(name, sight, packed, id=f"{name}-{sight}-{'packed' if packed else 'padded'}")
+                    yield pytest.param(name, window, packed, id=f"{name}-{window}-{'packed' if packed else 'padded'}")
 
 
 @pytest.mark.parametrize("backend", ["dense", "sdpa", "banded"])
@@ -88,14 +90,14 @@ def test_dropout_zeroes_single_weights_and_scales_the_others(backend, packed):
     torch.manual_seed(0)
     packing = Packing(LENGTHS, time=7) if packed else None
     q, k, _ = qkv(batch=len(packing.document_RW) if packed else 40, heads=50, size=7).detach()
-    sight = Sight(window=3, sink=1, dropout=0.25)
-    expected = attention.weights(q, k, sight, packing)
+    window = AttentionWindow(size=3, sink=1, dropout=0.25)
+    expected = attention.weights(q, k, window, packing)
     values = torch.eye(7).expand(*q.shape[:2], -1, -1)  # what comes out are the weights
-    found = BACKENDS[backend](q, k, values, sight, packing)
+    found = BACKENDS[backend](q, k, values, window, packing)
     kept = found != 0
     torch.testing.assert_close(found[kept], expected[kept] / 0.75)
     assert kept[expected > 0].float().mean().item() == pytest.approx(0.75, abs=0.03)
-    torch.testing.assert_close(BACKENDS[backend](q, k, values, Sight(window=3, sink=1), packing), expected)
+    torch.testing.assert_close(BACKENDS[backend](q, k, values, AttentionWindow(size=3, sink=1), packing), expected)
 
 
 def masks_alive():
@@ -111,14 +113,14 @@ def test_masks_of_long_windows_are_not_kept_and_of_short_ones_are_bounded(backen
     before = masks_alive()
     for length in range(1000, 1004):
         q, k, v = qkv(batch=1, heads=1, length=length).detach()
-        ours = attend(q, k, v, sight=Sight(window=window, sink=2), backend=backend)
+        ours = attend(q, k, v, window=AttentionWindow(size=window, sink=2), backend=backend)
         torch.testing.assert_close(ours[0, 0, -1], literal_row(q[0, 0], k[0, 0], v[0, 0], window, 2))
     assert masks_alive() == before
     for length in range(5, 31):  # each its own mask
-        attend(*qkv(batch=1, heads=1, length=length).detach(), sight=Sight(window=4), backend="sdpa")
+        attend(*qkv(batch=1, heads=1, length=length).detach(), window=AttentionWindow(size=4), backend="sdpa")
     assert 0 < masks_alive() - before <= 16 * (1 << 10)
     kept = masks_alive()
-    attend(*qkv(batch=1, heads=1, length=30).detach(), sight=Sight(window=4), backend="sdpa")
+    attend(*qkv(batch=1, heads=1, length=30).detach(), window=AttentionWindow(size=4), backend="sdpa")
     assert masks_alive() == kept
 
 
@@ -132,13 +134,13 @@ def on_cuda():
     return list(usable(CUDA, torch.bfloat16)) if torch.cuda.is_available() else []
 
 
-def compare(backend, sight, packing, real, *, size=4, device=CPU, dtype=torch.float32, **tolerance):
+def compare(backend, window, packing, real, *, size=4, device=CPU, dtype=torch.float32, **tolerance):
     batch = 3 if packing is None else len(packing.document_RW)
     ours, theirs = (qkv(batch, size=size, device=device, dtype=dtype) for _ in range(2))
-    sight = sight.within(7)
+    window = window.within(7)
     if backend == "flex" and device == CPU:  # knows no backward there
         ours = ours.detach()
-    out, expected = BACKENDS[backend](*ours, sight, packing), dense(*theirs, sight, packing)
+    out, expected = BACKENDS[backend](*ours, window, packing), dense(*theirs, window, packing)
     out, expected = (x.transpose(1, 2)[real] for x in (out, expected))
     torch.testing.assert_close(out, expected, **tolerance)
     if not ours.requires_grad:
@@ -148,63 +150,63 @@ def compare(backend, sight, packing, real, *, size=4, device=CPU, dtype=torch.fl
     torch.testing.assert_close(ours.grad, theirs.grad, **tolerance)
 
 
-@pytest.mark.parametrize(("backend", "sight", "packed"), list(usable(CPU)))
-def test_backend_equals_dense_in_value_and_gradient(backend, sight, packed):
+@pytest.mark.parametrize(("backend", "window", "packed"), list(usable(CPU)))
+def test_backend_equals_dense_in_value_and_gradient(backend, window, packed):
     packing = Packing(LENGTHS, time=7) if packed else None
     real = packing.real_RW if packed else torch.ones(3, 7, dtype=torch.bool)
-    compare(backend, sight, packing, real)
+    compare(backend, window, packing, real)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("size", [32, 6])
-@pytest.mark.parametrize(("backend", "sight", "packed"), on_cuda())
-def test_backend_equals_dense_on_cuda(backend, sight, packed, size):
-    if size == 6 and sight not in SIGHTS[:3]:
+@pytest.mark.parametrize(("backend", "window", "packed"), on_cuda())
+def test_backend_equals_dense_on_cuda(backend, window, packed, size):
+    if size == 6 and window not in SIGHTS[:3]:
         pytest.skip("heads of another size: with a few masks")
     torch.compiler.reset()  # a kernel for every mask, however many there have been
     flex._compiled.cache_clear()
     packing = Packing(LENGTHS, time=7, device="cuda") if packed else None
     real = packing.real_RW if packed else torch.ones(3, 7, dtype=torch.bool, device="cuda")
-    compare(backend, sight, packing, real, size=size, device=CUDA, dtype=torch.bfloat16, atol=3e-2, rtol=3e-2)
+    compare(backend, window, packing, real, size=size, device=CUDA, dtype=torch.bfloat16, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("sight", SIGHTS, ids=str)
-def test_autocast_takes_and_gives_any_precision(sight):
+@pytest.mark.parametrize("window", SIGHTS, ids=str)
+def test_autocast_takes_and_gives_any_precision(window):
     q, k, v = qkv().detach()
-    expected = dense(q, k, v, sight)
+    expected = dense(q, k, v, window)
     for enabled in (torch.no_grad, torch.enable_grad):
         with enabled(), torch.autocast("cpu", torch.bfloat16):
-            out = attend(q, k, v.bfloat16(), sight=sight)
+            out = attend(q, k, v.bfloat16(), window=window)
         torch.testing.assert_close(out.float(), expected, atol=3e-2, rtol=0)
 
 
 def test_the_choice_follows_what_can_be_used():
     long = {"length": 1024}
-    assert choose("auto", CPU, torch.float32, Sight(), **long) == "sdpa"
-    assert choose("auto", CPU, torch.float32, Sight(window=64), **long) == "banded"
-    assert choose("auto", CPU, torch.float32, Sight(window=64), **long, packed=True) == "sdpa"
-    assert choose("auto", CPU, torch.float32, Sight(window=1000), **long) == "sdpa"
-    assert choose("auto", CPU, torch.float32, Sight(cap=30.0), **long) == "dense"
-    assert choose("dense", CPU, torch.float32, Sight(), **long) == "dense"
-    assert choose("flash", CPU, torch.bfloat16, Sight(), **long) == "sdpa"  # speed only
-    assert "CUDA" in obstacle("flash", CPU, torch.bfloat16, Sight())
-    assert Sight(window=9, dropout=0.1).within(9) == Sight(dropout=0.1)
+    assert choose("auto", CPU, torch.float32, AttentionWindow(), **long) == "sdpa"
+    assert choose("auto", CPU, torch.float32, AttentionWindow(size=64), **long) == "banded"
+    assert choose("auto", CPU, torch.float32, AttentionWindow(size=64), **long, packed=True) == "sdpa"
+    assert choose("auto", CPU, torch.float32, AttentionWindow(size=1000), **long) == "sdpa"
+    assert choose("auto", CPU, torch.float32, AttentionWindow(logit_clip=30.0), **long) == "dense"
+    assert choose("dense", CPU, torch.float32, AttentionWindow(), **long) == "dense"
+    assert choose("flash", CPU, torch.bfloat16, AttentionWindow(), **long) == "sdpa"  # speed only
+    assert "CUDA" in obstacle("flash", CPU, torch.bfloat16, AttentionWindow())
+    assert AttentionWindow(size=9, dropout=0.1).within(9) == AttentionWindow(dropout=0.1)
 
 
 def test_backends_of_cuda_are_chosen_where_they_are_installed(monkeypatch):
     monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: None)
-    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9), length=64, packed=True) == "flash"
-    assert choose("auto", CUDA, torch.float32, Sight(), length=64) == "sdpa"
-    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9, sink=1), length=64) == "flex"
-    assert choose("flex", CUDA, torch.bfloat16, Sight(dropout=0.1), length=64) == "flash"
+    assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(size=9), length=64, packed=True) == "flash"
+    assert choose("auto", CUDA, torch.float32, AttentionWindow(), length=64) == "sdpa"
+    assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(size=9, sink=1), length=64) == "flex"
+    assert choose("flex", CUDA, torch.bfloat16, AttentionWindow(dropout=0.1), length=64) == "flash"
     monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: "away" if name == "flash" else None)
-    assert choose("auto", CUDA, torch.bfloat16, Sight(dropout=0.1), length=64, packed=True) == "sdpa"
-    assert choose("auto", CUDA, torch.bfloat16, Sight(window=9), length=64, packed=True) == "varlen"
-    assert choose("auto", CUDA, torch.bfloat16, Sight(), length=64) == "sdpa"
-    assert choose("auto", CUDA, torch.float32, Sight(window=9), length=64) == "flex"
+    assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(dropout=0.1), length=64, packed=True) == "sdpa"
+    assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(size=9), length=64, packed=True) == "varlen"
+    assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(), length=64) == "sdpa"
+    assert choose("auto", CUDA, torch.float32, AttentionWindow(size=9), length=64) == "flex"
     monkeypatch.setattr("pipelines.nets.attention.lacks", lambda name: "away")
-    assert choose("auto", CUDA, torch.float32, Sight(window=9), length=64) == "banded"
+    assert choose("auto", CUDA, torch.float32, AttentionWindow(size=9), length=64) == "banded"
 
 
 def test_a_broken_flash_attn_is_as_none(monkeypatch, tmp_path):
@@ -212,8 +214,11 @@ def test_a_broken_flash_attn_is_as_none(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     attention._lacks.cache_clear()
     try:
-        assert obstacle("flash", CUDA, torch.bfloat16, Sight()) == "flash-attn cannot be imported (undefined symbol)"
-        assert choose("auto", CUDA, torch.bfloat16, Sight(), length=64) == "sdpa"
+        assert (
+            obstacle("flash", CUDA, torch.bfloat16, AttentionWindow())
+            == "flash-attn cannot be imported (undefined symbol)"
+        )
+        assert choose("auto", CUDA, torch.bfloat16, AttentionWindow(), length=64) == "sdpa"
     finally:
         attention._lacks.cache_clear()
 
@@ -229,15 +234,15 @@ def test_kernels_of_varlen_get_documents_and_heads_of_eights(monkeypatch):
         for first, last in pairwise(ends_q.tolist()):
             part = slice(first, last)
             heads = [x[part].transpose(0, 1)[None] for x in (q * (scale * math.sqrt(q.shape[-1])), k, v)]
-            out[part] = dense(*heads, Sight(window=window_size[0] + 1))[0].transpose(0, 1)
+            out[part] = dense(*heads, AttentionWindow(size=window_size[0] + 1))[0].transpose(0, 1)
         return out
 
     inspect.signature(torch_varlen.varlen_attn).bind(*range(7), scale=1.0, window_size=(2, 0))
     monkeypatch.setattr(torch_varlen, "varlen_attn", stand_in)
     packing = Packing(LENGTHS, time=7)
     q, k, v = qkv(len(packing.document_RW), size=6).detach()
-    out = BACKENDS["varlen"](q, k, v, Sight(window=3), packing)
-    expected = dense(q, k, v, Sight(window=3), packing)
+    out = BACKENDS["varlen"](q, k, v, AttentionWindow(size=3), packing)
+    expected = dense(q, k, v, AttentionWindow(size=3), packing)
     real = packing.real_RW
     torch.testing.assert_close(out.transpose(1, 2)[real], expected.transpose(1, 2)[real])
     assert seen == [(0, torch.int32, 7, (2, 0))]
@@ -251,5 +256,5 @@ def test_cached_query_equals_last_row_and_ignores_empty_slots(cap):
     for actor, length in enumerate((7, 4, 1)):
         one = slice(actor, actor + 1)
         query = q[one, :, -1:].expand(-1, -1, length, -1)
-        expected = dense(query, k[one, :, :length], v[one, :, :length], Sight(cap=cap))[0, :, -1]
+        expected = dense(query, k[one, :, :length], v[one, :, :length], AttentionWindow(logit_clip=cap))[0, :, -1]
         torch.testing.assert_close(out[actor], expected)

@@ -49,6 +49,20 @@ def shaken(critic):
     return critic
 
 
+def squared(target):
+    """Squared error as a critic's loss, with its gradient, by autograd."""
+
+    def loss(rows, outputs):
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            wanted = target[rows, :, None] if leaf.dim() == 3 else target[rows].t()
+            error = (leaf - wanted).square().sum()
+            (slope,) = torch.autograd.grad(error, leaf)
+        return (error.detach(), slope) if leaf.dim() == 3 else (error.detach(), outputs, slope)
+
+    return loss
+
+
 def test_action_values_equal_members_one_by_one():
     critic, h = shaken(ActionValues(5, 2, 4, SETTINGS)), torch.randn(6, 5)
     out = critic(h)
@@ -75,11 +89,11 @@ def test_action_input_equals_the_concatenated_input(settings, rows, monkeypatch)
 
 
 @KINDS
-def test_the_least_passes_its_gradient_through_one_critic_to_the_actions_alone(settings):
+def test_min_q_passes_its_gradient_through_one_critic_to_the_actions_alone(settings):
     critic = shaken(ActionInput(5, 3, GAMMAS, settings))
     h, action = torch.randn(6, 5), torch.randn(6, 2, 4, 3, requires_grad=True)
     drawn = torch.rand(3, 6, 2).topk(2, 0).indices
-    least, everything = critic.least(critic.states(h), action, drawn)
+    least, everything = critic.min_q(critic.states(h), action, drawn)
     by_hand = torch.stack([values(critic, c, h, action[:, :, k], frozen=True) for c in range(3) for k in range(4)])
     means = by_hand.view(3, 4, 6, 2).mean(1)
     torch.testing.assert_close(everything, means.detach())
@@ -94,10 +108,10 @@ def test_the_least_passes_its_gradient_through_one_critic_to_the_actions_alone(s
 
 def test_without_gradient_nothing_is_kept():
     critic, table = ActionInput(5, 3, GAMMAS, SETTINGS), ActionValues(5, 2, 4, SETTINGS)
-    h, ones, target = torch.randn(6, 5), torch.ones(6), torch.zeros(6, 2)
+    h, target = torch.randn(6, 5), torch.zeros(6, 2)
     with torch.no_grad():
-        loss, _ = critic.loss(h, critic.states(h), torch.randn(6, 3), target, ones)
-        other, _ = table.loss(h, torch.zeros(6, dtype=torch.int64), target, ones)
+        loss, _ = critic.fused_loss(h, critic.states(h), torch.randn(6, 3), squared(target))
+        other, _ = table.fused_loss(h, squared(target))
     assert not loss.requires_grad
     assert not other.requires_grad
 
@@ -108,7 +122,7 @@ def test_lower_precision_changes_little_and_gradients_stay_in_float32():
     grads = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            loss, _ = critic.loss(h, critic.states(h), action, target, torch.ones(300))
+            loss, _ = critic.fused_loss(h, critic.states(h), action, squared(target))
         grads.append(torch.autograd.grad(loss, [h, *critic.parameters()]))
     for full, low in zip(*grads, strict=True):
         assert low.dtype == torch.float32
@@ -122,18 +136,17 @@ def rounded(values):
 
 def test_values_are_not_rounded_to_lower_precision():
     """Differences of nearly equal values decide; what is left of the rounding of hidden layers averages out."""
-    h, action, target, ones = torch.randn(300, 16), torch.randn(300, 3), torch.randn(300, 2), torch.ones(300)
+    h, action, target = torch.randn(300, 16), torch.randn(300, 3), torch.randn(300, 2)
     inputs = shaken(ActionInput(16, 3, GAMMAS, CriticSettings(hidden=(64, 64))))
     table = shaken(ActionValues(16, 2, 4, CriticSettings(hidden=(64, 64))))
     for critic in (inputs, table):
         critic.last_bias.data.zero_()
-    index = torch.randint(4, (300,))
     of_input = action[:, None, None].expand(-1, 2, 1, -1)
 
     def found():
-        yield inputs.loss(h, inputs.states(h), action, target, ones)[1]
+        yield inputs.fused_loss(h, inputs.states(h), action, squared(target))[1]
         yield inputs(inputs.states(h), of_input)
-        yield table.loss(h, index, target, ones)[1]
+        yield table.fused_loss(h, squared(target))[1]
         yield table(h)
 
     full = list(found())

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from pipelines.config.encoders import TransformerSettings
-from pipelines.nets.attention import Sight, dense
+from pipelines.nets.attention import AttentionWindow, dense
 from pipelines.nets.transformer import Transformer
 
 P = 0.5
@@ -20,7 +20,7 @@ def written_out(net, x, time, drop):
     """The same with each dropout where it belongs; draws from torch's global generator in the order of the layers."""
 
     def attention(q, k, v):
-        return dense(q, k, v, Sight().within(x.shape[1]))
+        return dense(q, k, v, AttentionWindow().within(x.shape[1]))
 
     x = drop(net._embed(x, time))
     for block in net.blocks:

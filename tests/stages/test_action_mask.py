@@ -74,7 +74,7 @@ def test_a_chain_explores_legally(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'obs.mask' is no observation of shape \(5,\)"):
+    with pytest.raises(UsageError, match=r"'obs.mask' is not an observation of shape \(5,\)"):
         collect.run(settings(agent={"action_mask": "obs.mask"}), run=tmp_path / "run")
     assert not (tmp_path / "run/lake").exists()
     assert not (tmp_path / "run/config.toml").exists()

@@ -203,7 +203,7 @@ def test_an_environment_that_ends_its_process_is_one_line(tmp_path):
     with pytest.raises(StageFailed, match=r"is gone: worker process .* ended with exit code 7"):
         collect.run(settings(WALK, env={"fault": "leave"}), lake=tmp_path / "lake")
     with pytest.raises(StageFailed, match=r"cannot be made: worker process .* ended with exit code 8"):
-        collect.run(settings("tests.envs.breaking:Gone"), lake=tmp_path / "lake")
+        collect.run(settings("tests.envs.breaking:EndsProcess"), lake=tmp_path / "lake")
 
 
 def test_a_trial_finds_out_how_long_an_episode_is(monkeypatch):

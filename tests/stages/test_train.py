@@ -16,7 +16,7 @@ from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
 from pipelines.stages import collect, evaluate, train
 from pipelines.stages.train import Source
 from pipelines.training.metrics_log import MetricsLog

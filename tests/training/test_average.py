@@ -13,10 +13,10 @@ from pipelines.data.batch import Batch
 from pipelines.lake.spaces import Box, Discrete, Space, Spaces
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.agent import Agent
+from pipelines.learning.batch import TensorBatch
 from pipelines.learning.checkpoint import load_agent
-from pipelines.learning.inspection import inspect
-from pipelines.learning.tensors import TensorBatch
-from pipelines.learning.values import CriticHeads
+from pipelines.learning.diagnostics import inspect
+from pipelines.learning.heads import CriticHeads
 from pipelines.training.learner import Learner
 from tests.stages.recipes import tiny
 from tests.training.test_learner import SPACES, batch, learner

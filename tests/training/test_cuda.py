@@ -15,7 +15,7 @@ from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
 from pipelines.nets.precision import autocast
 from pipelines.nets.scan import linear_scan
 from pipelines.nets.selective import selective_scan

@@ -13,8 +13,8 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.batch import TensorBatch
 from pipelines.learning.checkpoint import resolve_device
-from pipelines.learning.tensors import TensorBatch
 from pipelines.training.learner import Learner
 from tests.stages.recipes import tiny
 from tests.tiers import some

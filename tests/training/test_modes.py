@@ -12,8 +12,8 @@ from pipelines.data.batch import Batch
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.inspection import inspect
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
+from pipelines.learning.diagnostics import inspect
 from pipelines.training.learner import Learner
 from tests.stages.recipes import tiny
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.inspection import inspect
-from pipelines.learning.tensors import TensorBatch
-from pipelines.learning.values import CriticHeads
+from pipelines.learning.batch import TensorBatch
+from pipelines.learning.diagnostics import inspect
+from pipelines.learning.heads import CriticHeads
 from pipelines.nets.precision import autocast
 from tests.training.test_learner import ENCODERS, SPACES, batch, encoding
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipelines.data.batch import Batch
-from pipelines.learning.tensors import TensorBatch
+from pipelines.learning.batch import TensorBatch
 from pipelines.nets.linear import SigmaLinear
 from pipelines.training.learner import Learner
 from tests.stages.recipes import tiny

@@ -15,25 +15,25 @@ def compact(
     common: Common,
     lake: LakeArgument,
     small: Annotated[
-        int, typer.Option(metavar="SIZE", parser=size, help="Segments smaller than this are merged.")
+        int, typer.Option(metavar="SIZE", parser=size, help="Merge segments smaller than this.")
     ] = "16MiB",  # type: ignore[assignment]
     target: Annotated[
-        int, typer.Option(metavar="SIZE", parser=size, help="Up to this size; also the memory it takes.")
+        int, typer.Option(metavar="SIZE", parser=size, help="Size of merged segments; also the memory needed.")
     ] = "128MiB",  # type: ignore[assignment]
     settle: Annotated[
         float,
-        typer.Option(metavar="AGE", parser=seconds, help="Younger segments are left alone while somebody writes."),
+        typer.Option(metavar="AGE", parser=seconds, help="Leave younger segments alone while a collector writes."),
     ] = "30s",  # type: ignore[assignment]
     grace: Annotated[
-        float, typer.Option(metavar="AGE", parser=seconds, help="How long files that are out of sight stay.")
+        float, typer.Option(metavar="AGE", parser=seconds, help="How long to keep files that were replaced.")
     ] = "600s",  # type: ignore[assignment]
     dry_run: DryRun = False,
 ) -> Any:
-    """Merge small segments into large ones, and rewrite those of which half has expired.
+    """Merge small segments into large ones, and rewrite segments of which half has expired.
 
-    Others may write and train meanwhile: trajectories stay the same, and a checkpoint goes on drawing what it drew. A
-    damaged segment is left as it is. Files that were replaced are removed after a grace period, by this command or a
-    later one; collectors compact what they fill (lake.compact).
+    Collectors and trainers can keep running: the trajectories stay the same, and a checkpoint can still draw what it
+    drew before. Damaged segments are not touched. Replaced files are removed after a grace period, by this command or a
+    later one. Collectors also compact the lakes that they write to (lake.compact).
 
     Example: amago lake compact runs/quickstart
     """
@@ -63,7 +63,7 @@ def compact(
         },
         tables=[
             Table(
-                title="merged" if not dry_run else "to be merged",
+                title="merged" if not dry_run else "to merge",
                 columns=("segments", "first", "last"),
                 rows=[(len(run), run[0], run[-1]) for run in done.runs],
             )

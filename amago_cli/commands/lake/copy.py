@@ -14,7 +14,7 @@ from amago_cli.options import Common, reader
 if TYPE_CHECKING:
     from pipelines.stages.result import Result
 
-Where = Annotated[str, typer.Option("--where", metavar="SQL", help="Only trajectories for which this predicate holds.")]
+Where = Annotated[str, typer.Option("--where", metavar="SQL", help="Copy only trajectories that match this predicate.")]
 
 
 @reader
@@ -24,15 +24,15 @@ def copy(
         str,
         typer.Argument(metavar="SRC", help="A lake, a run, or s3://bucket/prefix.", autocompletion=completion.lakes),
     ],
-    target: Annotated[str, typer.Argument(metavar="DST", help="A lake to add to; made if there is none.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Lake to add to; created if missing.")],
     where: Where = "",
 ) -> Any:
-    """Copy the trajectories of a lake into another, which may hold others; every one is there once.
+    """Copy the trajectories of a lake into another one, without duplicates.
 
-    Segments are copied as they are, under their names, and read back before they count; where only some of their
-    trajectories are wanted, or were there before, those are written into new ones. A derived trajectory whose base is
-    not in DST is written out whole. What expired in DST does not come back with it. Repeating the command copies what
-    is missing. Exit 4 if something was damaged in SRC: the rest is copied.
+    Segments are copied unchanged, under the same names, and verified before they count; if only some of their
+    trajectories are selected or missing in DST, these are written to new segments. A relabelled trajectory whose base
+    is not in DST is written out in full. Trajectories that expired in DST are not copied again. Repeating the command
+    copies what is missing. Exit 4 if SRC is damaged: the intact rest is copied.
 
     Example: amago lake copy runs/a s3://bucket/lake --where success
     """
@@ -45,10 +45,10 @@ def merge(
     sources: Annotated[
         list[str], typer.Argument(metavar="SRC", help="Lakes or runs.", autocompletion=completion.lakes)
     ],
-    into: Annotated[str, typer.Option("--into", metavar="DST", help="A lake to add to; made if there is none.")],
+    into: Annotated[str, typer.Option("--into", metavar="DST", help="Lake to add to; created if missing.")],
     where: Where = "",
 ) -> Any:
-    """Copy the trajectories of several lakes into one, as `amago lake copy` does; the sources stay as they are.
+    """Copy the trajectories of several lakes into one, as `amago lake copy` does; the sources are not changed.
 
     Example: amago lake merge runs/a runs/b --into lakes/all
     """
@@ -67,7 +67,7 @@ def _copy(common: Common, sources: Sequence[str], target: str, where: str, comma
         copying.refuse_nested(lake, target)
     if where.strip() and Lake.find(target) is None:
         for lake in opened:
-            select(lake, where)  # a mistake in it leaves no empty lake
+            select(lake, where)  # a mistake in it must not leave an empty lake behind
     into = Lake.open_or_create(target)
     common.concerns(lake=into.name)
     with common.listening() as listener:
@@ -93,8 +93,8 @@ def _copy(common: Common, sources: Sequence[str], target: str, where: str, comma
     )
     if damaged:
         error = IntegrityError(
-            f"damaged in what was copied: {', '.join(damaged)}; what is whole of it is in '{into.name}'",
-            hint="see amago lake verify of the source",
+            f"damaged segments: {', '.join(damaged)}; their intact trajectories are in '{into.name}'",
+            hint="see amago lake verify on the source",
         )
         error.result = result
         raise error

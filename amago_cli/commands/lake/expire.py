@@ -15,34 +15,37 @@ def expire(
     common: Common,
     lake: LakeArgument,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", metavar="N", parser=positive, help="Keep at most so many steps.")
+        int | None, typer.Option("--max-steps", metavar="N", parser=positive, help="Keep at most N steps, the newest.")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", metavar="SIZE", parser=size, help="Keep at most so much, e.g. 10GB.")
+        int | None, typer.Option("--max-bytes", metavar="SIZE", parser=size, help="Keep at most SIZE, e.g. 10GB.")
     ] = None,
     max_trajectories: Annotated[
         int | None,
-        typer.Option("--max-trajectories", metavar="N", parser=positive, help="Keep at most so many trajectories."),
+        typer.Option(
+            "--max-trajectories", metavar="N", parser=positive, help="Keep at most N trajectories, the newest."
+        ),
     ] = None,
     max_age: Annotated[
         float | None,
-        typer.Option("--max-age", metavar="AGE", parser=seconds, help="Keep what is younger: 7d, 12h."),
+        typer.Option("--max-age", metavar="AGE", parser=seconds, help="Expire trajectories older than AGE, e.g. 7d."),
     ] = None,
     where: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="Count and expire only trajectories for which this holds.")
+        str, typer.Option("--where", metavar="SQL", help="Count and expire only trajectories that match.")
     ] = "",
     grace: Annotated[
-        float, typer.Option(metavar="AGE", parser=seconds, help="How long files that are out of sight stay.")
+        float, typer.Option(metavar="AGE", parser=seconds, help="How long to keep files of expired trajectories.")
     ] = "600s",  # type: ignore[assignment]
     dry_run: DryRun = False,
 ) -> Any:
-    """Let trajectories go: the oldest until the rest fits, those older than an age, or those that SQL selects.
+    """Expire trajectories: the oldest until the rest fits a limit, those older than an age, or those that SQL selects.
 
-    Steps and trajectories are counted without overlays, which go with what they derive from. --where alone expires all
-    that it selects; with a limit, what the limit takes of it. They are out of sight at once. Files go after the grace
-    period when all in them has expired; `amago lake compact` makes room where a part has.
+    Limits count steps and trajectories without overlays, which expire with the trajectories that they derive from.
+    --where alone expires everything that matches; with a limit, the limit applies to the matching trajectories. Expired
+    trajectories are invisible at once. A file is removed after the grace period if all its trajectories have expired;
+    `amago lake compact` reclaims the space of the others.
 
-    A protected lake is refused; trajectories of protected snapshots stay (see: amago lake protect --help).
+    A protected lake is refused; trajectories of protected snapshots are kept (see: amago lake protect --help).
 
     Example: amago lake expire runs/cartpole --max-steps 1000000 --dry-run
     """

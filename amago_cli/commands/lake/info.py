@@ -11,13 +11,12 @@ from amago_cli.options import Common, LakeArgument, reader
 if TYPE_CHECKING:
     from pipelines.stages.result import Table
 
-_SHOWN = 20  # tasks and policies in a table; JSON has more
+_SHOWN = 20  # rows of a table; JSON has more
 
 
 @reader
 def info(common: Common, lake: LakeArgument) -> Any:
-    """Describe a lake: tasks, who filled it and when last, which policy versions acted, what a step takes on the disk,
-    what expired, what is protected.
+    """Describe a lake: tasks, sources, collectors, policy versions, bytes per step, expiry, protection.
 
     Example: amago lake info runs/gym-CartPole-v1
     """

@@ -29,19 +29,20 @@ def lineage(
         ),
     ],
     trajectories: Annotated[
-        bool, typer.Option("--trajectories", help="List the uids that the checkpoint could draw, one a line.")
+        bool, typer.Option("--trajectories", help="List the uids that the checkpoint could sample, one per line.")
     ] = False,
     lake: Annotated[
-        list[str] | None, typer.Option("--lake", metavar="LAKE", help="Where a lake is now, if it was moved; repeats.")
+        list[str] | None,
+        typer.Option("--lake", metavar="LAKE", help="Current place of a lake that was moved; repeatable."),
     ] = None,
     depth: Annotated[
-        int, typer.Option("--depth", metavar="N", min=1, help="Runs followed behind one another at most.")
+        int, typer.Option("--depth", metavar="N", min=1, help="How many runs to follow back at most.")
     ] = 8,
 ) -> Any:
-    """Show what a checkpoint was trained on, who collected it, and which checkpoints acted, run by run.
+    """Show what a checkpoint was trained on, which collectors wrote it and which checkpoints acted, across runs.
 
-    Updates whose checkpoints are gone can be asked for too. Trajectories that expired since are not counted; the
-    segments that are gone are listed, with the reason where it is known.
+    CHECKPOINT may be an update whose checkpoint was deleted. Trajectories that expired since are not counted; missing
+    segments are listed, with the reason if known.
 
     Example: amago lake lineage runs/quickstart@500
     """
@@ -63,9 +64,9 @@ def lineage(
 def _origin(origin: CheckpointLineage) -> Node:
     from amago_cli.render.tree import Node
 
-    told = "" if origin.told_by == origin.checkpoint else f", as checkpoint {origin.told_by} tells"
-    text = f"{origin.run} ({origin.identity}), checkpoint {origin.checkpoint}{told}"
-    return Node(text, [_drawn(drawn) for drawn in origin.lakes] or [Node("it drew from no lake")])
+    reported = "" if origin.told_by == origin.checkpoint else f", as recorded by checkpoint {origin.told_by}"
+    text = f"{origin.run} ({origin.identity}), checkpoint {origin.checkpoint}{reported}"
+    return Node(text, [_drawn(drawn) for drawn in origin.lakes] or [Node("not trained on any lake")])
 
 
 def _drawn(drawn: LakeLineage) -> Node:
@@ -86,13 +87,13 @@ def _drawn(drawn: LakeLineage) -> Node:
         children.append(Node(f"relabelled by {part[0].relabel_method}: {_amount(part)} from {bases} originals"))
     if drawn.moved:
         files = len(set(drawn.moved.values()))
-        children.append(Node(f"{_count(len(drawn.moved), 'segment')} rewritten into {files} since"))
-    children += [Node(f"gone: {gone.segment}{_when(gone.time)} {gone.reason}") for gone in drawn.gone]
+        children.append(Node(f"{_count(len(drawn.moved), 'segment')} since rewritten into {files}"))
+    children += [Node(f"missing: {gone.segment}{_when(gone.time)} {gone.reason}") for gone in drawn.gone]
     for behaviour in drawn.behaviour:
         if behaviour.run is None and not behaviour.note:
             continue
         trained = [version for version in behaviour.versions if version >= 0]
-        kept = f", checkpoints kept: {_span(behaviour.kept)}" if behaviour.kept else ", no checkpoint of them is kept"
+        kept = f", checkpoints kept: {_span(behaviour.kept)}" if behaviour.kept else ", their checkpoints were deleted"
         note = f"; {behaviour.note}" if behaviour.note else ""
         acted = f"policy {behaviour.policy_id} of {behaviour.run} acted at {_span(trained)}"
         children.append(
@@ -110,8 +111,8 @@ def _collector(name: str, drawn: LakeLineage) -> str:
         *([f"on {processes[-1]['host']}"] if "host" in processes[-1] else []),
     ]
     own = [source for source in drawn.sources if source.collector == name and source.relabel_method is None]
-    told = f" ({', '.join(facts)})" if facts else ""
-    return f"{name or '(no collector)'}{told}: {_amount(own)}"
+    details = f" ({', '.join(facts)})" if facts else ""
+    return f"{name or '(no collector)'}{details}: {_amount(own)}"
 
 
 def _acted(part: Sequence[LineageSource]) -> Node:
@@ -140,7 +141,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _span(versions: Sequence[int]) -> str:
-    """Update numbers, briefly."""
+    """Abbreviate update numbers."""
     if len(versions) <= 3:
         return ", ".join(map(str, versions))
     return f"{min(versions)}..{max(versions)} ({len(versions)} versions)"

@@ -13,9 +13,9 @@ from amago_cli.options import Common, reader
 @reader
 def ls(
     common: Common,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A directory with lakes in it.")] = Path("runs"),
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A directory that contains lakes.")] = Path("runs"),
 ) -> Any:
-    """List the lakes in a directory and below it.
+    """List the lakes in and below a directory.
 
     Example: amago lake ls runs
     """
@@ -24,7 +24,7 @@ def ls(
     from pipelines.stages.result import Result, Table
 
     if not path.is_dir():
-        raise InputMissing(f"no directory '{path}'", hint="amago collect makes runs, each with a lake, in runs/")
+        raise InputMissing(f"no directory '{path}'", hint="`amago collect` creates runs, each with a lake, in runs/")
     lakes = [_look(lake) for lake in below(path)]
     columns = ("lake", "trajectories", "steps", "overlays", "segments", "bytes", "environments")
     rows = [(*(lake.get(name) for name in columns[:-1]), _last(lake)) for lake in lakes]
@@ -41,7 +41,7 @@ def _look(path: Path) -> dict[str, Any]:
 
     try:
         return overview(path)
-    except AmagoError as error:  # one damaged lake must not hide the others
+    except AmagoError as error:  # a damaged lake must not hide the others
         return {"lake": path, "environments": [], "error": str(error)}
 
 

@@ -19,19 +19,19 @@ def protect(
         typer.Option(
             "--snapshot",
             metavar="RUN[@CHECKPOINT]",
-            help="Keep what this checkpoint could draw (latest).",
+            help="Keep the trajectories that this checkpoint could sample.",
             autocompletion=completion.runs_at_checkpoints,
         ),
     ] = None,
-    whole: Annotated[bool, typer.Option("--all", help="Keep everything, also what is added later.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="Keep everything, including future additions.")] = False,
     off: Annotated[
-        str | None, typer.Option("--off", metavar="NAME", help="Take a protection back, by its name in the list.")
+        str | None, typer.Option("--off", metavar="NAME", help="Remove a protection, by its name in the list.")
     ] = None,
 ) -> Any:
-    """Keep a lake, or what a checkpoint could draw, from expiring; without an option, list what is kept.
+    """Protect a lake, or the trajectories of a checkpoint, from expiring; without an option, list protections.
 
-    Neither `amago lake expire` nor a collector's bounds touch what is protected. Compaction may move it: the checkpoint
-    draws the same from it, byte for byte.
+    Neither `amago lake expire` nor a collector's limits touch what is protected. Compaction may move it; the checkpoint
+    still samples the same, byte for byte.
 
     Example: amago lake protect runs/cartpole --snapshot runs/cartpole@best
     """
@@ -45,7 +45,7 @@ def protect(
     from pipelines.stages.result import Result, Table
 
     if sum((snapshot is not None, whole, off is not None)) > 1:
-        raise UsageError("--all, --snapshot and --off exclude one another", hint="give one of them")
+        raise UsageError("--all, --snapshot and --off exclude each other", hint="give one of them")
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
     if whole:
@@ -59,18 +59,19 @@ def protect(
         ids = [id for found in snapshots if found["id"] == opened.id for id in found["segments"]]
         if not ids:
             raise InputMissing(
-                f"checkpoint {update} of run '{path}' drew nothing from lake '{opened.name}'",
-                hint=f"see what it drew from: amago lake lineage {path}@{update}",
+                f"checkpoint {update} of run '{path}' was not trained on lake '{opened.name}'",
+                hint=f"see what it was trained on: amago lake lineage {path}@{update}",
             )
         engine.protect(opened, dict.fromkeys(ids), name=f"{directory.path.resolve().name}@{update}")
     found = engine.protections(opened.storage)
     rows = [
-        (kept.name, "everything" if kept.is_whole else f"what was in {len(kept.segments)} segments") for kept in found
+        (kept.name, "everything" if kept.is_whole else f"the trajectories of {len(kept.segments)} segments")
+        for kept in found
     ]
     return Result(
         command="lake protect",
         lake=opened.name,
         metrics={"protected": {protection.name: len(protection.segments) for protection in found}},
-        tables=[Table(title="protected", columns=("name", "what"), rows=rows or [("nothing", "")])],
+        tables=[Table(title="protected", columns=("name", "scope"), rows=rows or [("nothing", "")])],
         seconds=common.invocation.seconds if whole or off or snapshot else 0.0,
     )

@@ -9,7 +9,7 @@ from amago_cli.options import Common, LakeArgument, reader
 
 @reader
 def reindex(common: Common, lake: LakeArgument) -> Any:
-    """Delete the SQL index of a lake and build it again from the segments, which it only repeats.
+    """Rebuild the SQL index of a lake from its segments.
 
     Example: amago lake reindex runs/cartpole
     """

@@ -16,31 +16,33 @@ from amago_cli.options import Common, LakeArgument, reader
 def sample(
     common: Common,
     lake: LakeArgument,
-    k: Annotated[int, typer.Option("-k", "--count", metavar="K", min=1, help="How many trajectories.")] = 3,
+    k: Annotated[int, typer.Option("-k", "--count", metavar="K", min=1, help="Number of trajectories.")] = 3,
     where: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="Only those for which this predicate holds.")
+        str, typer.Option("--where", metavar="SQL", help="Only trajectories that match this predicate.")
     ] = "",
-    weight: Annotated[str, typer.Option("--weight", metavar="SQL", help="Draw in proportion to this expression.")] = "",
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another seed draws others.")] = 0,
+    weight: Annotated[
+        str, typer.Option("--weight", metavar="SQL", help="Sample in proportion to this expression.")
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the draw.")] = 0,
     values: Annotated[
         str | None,
         typer.Option(
             "--values",
             metavar="RUN[@CHECKPOINT]",
-            help="Add what the agent of this run thinks of it.",
+            help="Add the critic values of this run's agent.",
             autocompletion=completion.runs_at_checkpoints,
         ),
     ] = None,
     images: Annotated[
-        Path | None, typer.Option("--images", metavar="DIR", help="Write image observations there, a PNG each.")
+        Path | None, typer.Option("--images", metavar="DIR", help="Write image observations to DIR, one PNG each.")
     ] = None,
 ) -> Any:
-    """Show some trajectories of a lake, drawn at random: what was earned, done and seen, step by step.
+    """Show randomly sampled trajectories of a lake: rewards, actions and observations, step by step.
 
-    A line is a column of the steps, its scale at the right; of flags, r is a soft reset, T the end, t a cut. Texts are
-    shown as texts, with the step at which another one begins; what has no line is named in the last one.
-    With --values: q, the critics' value of the action taken; v, of the policy's own; advantage, q - v; weight, how much
-    it would be cloned; disagreement, highest minus lowest critic. In reward units, of the acting discount;
+    Each line is a column of the steps, with its range at the right; in flags, r marks a soft reset, T a termination, t
+    a truncation. Texts are shown as text, each with the step at which it starts; the last line names columns not shown.
+    With --values: q, the value of the action taken; v, of the policy's actions; advantage, q - v; weight, of the action
+    in behaviour cloning; disagreement, highest minus lowest critic. In reward units, for the acting discount;
     JSON has all discounts.
 
     Example: amago lake sample runs/x --where 'success'
@@ -58,11 +60,11 @@ def sample(
     texts: list[str] = []
     rows: list[Any] = []
     written: list[Path] = []
-    judge = _judge(values, seed) if values is not None else None
+    critics = _critics(values, seed) if values is not None else None
     with common.listening() as listener:
         for found in reading.sample(opened, k, where=where, weight=weight, seed=seed, listener=listener):
             schema, columns = opened.schema(found.schema_id), found.trajectory.columns
-            figures = judge(found.trajectory, schema) if judge is not None else None
+            figures = critics(found.trajectory, schema) if critics is not None else None
             lines = None if figures is None else critic_values.acting(figures)
             texts.append(portrait(found.trajectory, found.row, schema, width=width, unicode=unicode, figures=lines))
             rows.append(dict(found.row))
@@ -73,14 +75,14 @@ def sample(
                 written += _sheets(images, found, schema)
     texts += [f"wrote {path}" for path in written]
     if images is not None and not written:
-        texts.append("no observation here is an image")
+        texts.append("none of the observations is an image")
     fields: dict[str, Any] = {"trajectories": rows, "outputs": written}
-    if judge is not None:
-        fields["values"] = {"run": judge.run, "update": judge.update, "discounts": judge.discounts}
+    if critics is not None:
+        fields["values"] = {"run": critics.run, "update": critics.update, "discounts": critics.discounts}
     return Document(text="\n\n".join(texts), fields=fields)
 
 
-def _judge(name: str, seed: int) -> Any:
+def _critics(name: str, seed: int) -> Any:
     from pipelines.evaluation.values import Values
 
     return Values(name, seed=seed)

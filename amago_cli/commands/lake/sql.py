@@ -13,14 +13,14 @@ from amago_cli.options import Common, LakeArgument, reader
 def sql(
     common: Common,
     lake: LakeArgument,
-    query: Annotated[str, typer.Argument(metavar="SQL", help="A query; nothing can be changed by it.")],
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Stop it after so long.")] = 60.0,
-    memory: Annotated[int, typer.Option(metavar="MB", help="Stop it when it needs more memory.")] = 1024,
+    query: Annotated[str, typer.Argument(metavar="SQL", help="A read-only query.")],
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit.")] = 60.0,
+    memory: Annotated[int, typer.Option(metavar="MB", help="Memory limit.")] = 1024,
 ) -> Any:
-    """Ask a lake in SQL, read-only.
+    """Query a lake with SQL, read-only.
 
-    Tables: trajectories, segments, overlays, steps, lineage, collectors; in a run also runs, checkpoints, metrics.
-    Of the steps only the columns that the query needs are read; wide ones (images) are there when it names them.
+    Tables: trajectories, segments, overlays, steps, lineage, collectors; for a run's lake also runs, checkpoints,
+    metrics. Only the columns of `steps` that the query needs are read; wide ones (images) must be named explicitly.
 
     Example: amago lake sql runs/cartpole 'select policy_version, avg(return) from trajectories group by all'
     """
@@ -33,6 +33,6 @@ def sql(
     opened = Lake.open(lake)
     common.concerns(lake=opened.name)
     limits = QueryLimits(seconds=timeout, megabytes=memory, adjustable=True)
-    with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C ends it at once
+    with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C stops it at once
         columns, rows = catalog.query(opened, query, limits=limits, listener=show)
     return Rows(columns=columns, rows=rows)

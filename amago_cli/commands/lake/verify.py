@@ -20,13 +20,14 @@ def verify(
     common: Common,
     lake: LakeArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Save what is whole of damaged segments; exit 4 if something is lost.")
+        bool,
+        typer.Option("--repair", help="Recover the intact trajectories of damaged segments; exit 4 if any are lost."),
     ] = False,
 ) -> Any:
-    """Read every segment and compare its checksums; exit 4 if one is corrupt. Files no lake wrote are listed.
+    """Verify the checksums of every segment; exit 4 if one is corrupt. Unknown files are listed.
 
-    What dead collectors have logged is sealed first. With --repair, whole trajectories of a damaged segment are written
-    into a new one, and its file is kept in quarantine/; trajectories that are lost are listed.
+    The logs of collectors that were killed are sealed first. --repair writes the intact trajectories of a damaged
+    segment to a new one, moves its file to quarantine/ and lists the trajectories that are lost.
 
     Example: amago lake verify runs/cartpole
     """
@@ -85,8 +86,8 @@ def _tables(checked: VerifyReport, repaired: RepairResult | None) -> list[Table]
     parts: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]] = (
         ("corrupt", ("segment", "why"), [(found.segment, found.reason) for found in checked.corrupt]),
         ("missing", ("segment", "trajectories"), list(checked.missing.items())),
-        ("repaired", ("segment", "what is whole is in"), made),
-        ("lost, and derived from what is lost", ("uid",), lost),
+        ("repaired", ("segment", "recovered into"), made),
+        ("lost, or derived from a lost trajectory", ("uid",), lost),
         ("not of this lake", ("file",), [(path,) for path in checked.foreign]),
     )
     return [Table(title=title, columns=columns, rows=rows) for title, columns, rows in parts if rows]
@@ -99,7 +100,7 @@ def _missing(checked: VerifyReport, name: str) -> list[str]:
         problems.append(f"lake '{name}' lacks {', '.join(checked.missing)} ({count} trajectories): restore from a copy")
     if checked.logs:
         problems.append(
-            f"trajectories that were logged are lost: {', '.join(checked.logs)} could not be read whole; "
+            f"logged trajectories are lost: {', '.join(checked.logs)} could not be read completely; "
             "remove the file to verify without it"
         )
     return problems
@@ -111,11 +112,11 @@ def _problems(checked: VerifyReport, repaired: RepairResult | None, name: str) -
         if not corrupt:
             return []
         number = f"{len(corrupt)} corrupt segment{'s' if len(corrupt) > 1 else ''}"
-        return [f"{number} in lake '{name}': {', '.join(corrupt)}; what is whole can be saved: --repair"]
+        return [f"{number} in lake '{name}': {', '.join(corrupt)}; --repair recovers the intact trajectories"]
     problems = []
     if repaired.lost:
         count = len(repaired.lost)
         problems.append(f"{count} trajector{'ies are' if count > 1 else 'y is'} lost in lake '{name}'")
     if repaired.unknown:
-        problems.append(f"nobody knows what was in {', '.join(repaired.unknown)}")
+        problems.append(f"the content of {', '.join(repaired.unknown)} is unknown")
     return problems

@@ -124,8 +124,8 @@ class MazeSource:
         self._ready: dict[int, np.ndarray] = {}
 
     def draw(self, episodes: np.ndarray, upcoming: np.ndarray, stride: int) -> np.ndarray:
-        """(m, side * side) bool. `upcoming` (N,) are the episodes that all actors play next; whoever plays an episode
-        plays that number + `stride` after it.
+        """Return (m, side * side) bool. `upcoming` (N,) are the episodes that all actors play next; an actor plays
+        every `stride`-th.
         """
         if any(episode not in self._ready for episode in episodes.tolist()):
             further = -(-_AHEAD // len(upcoming))

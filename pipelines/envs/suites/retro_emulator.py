@@ -1,7 +1,7 @@
 """One console emulator in a process of its own: `python -m pipelines.envs.suites.retro_emulator FILE_DESCRIPTOR`.
 
 stable-retro runs one emulator a process, and a crash of one takes its process along. The process receives pickled
-requests over the socket whose number it is given and answers each; it ends with whoever holds the other end.
+requests over the socket whose number it is given and answers each; it ends with the process at the other end.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class SpaceReader:
             highest = max(map(ord, space.get("charset") or "")) if space.get("charset") else 0x10FFFF
             length = int(space.get("max_length") or self._max_length)
             dtype = "uint8" if highest < 256 else "int32"
-            return Ragged(max_length=max(length, 1), dtype=dtype, scale=float(min(highest, 255)))
+            return Ragged(max_length=max(length, 1), dtype=dtype, scale=float(min(highest, 255)), text=True)
         raise InputMissing(
             f"{self._what}: '{where}' has the space {kind}, which is not supported",
             hint="supported: Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict or Tuple of these",

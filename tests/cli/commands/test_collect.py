@@ -100,7 +100,7 @@ def test_a_lake_of_other_spaces_is_refused(amago: Amago, small: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "no environment is named"),
+        ([], 2, "no environment given"),
         (["--env", "tmazee"], 2, "did you mean 'tmaze'"),
         (["--env", "gym:NoSuch-v0"], 2, "unknown environment 'gym:NoSuch-v0'"),
         (["--env", "nosuchmodule:Env"], 3, "nosuchmodule"),

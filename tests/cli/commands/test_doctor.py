@@ -26,10 +26,10 @@ def test_a_missing_dependency_is_exit_1_with_the_table(amago: Amago, monkeypatch
 
 def test_a_folder_that_could_shadow_the_engine_is_noted(amago: Amago) -> None:
     Path("pipelines").mkdir()
-    assert amago("doctor", "--output", "json").json["metrics"]["package pipelines"]["verdict"] == "note"
+    assert amago("doctor", "--output", "json").json["metrics"]["package pipelines"]["status"] == "note"
 
 
 def test_little_disk_space_is_noted(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(".")._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert amago("doctor", "--output", "json").json["metrics"]["disk"]["verdict"] == "note"
+    assert amago("doctor", "--output", "json").json["metrics"]["disk"]["status"] == "note"

@@ -43,7 +43,10 @@ def test_a_profile_is_printed_as_it_lies_over_its_recipe(amago: Amago) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["quickstart", "--profile", "smk"], "did you mean 'smoke'"), (["--profile", "smoke"], "of which recipe")],
+    [
+        (["quickstart", "--profile", "smk"], "did you mean 'smoke'"),
+        (["--profile", "smoke"], "--profile needs the name of a recipe"),
+    ],
 )
 def test_a_profile_that_is_not_there_is_a_usage_error(amago: Amago, arguments: list[str], words: str) -> None:
     failed = amago("examples", *arguments)

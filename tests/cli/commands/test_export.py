@@ -33,7 +33,7 @@ def test_trajectories_are_written_beside_the_lake_of_a_run(amago: Amago, small: 
 
 def test_a_bare_lake_needs_a_form_and_a_place(amago: Amago, small: Path) -> None:
     (small / "lake").rename("bare")
-    assert "no policy" in amago("export", "bare").err
+    assert "has no policy" in amago("export", "bare").err
     assert amago("export", "bare").code == 2
     assert "--to" in amago("export", "bare", "--format", "npz").err
     assert amago("export", "bare", "--format", "npz", "--to", "out").code == 0

@@ -62,11 +62,11 @@ def test_what_it_wrote_in_json(amago: Amago) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("full", "'full' exists already"),
-        ("json", "a module 'json' is installed already"),
-        ("1maze", "'1maze' cannot name a Python module"),
-        ("class", "'class' cannot name a Python module"),
-        ("a/b c!", "'b c!' cannot name a Python module"),
+        ("full", "'full' already exists"),
+        ("json", "a module 'json' is already installed"),
+        ("1maze", "'1maze' is not a valid name for a Python module"),
+        ("class", "'class' is not a valid name for a Python module"),
+        ("a/b c!", "'b c!' is not a valid name for a Python module"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(amago: Amago, name: str, words: str) -> None:

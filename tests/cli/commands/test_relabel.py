@@ -26,7 +26,7 @@ def test_hindsight_writes_an_overlay_that_the_lake_shows(amago: Amago) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "no lake is named"),
+        ([], 2, "no lake given"),
         (["--from-lake", "nowhere"], 3, "no lake at 'nowhere'"),
         (["--from-lake", "small"], 3, "has no goal rule"),
         (["--from-lake", "small", "--with", "hindsigt"], 2, "did you mean 'hindsight'"),

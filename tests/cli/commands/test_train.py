@@ -77,7 +77,7 @@ def test_lakes_are_mixed_and_another_mixture_is_refused(amago: Amago, small: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "no lake is named"),
+        ([], 2, "no lake given"),
         (["--from-lake", "nowhere"], 3, "no lake at 'nowhere'"),
         (["--from-lake", "small:0"], 2, "add up to 0"),
         (["--from-lake", "small:1..0"], 2, "train.anneal_steps"),

@@ -15,7 +15,7 @@ ROW = {
 MISSION = Schema(
     Spaces(
         observation={
-            "obs.mission": Ragged(max_length=40, dtype="uint8", scale=255.0),
+            "obs.mission": Ragged(max_length=40, dtype="uint8", scale=255.0, text=True),
             "obs.mission.length": Discrete(n=41),
             "obs.place": Box(shape=(2,)),
         },
@@ -92,7 +92,19 @@ def test_every_column_has_a_line_and_what_has_none_is_named() -> None:
     assert "obs (20x20x3 pixels: --images DIR)" in drawn(IMAGES)["not shown"]
 
 
-def test_a_sequence_of_numbers_is_not_taken_for_a_text() -> None:
-    lines = drawn(RAGGED)
-    assert "obs (up to 100 uint8)" in lines["not shown"]
-    assert "obs.length" in lines
+def test_sequence_of_printable_numbers_is_not_shown_as_text() -> None:
+    numbers = Ragged(max_length=40, dtype="uint8", scale=255.0)
+    spaces = {"obs.mission": numbers, "obs.mission.length": Discrete(n=41)}
+    lines = drawn(Schema(Spaces(observation=spaces, action=Discrete(n=3))), 1, **told("abc", "abc"))
+    assert "obs.mission (up to 40 uint8)" in lines["not shown"]
+    assert "obs.mission.length" in lines
+    assert "obs (up to 100 uint8)" in drawn(RAGGED)["not shown"]
+
+
+def test_invalid_code_point_is_replaced() -> None:
+    wide = Ragged(max_length=3, dtype="int32", scale=255.0, text=True)
+    spaces = {"obs.mission": wide, "obs.mission.length": Discrete(n=4)}
+    codes = np.array([[97, 0x110000, 98]] * 2, dtype=np.int32)
+    given = {"obs.mission": codes, "obs.mission.length": np.full(2, 3, dtype=np.int32)}
+    lines = drawn(Schema(Spaces(observation=spaces, action=Discrete(n=3))), 1, **given)
+    assert "'a\ufffdb'" in lines["obs.mission"]

@@ -36,4 +36,4 @@ def test_options_that_exclude_one_another_and_another_lake_are_refused(amago: Am
     amago("collect", "--env", "gym:CartPole-v1", "--lake", "other", "--steps", 50, "-q")
     refused = amago("lake", "protect", "other", "--snapshot", small)
     assert refused.code == 3
-    assert "drew nothing from lake" in refused.err
+    assert "was not trained on lake" in refused.err

@@ -36,7 +36,7 @@ def test_pictures_are_written(amago: Amago) -> None:
 
 
 def test_a_lake_without_pictures_says_so(amago: Amago, small: Path) -> None:
-    assert "no observation here is an image" in amago("lake", "sample", small, "--images", "out").out
+    assert "none of the observations is an image" in amago("lake", "sample", small, "--images", "out").out
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_values_in_json_are_those_of_every_step_and_discount(amago: Amago, small
             assert weight == [float(a > 0) for a in advantage]
 
 
-def test_of_many_steps_the_most_remarkable_are_shown(amago: Amago, small: Path) -> None:
+def test_of_many_steps_those_with_the_largest_advantage_are_shown(amago: Amago, small: Path) -> None:
     options = ("-k", 1, "--where", "length > 25", "--values", small)
     found = amago("lake", "sample", small, *options, "--output", "json").json["trajectories"][0]
     advantage = [abs(step[-1]) for step in found["values"]["advantage"]]
     expected = sorted(sorted(range(len(advantage)), key=lambda step: -advantage[step])[:20])
-    text = amago("lake", "sample", small, *options).out.partition("disadvantage")[2]
+    text = amago("lake", "sample", small, *options).out.partition("absolute advantage")[2]
     shown = [line.split() for line in text.splitlines()]
     assert [int(line[0]) for line in shown if line and line[0].isdigit()] == expected
 

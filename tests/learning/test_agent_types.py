@@ -12,8 +12,8 @@ from torch import nn
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.spaces import Box, MultiBinary
 from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.inspection import inspect
-from pipelines.learning.kinds import Kind
+from pipelines.learning.agent_types import AgentType
+from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import ACTIONS, agent, batch, padded, windows
 from tests.learning.test_agent import generator, gradients, update
 
@@ -32,11 +32,11 @@ def test_every_kind_takes_an_update_on_every_action_space(kind, action):
 
 
 def test_defaults_of_the_kinds():
-    found = {kind: agent(kind=kind).kind for kind in KINDS}
+    found = {kind: agent(kind=kind).agent_type for kind in KINDS}
     weights = {kind: (k.actor_weight, k.bc_weight) for kind, k in found.items()}
     assert weights == {"actor-critic": (1.0, 0.1), "multi-task": (0.0, 1.0), "behaviour-cloning": (0.0, 1.0)}
     assert [found["multi-task"].critic_samples, found["multi-task"].actor_samples] == [1, 3]
-    assert agent(kind="multi-task", bc_weight=0.5, actor_samples=2).kind.bc_weight == 0.5
+    assert agent(kind="multi-task", bc_weight=0.5, actor_samples=2).agent_type.bc_weight == 0.5
 
 
 def test_behaviour_cloning_is_the_likelihood_of_the_actions_and_nothing_else():
@@ -52,21 +52,21 @@ def test_behaviour_cloning_is_the_likelihood_of_the_actions_and_nothing_else():
     assert "q" not in metrics
 
 
-OWN = Kind(critic="scalar", actor_weight=0.5, bc_weight=0.3, actor_samples=2)
+OWN = AgentType(critic="scalar", actor_weight=0.5, bc_weight=0.3, actor_samples=2)
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_a_kind_of_ones_own_is_named_in_the_settings(action):
     said = {"actor_weight": 0.5, "bc_weight": 0.3, "actor_samples": 2}
     own, same = agent(action, kind=f"{__name__}:OWN"), agent(action, **said)
-    assert own.kind == OWN
+    assert own.agent_type == OWN
     losses = [owner.loss(batch(owner), generator())[0] for owner in (own, same)]
     assert torch.equal(*losses)
-    assert agent(action, kind=f"{__name__}:OWN", actor_weight=0.0).kind.actor_weight == 0.0
+    assert agent(action, kind=f"{__name__}:OWN", actor_weight=0.0).agent_type.actor_weight == 0.0
 
 
 def test_what_is_not_a_kind_is_refused():
-    with pytest.raises(UsageError, match="is not a Kind but of type function"):
+    with pytest.raises(UsageError, match="is not an AgentType but a function"):
         agent(kind=f"{__name__}:smooth")
     with pytest.raises(InputMissing, match="no module"):
         agent(kind="no_such_module:KIND")
@@ -216,10 +216,10 @@ def test_a_function_adds_its_masked_mean():
 def test_a_module_is_trained_and_saved():
     owner = agent(auxiliary_losses=[{"kind": f"{__name__}:Forward"}])
     before = copy.deepcopy(owner.state_dict())
-    extra = {name for name in before if name.startswith("extra.")}
-    assert extra == {"extra.0.module.net.weight", "extra.0.module.net.bias"}
+    extra = {name for name in before if name.startswith("auxiliary.")}
+    assert extra == {"auxiliary.0.module.net.weight", "auxiliary.0.module.net.bias"}
     update(owner, batch(owner))
-    assert all(not torch.equal(p, before[n]) for n, p in owner.named_parameters() if n.startswith("extra."))
+    assert all(not torch.equal(p, before[n]) for n, p in owner.named_parameters() if n.startswith("auxiliary."))
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "smooth", "options": {"x": 1}}, {"kind": "Forward", "options": {"x": 1}}])
@@ -230,7 +230,7 @@ def test_options_that_a_loss_does_not_take_are_the_users_error(wrong):
 
 def test_a_loss_has_a_number_for_each_step():
     owner = agent(auxiliary_losses=[{"kind": f"{__name__}:wrong_shape"}])
-    with pytest.raises(UsageError, match="not one for each"):
+    with pytest.raises(UsageError, match="not one value for each"):
         owner.loss(batch(owner))
 
 
@@ -253,9 +253,9 @@ def test_inspection_says_what_an_update_would_see_and_changes_nothing(kind, acti
         if name != "mask":
             assert torch.isfinite(torch.from_numpy(array[mask])).all(), name
             assert torch.isnan(torch.from_numpy(array[~mask])).all(), name
-    at = owner.steps(data, owner.encode(data))
-    verdict = owner.judge(at, torch.zeros(int(mask.sum()), 3), generator())
-    q = owner.reward_units(verdict.judged.data_CNG).mean(0)
+    steps = owner.valid_steps(data, owner.encode(data))
+    critics = owner.evaluate(steps, torch.zeros(int(mask.sum()), 3), generator())
+    q = owner.reward_units(critics.data.q_CNG).mean(0)
     torch.testing.assert_close(torch.from_numpy(figures["q"][mask]), q)
     expected = (figures["advantage"][mask] > 0).astype("f4")
     assert (figures["weight"][mask] == expected).all()

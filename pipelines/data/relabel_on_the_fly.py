@@ -1,7 +1,7 @@
-"""Versions of trajectories that are made as windows of them are drawn, and stored nowhere.
+"""Relabelled versions of trajectories, made as windows of them are drawn and stored nowhere.
 
-A version is what a function of the trajectory, its uid and the number of the copy says, so that it is the same whenever
-it is drawn, and the same that would have been stored.
+A version is a function of the trajectory, its uid and the number of the copy: the same whenever it is drawn, and the
+same that `amago relabel` would store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipelines.lake.overlays import OverlayBatch
 
 
 class Derivation(Protocol):
-    """What makes versions from the columns `reads` of whole trajectories."""
+    """Relabeler that makes versions from the columns `reads` of whole trajectories."""
 
     @property
     def reads(self) -> tuple[str, ...]: ...
@@ -27,9 +27,8 @@ class Derivation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """Which windows show versions: `share` of those of trajectories that `evaluate` chooses (uids "S16" -> bool), drawn
-    alike from `copies` each. `derivation` is asked for once there are trajectories.
-    """
+    """Choice of windows that show versions: a `share` of those of trajectories that `evaluate` selects (uids "S16" ->
+    bool), drawn uniformly from `copies` each. `derivation` is called once there are trajectories."""
 
     derivation: Callable[[], Derivation]
     evaluate: Callable[[np.ndarray], np.ndarray]
@@ -37,30 +36,29 @@ class Versions:
     copies: int
 
 
-class Drawn:
-    """Versions of some windows of a batch: `windows` (m,), the places of those that show one of them."""
+class DrawnVersions:
+    """Versions drawn for some windows of a batch: `windows` (m,), the indices of those that show one."""
 
     def __init__(self, windows: np.ndarray, derived: OverlayBatch) -> None:
         self.windows, self.derived = windows[derived.place], derived
 
     def lengths(self, length: np.ndarray) -> np.ndarray:
-        """(B,) actions of what each window is from; `length` (B,) those of the originals."""
+        """Return the actions (B,) of each window's trajectory or version; `length` (B,): those of the originals."""
         length = length.copy()
         length[self.windows] = self.derived.rows - 1
         return length
 
     def located(self, table: np.ndarray) -> np.ndarray:
-        """Rows (B,) of a view's table, changed to the stretches of the originals that the versions are of."""
+        """Return rows (B,) of a view's table, restricted to the part of the originals that each version covers."""
         table = table.copy()
         table["length"][self.windows] = self.derived.rows - 1
         for name in ("row0", "base_row0"):
             table[name][self.windows] += self.derived.offset.astype(np.uint64)
         return table
 
-    def lay(self, start: np.ndarray, order: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
-        """Put what differs into the windows `out` (B, rows, ...), which stand in `order`; `start` (B,) in that order
-        too.
-        """
+    def write_into(self, start: np.ndarray, order: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        """Write the changed columns into the windows `out` (B, rows, ...), which are in `order`; `start` (B,) in that
+        order too."""
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         spans = zip(place[self.windows].tolist(), self.derived.first.tolist(), self.derived.rows.tolist(), strict=True)

@@ -3,7 +3,7 @@ import torch
 
 from pipelines.errors import IntegrityError
 from pipelines.lake.spaces import Spaces
-from pipelines.learning.tensors import TensorBatch, require_choices
+from pipelines.learning.batch import TensorBatch, require_choices
 from tests.learning.factories import ACTIONS, OBSERVATION, windows
 
 SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
@@ -13,7 +13,7 @@ def test_masks_follow_from_lengths_alone():
     source = windows(SPACES, lengths=(2, 4), rows=9)
     tensors = TensorBatch.from_numpy(source, SPACES)
     assert tensors.mask.tolist() == [[True, False, False], [True, True, True]]
-    assert tensors.real_rows.sum(1).tolist() == [2, 4]
+    assert tensors.valid_rows.sum(1).tolist() == [2, 4]
     assert tensors.time[:, 0].tolist() == source.start.tolist()
     assert tensors.observation["obs"].shape == (2, 4, 3)  # cut to the longest window
     assert tensors.terminated.shape == (2, 3)
@@ -30,7 +30,7 @@ def test_an_action_outside_its_space_is_damage_and_padding_is_not():
     source.columns["action"][0, 3:] = 2**30
     require_choices(source, SPACES)
     source.columns["action"][0, 1] = 2**30
-    with pytest.raises(IntegrityError, match="'action' that was drawn is outside its space"):
+    with pytest.raises(IntegrityError, match="a value of 'action' is outside its space"):
         require_choices(source, SPACES)
 
 

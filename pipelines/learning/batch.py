@@ -1,4 +1,4 @@
-"""A batch of windows as tensors. B batch, T time (steps; T + 1 rows), N real steps."""
+"""A batch of windows as tensors, and its states. B batch, T time (steps; T + 1 rows), N valid steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from torch import Tensor
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
 from pipelines.lake.spaces import Discrete, MultiDiscrete, Spaces
+from pipelines.nets.packing import Packing
+from pipelines.nets.sequence import SequenceEncoder
+from pipelines.nets.timestep import TimestepEncoder
 
 
 class Windows(Protocol):
-    """What is read of `pipelines.data`'s batch: columns (B, L+1, ...), lengths (B,) real rows, start (B,), and the
-    importance (B,) of the windows, if they differ in it.
+    """Batch of windows as `pipelines.data` draws it: columns (B, L+1, ...), valid rows `lengths` (B,), `start` (B,),
+    and importance weights (B,) unless all are 1.
     """
 
     @property
@@ -32,11 +35,11 @@ class Windows(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBatch:
-    """Rows 0..T of windows; row t is the token at time `start + t`, row t + 1 what the step from t led to.
+    """Rows 0..T of windows: row t is the token at time `start + t`, row t + 1 the result of the step from t.
 
     `observation`, `action` (stored form) and `reward` have T + 1 rows, `terminated` and the masks T steps. `mask`:
-    valid steps; `loss_mask`: those of them that count in the losses. The loss of a window counts `importance` (B,)
-    times; None: all alike. `last_time` is the greatest time index of a valid row, known without asking the device.
+    valid (unpadded) steps; `loss_mask`: those of them that count in the losses. `importance` (B,): weights of the
+    windows' losses; None: all 1. `last_time` is the maximum time index of a valid row, known without a device sync.
     """
 
     observation: Mapping[str, Tensor]
@@ -46,7 +49,7 @@ class TensorBatch:
     terminated: Tensor
     mask: Tensor
     loss_mask: Tensor
-    real_rows: Tensor
+    valid_rows: Tensor
     last_time: int
     importance: Tensor | None = None
 
@@ -60,18 +63,18 @@ class TensorBatch:
         burn_in: int = 0,
         loss_mask: str = "",
     ) -> TensorBatch:
-        """Cut to the longest window of the batch (padding beyond it has no use) and moved to `device`.
+        """Convert windows, cut to the longest of the batch, and move them to `device`.
 
-        Losses count every valid step but the first `burn_in` of a window that does not begin its trajectory, and those
-        that observe 0 in the column `loss_mask`, if one is named.
+        Losses count every valid step except the first `burn_in` of a window that does not begin its trajectory, and
+        steps that observe 0 in the column `loss_mask`, if one is named.
         """
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
         columns = {name: _tensor(windows.columns[name][:, :rows], device) for name in _columns(spaces)}
         index = torch.arange(rows, device="cpu")
-        real = index < torch.from_numpy(lengths)[:, None]
+        valid = index < torch.from_numpy(lengths)[:, None]
         start = torch.from_numpy(np.asarray(windows.start, dtype=np.int64))[:, None]
-        counted = real[:, 1:] & ((start == 0) | (index[:-1] >= burn_in))
+        counted = valid[:, 1:] & ((start == 0) | (index[:-1] >= burn_in))
         if loss_mask:
             shown = torch.from_numpy(np.ascontiguousarray(windows.columns[loss_mask][:, : rows - 1]))
             counted &= shown.reshape(counted.shape) != 0
@@ -81,15 +84,15 @@ class TensorBatch:
             reward=columns[REWARD].float(),
             time=(start + index).to(device),
             terminated=columns[TERMINATED][:, 1:].bool(),
-            mask=real[:, 1:].to(device),
+            mask=valid[:, 1:].to(device),
             loss_mask=counted.to(device),
-            real_rows=real.to(device),
+            valid_rows=valid.to(device),
             last_time=int((np.asarray(windows.start) + lengths).max()) - 1,
             importance=None if windows.importance is None else _tensor(windows.importance, device).float(),
         )
 
     def split(self, parts: int) -> list[TensorBatch]:
-        """Micro-batches of (nearly) equal size. ValueError if there are fewer windows than parts."""
+        """Split into micro-batches of (nearly) equal size. ValueError if there are fewer windows than parts."""
         if parts > len(self.mask):
             raise ValueError(f"cannot split {len(self.mask)} windows into {parts} parts")
         chunks: dict[str, Any] = {
@@ -106,9 +109,22 @@ class TensorBatch:
         ]
 
 
+def encode(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBatch, *, packed: bool) -> Tensor:
+    """Compute the states of all rows (B, T + 1, D). `packed`: windows share rows of the network; same states."""
+    sequence.require_time(batch.last_time)
+    observation = timestep.augment(batch.observation) if timestep.training else batch.observation
+    packing = Packing.of(batch.valid_rows) if packed else None
+    if packing is None:
+        return sequence(timestep(observation, batch.action, batch.reward, batch.time), batch.time)
+    columns = {name: packing.pack(column) for name, column in observation.items()}
+    time = packing.pack(batch.time)
+    tokens = timestep(columns, packing.pack(batch.action), packing.pack(batch.reward), time)
+    return packing.unpack(sequence(tokens, time, packing))
+
+
 def require_choices(windows: Windows, spaces: Spaces) -> None:
-    """IntegrityError for a discrete value outside its space, which would be an index out of bounds: checksums of what
-    is drawn are not checked.
+    """Raise IntegrityError for a discrete value outside its space, which would be an index out of bounds: windows are
+    drawn without verifying checksums.
     """
     columns, lengths = windows.columns, np.asarray(windows.lengths)
     rows = int(lengths.max())
@@ -119,13 +135,13 @@ def require_choices(windows: Windows, spaces: Spaces) -> None:
         values, limit = columns[name][:, :rows][valid], space.n if isinstance(space, Discrete) else np.array(space.nvec)
         if ((values < 0) | (values >= limit)).any():
             raise IntegrityError(
-                f"a value of '{name}' that was drawn is outside its space: a segment of the lake is damaged",
+                f"a value of '{name}' is outside its space: a segment of the lake is damaged",
                 hint="find it with: amago lake verify LAKE",
             )
 
 
 def require_loss_mask(column: str, spaces: Spaces) -> None:
-    """UsageError unless `column` is an observation of one number, or empty."""
+    """Raise UsageError unless `column` is an observation of one number, or empty."""
     space = spaces.observation.get(column)
     if column and (space is None or space.shape not in ((), (1,))):
         raise UsageError(
@@ -135,7 +151,7 @@ def require_loss_mask(column: str, spaces: Spaces) -> None:
 
 
 def scattered(value_N: Tensor, mask_BT: Tensor) -> Tensor:
-    """Values (N, ...) at the N true places of a mask, (B, T, ...), zeros elsewhere."""
+    """Scatter values (N, ...) to the N true places of a mask: (B, T, ...), zeros elsewhere."""
     out = value_N.new_zeros(*mask_BT.shape, *value_N.shape[1:])
     out[mask_BT] = value_N
     return out

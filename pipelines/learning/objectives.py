@@ -1,0 +1,270 @@
+"""What an update minimises: value targets, ensemble reductions, advantage filters, and the terms of the loss.
+
+B batch, T time (steps of the window), N valid steps, C critics, M drawn critics, G discounts, K action samples, R rows
+of outputs, Z bins. Losses are sums over valid steps: the caller divides by the number of steps of the whole update, so
+that micro-batches add up to the batch.
+
+A term of the agent's loss is a row of `TERMS`; its weight is a setting (pipelines/config/model.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipelines.config.model import FILTERS, AgentSettings, FilterSettings
+from pipelines.errors import UsageError
+from pipelines.learning.agent_types import AgentType
+from pipelines.nets.distributions import Policy
+from pipelines.nets.readout import TwoHot
+
+Reduction = Literal["min", "mean"]
+Filter = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidSteps:
+    """Valid steps of a batch that count in the losses: states and policies with gradient, dataset actions, and action
+    masks (N, 1, choices)."""
+
+    mask: Tensor
+    h_ND: Tensor
+    action: Tensor
+    params_NGP: Tensor
+    legal: Tensor | None
+    importance_N: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataValues:
+    """Critic output for the dataset actions, without gradient. `shared` is reused for the policy's actions: a table of
+    all actions' values, or the state part of the critics' first layer."""
+
+    q_CNG: Tensor
+    shared: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyValues:
+    """Critic output for the policy's own actions. `min_q_NG`: minimum over the drawn critics, with gradient to the
+    policy alone; None unless the actor loss needs it. `q_CNG`: all critics, without gradient."""
+
+    min_q_NG: Tensor | None
+    q_CNG: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticOutput:
+    """Values at the valid steps, the critics' loss, and the weights of behaviour cloning. Only `loss` and
+    `policy.min_q_NG` have gradient."""
+
+    loss: Tensor
+    data: DataValues
+    policy: PolicyValues
+    advantage_NG: Tensor  # in reward units
+    weight_NG: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """All that a term of the loss may depend on. `min_q_NG`: the policy's value in normalised units, with gradient to
+    the policy; `critics` is None for an agent without critics."""
+
+    settings: AgentSettings
+    type: AgentType
+    policy: Policy
+    steps: ValidSteps
+    log_prob_NG: Tensor
+    min_q_NG: Tensor | None
+    critics: CriticOutput | None
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of the loss: `compute` returns a sum over valid steps, or None for an agent that has no such term."""
+
+    compute: Callable[[LossInputs], Tensor | None]
+    weight: Callable[[AgentSettings], float]
+
+
+def actor_loss(inputs: LossInputs) -> Tensor:
+    """-Q of the policy's own actions plus (advantage-filtered) behaviour cloning, each times its weight."""
+    importance_N = inputs.steps.importance_N
+    weight_NG = torch.ones_like(inputs.log_prob_NG) if inputs.critics is None else inputs.critics.weight_NG
+    if importance_N is not None:
+        weight_NG = weight_NG * importance_N[:, None]
+    loss = inputs.type.bc_weight * behaviour_cloning_loss(inputs.log_prob_NG, weight_NG)
+    if inputs.min_q_NG is not None:
+        loss = loss + inputs.type.actor_weight * policy_gradient_loss(inputs.min_q_NG, importance_N)
+    return loss
+
+
+def critic_loss(inputs: LossInputs) -> Tensor | None:
+    """Return the critics' loss, which was computed together with their values."""
+    return None if inputs.critics is None else inputs.critics.loss
+
+
+# By the name of their metric. Auxiliary losses (pipelines/learning/auxiliary.py) follow after these.
+TERMS: Mapping[str, Term] = {
+    "actor_loss": Term(actor_loss, lambda settings: 1.0),
+    "critic_loss": Term(critic_loss, lambda settings: settings.critic_weight),
+}
+
+
+def policy_gradient_loss(value_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:
+    """-Q of the policy's own actions, mean over discounts, sum over steps, each times its importance weight."""
+    if importance_N is not None:
+        value_NG = value_NG * importance_N[:, None]
+    return -value_NG.sum() / value_NG.shape[1]
+
+
+def behaviour_cloning_loss(log_prob_NG: Tensor, weight_NG: Tensor) -> Tensor:
+    """Weighted negative log-likelihood of the dataset actions, mean over discounts, sum over steps."""
+    return -(weight_NG * log_prob_NG).sum() / log_prob_NG.shape[1]
+
+
+def squared_error(value: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of squared errors, each times `scale` -> (loss, its gradient with respect to `value`)."""
+    error = value - target
+    return (error.square() * scale).sum(), 2 * scale * error
+
+
+def cross_entropy(
+    readout: TwoHot, logits_RZ: Tensor, target_R: Tensor, scale_R1: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy with the labels of the targets, each row times `scale_R1` -> (loss, values (R,), gradient of the
+    logits, which are overwritten)."""
+    if readout.sigma is not None:
+        label_RZ = readout.labels(target_R) * scale_R1
+        log_RZ = logits_RZ.log_softmax(-1)
+        loss, probs_RZ = -(label_RZ * log_RZ).sum(), log_RZ.exp()
+        value_R = readout.decode(probs_RZ)
+        return loss, value_R, probs_RZ.mul_(scale_R1).sub_(label_RZ)
+    index_R2, share_R2 = readout.neighbours(target_R)  # two bins only: one pass of exponentials serves loss and slope
+    share_R2 = share_R2 * scale_R1
+    logits_RZ -= logits_RZ.amax(-1, keepdim=True)
+    named_R2 = logits_RZ.gather(1, index_R2)
+    probs_RZ = logits_RZ.exp_()
+    total_R1 = probs_RZ.sum(-1, keepdim=True)
+    probs_RZ /= total_R1
+    loss = (share_R2 * (total_R1.log() - named_R2)).sum()
+    value_R = readout.decode(probs_RZ)
+    return loss, value_R, probs_RZ.mul_(scale_R1).scatter_add_(1, index_R2, -share_R2)
+
+
+def n_step_targets(
+    reward_BT: Tensor, terminated_BT: Tensor, next_value_BTG: Tensor, gamma_G: Tensor, mask_BT: Tensor, *, n: int = 1
+) -> Tensor:
+    """y_t = sum_{i<k} gamma^i r_{t+i} + gamma^k V_{t+k}, k the minimum of n, the first terminal and the window's end.
+
+    `reward_BT[t]`, `terminated_BT[t]` and `next_value_BTG[t]` belong to the step from t to t+1; V is not used where
+    that step terminated. `mask_BT`: valid steps, padding on the right; targets at padding are undefined (B, T, G).
+    """
+    reward_BT1 = reward_BT[..., None]
+    discount_BTG = gamma_G * (~terminated_BT)[..., None]
+    if n == 1:
+        return reward_BT1 + discount_BTG * next_value_BTG
+    goes_on_BT1 = torch.cat((mask_BT[:, 1:], torch.zeros_like(mask_BT[:, :1])), 1)[..., None]
+    one_step = target = reward_BT1 + discount_BTG * next_value_BTG
+    for _ in range(n - 1):
+        following = torch.cat((target[:, 1:], torch.zeros_like(target[:, :1])), 1)
+        target = torch.where(goes_on_BT1, reward_BT1 + discount_BTG * following, one_step)
+    return target
+
+
+def trace_targets(
+    reward_BT: Tensor,
+    terminated_BT: Tensor,
+    next_value_BTG: Tensor,
+    next_q_BTG: Tensor,
+    trace_BTG: Tensor,
+    gamma_G: Tensor,
+    mask_BT: Tensor,
+) -> Tensor:
+    """y_t = r_t + gamma (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})), without the correction at the end of the window.
+
+    `next_q_BTG[t]` is the value of the action taken after the step, `trace_BTG[t]` the trace coefficient c_{t+1}:
+    with Q = V and c = lambda Peng's Q(lambda) (Harutyunyan et al. 2016, arXiv 1602.04951), with c = lambda pi(a | s)
+    tree backup (Precup et al. 2000). Other arguments and the result as for `n_step_targets`.
+    """
+    target = reward_BT[..., None] + gamma_G * (~terminated_BT)[..., None] * next_value_BTG
+    continues_BT = torch.cat((mask_BT[:, 1:], torch.zeros_like(mask_BT[:, :1])), 1) & ~terminated_BT
+    # y_t = (1-step target - gamma c Q) + gamma c y_{t+1}: a scan from the end of the window.
+    weight_BTG = gamma_G * trace_BTG * continues_BT[..., None]
+    base_BTG = target - weight_BTG * next_q_BTG
+    targets = [target[:, -1]]
+    for t in range(target.shape[1] - 2, -1, -1):
+        targets.append(torch.addcmul(base_BTG[:, t], weight_BTG[:, t], targets[-1]))
+    return torch.stack(targets[::-1], 1)
+
+
+def draw(noise: Tensor, subset: int) -> Tensor:
+    """Draw `subset` of the C critics without replacement, at every place: uniforms (C, ...) -> indices (M, ...)."""
+    return noise.topk(subset, dim=0).indices
+
+
+def reduce(values: Tensor, drawn: Tensor, how: Reduction) -> Tensor:
+    """Return the minimum or mean over the drawn critics: (C, ...), (M, ...) -> (...)."""
+    chosen = values.gather(0, drawn)
+    return chosen.amin(0) if how == "min" else chosen.mean(0)
+
+
+def reduce_both(values: Tensor, others: Tensor, drawn: Tensor, how: Reduction) -> tuple[Tensor, Tensor]:
+    """Reduce `values` as `reduce` does, and `others` (C, ...) with the same critics."""
+    chosen, beside = values.gather(0, drawn), others.gather(0, drawn)
+    if how == "mean":
+        return chosen.mean(0), beside.mean(0)
+    least, place = chosen.min(0)
+    return least, beside.gather(0, place[None])[0]
+
+
+# Advantage filters: f(advantage, mask, **options) -> weights. `advantage` is (B, T, G) in reward units, without
+# gradient; `mask` (B, T, 1) is true at valid steps. Weights at padding are ignored; a filter that looks across steps
+# (a quantile, a batch mean) must apply the mask.
+
+
+def binary(advantage: Tensor, mask: Tensor, *, threshold: float = 0.0) -> Tensor:
+    """Return 1 where the advantage is above `threshold` (Wang et al. 2020, arXiv 2006.15134)."""
+    return (advantage > threshold).to(advantage.dtype)
+
+
+def exp(
+    advantage: Tensor, mask: Tensor, *, beta: float = 1.0, clip_adv_low: float = -math.inf,
+    clip_adv_high: float = math.inf, clip_weights_low: float = 1e-7, clip_weights_high: float = math.inf,
+) -> Tensor:  # fmt: skip
+    """Return exp(beta advantage), with advantage and weight clipped: AMAGO's `exp_filter`. The exponent stays below 80,
+    so that weights are finite."""
+    exponent = beta * advantage.clamp(clip_adv_low, clip_adv_high)
+    return torch.exp(exponent.clamp_max(80.0)).clamp(clip_weights_low, clip_weights_high)
+
+
+def leaky_relu(
+    advantage: Tensor, mask: Tensor, *, beta: float = 2.0, tau: float = 1e-2, neg_slope: float = 0.05,
+    target_f0: float = 1e-2, clip_weights_low: float = 1e-7, clip_weights_high: float = 10.0, add_binary: float = 1,
+) -> Tensor:  # fmt: skip
+    """Return a leaky ReLU of (advantage - tau) / beta whose value at 0 is `target_f0`, clipped, plus the binary filter
+    if `add_binary`: AMAGO's `leaky_relu_filter`."""
+    ramp = F.leaky_relu((advantage - tau) / beta, neg_slope) + target_f0 + neg_slope * tau / beta
+    weight = ramp.clamp(clip_weights_low, clip_weights_high)
+    return weight + binary(advantage, mask) if add_binary else weight
+
+
+def advantage_filter(settings: FilterSettings) -> Filter:
+    """Return the filter that `settings` names, with its options bound. UsageError for options it does not take."""
+    function = FILTERS.get(settings.kind)
+    try:
+        inspect.signature(function).bind(None, None, **settings.options)
+    except TypeError as error:
+        raise UsageError(f"filter '{settings.kind}': {error}", hint="see filter.options") from error
+
+    def bound(advantage: Tensor, mask: Tensor) -> Tensor:
+        return function(advantage, mask, **settings.options)
+
+    return bound

@@ -1,0 +1,206 @@
+"""Single stages as calls, for programs and notebooks: what the commands of `amago` do, without a command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.lakes import located, parse_share
+from pipelines.config.load import resolve, tags_first
+from pipelines.config.places import is_run
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.errors import UsageError
+from pipelines.events import Listener, silent
+from pipelines.lake.storage import is_remote
+from pipelines.stages.environment import env_model
+from pipelines.stages.result import Result
+
+_OF_ONE_CALL = ("policy", "follow", "explore")
+
+
+def collect(
+    env: str | None = None,
+    *,
+    source: str | None = None,
+    run: Path | str | None = None,
+    lake: Path | str | None = None,
+    steps: int | None = None,
+    add: int | None = None,
+    policy: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+    listener: Listener = silent,
+) -> Result:
+    """Collect trajectories into a lake, by running a policy or importing a dataset, as `amago collect` does.
+
+    Args:
+        env: environment, as `amago envs` lists it, or "gym:ID", "module:attr".
+        source: dataset to import instead of acting, e.g. "parquet:data"; `env` then gives the spaces it must fit.
+        run: directory of the run (default: runs/ENV). Repeating the call resumes it.
+        lake: lake to write to instead of the run's own: a directory or "s3://bucket/prefix".
+        steps: total environment steps, over all actors; `add`: this many more, at each call.
+        policy: "random", "RUN[@CHECKPOINT]" or "module:attr".
+        settings: further values by dotted key, e.g. {"collect.actors": 8}.
+        fresh: start over instead of resuming.
+        listener: receives progress and notices (`pipelines.events`).
+
+    Returns:
+        A `Result`; metrics: `steps`, `trajectories`, `return_mean` (over finished episodes, in units of reward),
+        `steps_per_second`.
+
+    Raises:
+        UsageError: a setting is unknown or invalid (all are listed), or the run was configured differently.
+        InputMissing: the policy, the dataset or an extra of the environment is missing.
+        Locked: another process fills this run.
+
+    >>> collect("tmaze", run="runs/maze", steps=400, settings={"collect.workers": 0}).metrics["steps"]
+    400
+    """
+    if steps is not None and add is not None:
+        raise UsageError("steps and add exclude each other", hint="give one of them")
+    wanted = steps if add is None else add
+    named: dict[str, Any] = {"env.name": env, "source.name": source, "collect.policy": policy}
+    named["collect.steps" if source is None else "source.steps"] = wanted
+    if run is None and lake is None:
+        name = env if source is None else source_label(source)
+        if not name:
+            raise UsageError("no environment given", hint="give env or source, or run, a directory to resume")
+        run = default_run(name)
+    stored = without_behaviour(RunDirectory(run).load_document()) if run is not None else {}
+    resolved = _resolve(stored, named, settings)
+    directory = None if run is None else Path(run)
+    if resolved.source.name:
+        from pipelines.stages import ingest
+
+        if lake is None and resolved.source.lake:
+            lake = located(resolved.source.lake, directory or Path())
+        return ingest.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh)
+    from pipelines.stages import collect as engine
+
+    return engine.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh, add=add is not None)
+
+
+def train(
+    from_lake: Path | str | Sequence[Path | str] = (),
+    *,
+    run: Path | str | None = None,
+    steps: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+    listener: Listener = silent,
+) -> Result:
+    """Train an agent on windows sampled from one or more lakes, as `amago train` does.
+
+    Args:
+        from_lake: lake or run, or several of them, each optionally "LAKE:WEIGHT" (default: `train.lakes`).
+        run: directory of the run (default: the run of the only lake, otherwise runs/train). Repeating the call
+            resumes from its newest checkpoint.
+        steps: total gradient updates.
+        settings: further values by dotted key, e.g. {"size": "tiny", "train.where": "success"}. Unlike the command,
+            this chooses no network size for you: without a GPU, give a "size".
+        fresh: start over instead of resuming.
+        listener: receives progress and notices (`pipelines.events`).
+
+    Returns:
+        A `Result`; metrics: `updates`, `loss`, `updates_per_second`, `steps_seen` (valid time steps in all batches).
+
+    Raises:
+        UsageError: a setting is unknown or invalid (all are listed), or the run was configured differently.
+        InputMissing: a lake does not exist or is empty.
+        Locked: another process trains this run.
+
+    >>> train("runs/maze", steps=2, settings={"size": "tiny"}).metrics["updates"]
+    2
+    """
+    given = [str(from_lake)] if isinstance(from_lake, str | Path) else [str(place) for place in from_lake]
+    directory, source = training_run(given, None if run is None else Path(run))
+    base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
+    resolved = _resolve(base, {"train.steps": steps}, settings)
+    lakes = shares(given or resolved.train.lakes, directory)
+    from pipelines.stages import train as engine
+
+    return engine.run(resolved, run=directory, lakes=lakes, listener=listener, fresh=fresh)
+
+
+def evaluate(
+    run: Path | str,
+    *,
+    env: str | None = None,
+    episodes: int | None = None,
+    checkpoint: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    listener: Listener = silent,
+) -> Result:
+    """Evaluate a run's policy on held-out tasks, as `amago evaluate` does.
+
+    Args:
+        run: directory of the run.
+        env: environment to play in (default: the run's).
+        episodes: number of complete episodes (default: `evaluate.episodes`).
+        checkpoint: "latest", "best" or an update.
+        settings: further values by dotted key, e.g. {"evaluate.greedy": True}.
+        listener: receives progress and notices (`pipelines.events`).
+
+    Returns:
+        A `Result`; metrics: `episodes`, `return_mean`, `return_ci95` (pair), `success_mean` if the task has one,
+        `per_task` (dict), `per_attempt` (list). Returns are in units of reward. A repeated evaluation is read from
+        the run and has the status "skipped".
+
+    Raises:
+        UsageError: a setting is unknown or invalid.
+        InputMissing: there is no such run or checkpoint.
+        RequirementNotMet: `evaluate.require` is not met; its `result` has the metrics.
+
+    >>> evaluate("runs/maze", episodes=4).metrics["episodes"]
+    4
+    """
+    directory = RunDirectory.open(run)
+    named = {"env.name": env, "evaluate.episodes": episodes, "evaluate.checkpoint": checkpoint}
+    from pipelines.stages import evaluate as engine
+
+    return engine.run(_resolve(directory.load_document(), named, settings), run=directory.path, listener=listener)
+
+
+def shares(lakes: Sequence[str], run: Path) -> list[tuple[Path | str, float, float | None]]:
+    """Return the lakes that `run` trains on, each with its initial and final weight."""
+    if not lakes:
+        raise UsageError("no lake given", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
+    return [(located(place, run), weight, last) for place, weight, last in map(parse_share, lakes)]
+
+
+def training_run(lakes: Sequence[str], run: Path | None) -> tuple[Path, Path | None]:
+    """Return the run that trains on `lakes` (`run`, the run of the only lake, or runs/train) and the directory of the
+    first lake (None if there is none or if it is in an object store), whose settings a new run adopts."""
+    place = parse_share(lakes[0])[0] if lakes else None
+    source = None if place is None or is_remote(place) else Path(place)
+    if run is None:
+        run = source if source is not None and len(lakes) == 1 and is_run(source) else Path("runs") / "train"
+    return run, source
+
+
+def default_run(name: str) -> Path:
+    """Return the directory of runs without a name: `gym:ALE/Pong-v5` -> runs/gym-ALE-Pong-v5."""
+    return Path("runs") / (re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run")
+
+
+def source_label(source: str) -> str:
+    """Name a run after a source: `d4rl:data/hopper-v2.hdf5` -> "hopper-v2"."""
+    kind, _, place = source.rpartition(":")
+    path = Path(place)
+    return (path.parent.name if "*" in path.name else path.stem) or kind
+
+
+def without_behaviour(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration without its last policy: each call gives its own."""
+    table = {key: value for key, value in document.get("collect", {}).items() if key not in _OF_ONE_CALL}
+    return {**document, "collect": table}
+
+
+def _resolve(base: Mapping[str, Any], named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Settings:
+    """Apply named arguments (None: not given) and `settings` to a run's configuration."""
+    given = {key: value for key, value in named.items() if value is not None} | dict(settings or {})
+    assignments = tags_first([(tuple(key.split(".")), value) for key, value in given.items()])
+    return resolve(dict(base), assignments, env_model=env_model, source="call")
