@@ -21,10 +21,10 @@ def mount(*arguments: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """One mebibyte."""
+    """Two mebibytes."""
     place = tmp_path / "disk"
     place.mkdir()
-    mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place))
+    mount("-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place))
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -49,7 +49,7 @@ def test_a_full_disk_stops_a_training(amago: Amago, disk: Path, small: Path) -> 
 
 
 def test_a_full_disk_refuses_an_evaluation_before_it_is_played(amago: Amago, disk: Path, small: Path) -> None:
-    shutil.copytree(small, disk / "a", symlinks=True)
+    shutil.copytree(small, disk / "a", symlinks=True, ignore=shutil.ignore_patterns("index.duckdb"))
     with pytest.raises(OSError, match="No space left"):
         (disk / "ballast").write_bytes(bytes(2 << 20))
     failed_cleanly(amago("evaluate", disk / "a", "--episodes", 10**8), "no space left")
@@ -70,7 +70,7 @@ def test_a_read_only_disk_is_named_and_can_still_be_asked(amago: Amago, disk: Pa
 def test_a_disk_that_fills_up_keeps_the_checkpoint_and_the_bundle_there_were(
     amago: Amago, disk: Path, small: Path, left: int
 ) -> None:
-    shutil.copytree(small, disk / "a", symlinks=True)
+    shutil.copytree(small, disk / "a", symlinks=True, ignore=shutil.ignore_patterns("index.duckdb"))
     run = disk / "a"
     assert amago("export", run).code == 0
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize

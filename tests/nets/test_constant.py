@@ -34,7 +34,7 @@ def test_a_compiler_holds_the_answer():
 
 
 def test_no_stage_imports_the_compiler():
-    stages = "collect", "relabel", "train", "evaluate", "export", "chain"
+    stages = "collect", "relabel", "train", "evaluate", "export", "run"
     told = subprocess.run(
         [
             sys.executable,

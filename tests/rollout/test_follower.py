@@ -142,7 +142,7 @@ def test_another_space_and_two_policies_are_refused(home: Path) -> None:
     with pytest.raises(UsageError, match="--policy or --follow"):
         collect.run(both, lake=home / "other")
     assert not (home / "other").exists()
-    with pytest.raises(UsageError, match="own agent"):
+    with pytest.raises(UsageError, match="always acts with the agent it trains"):
         chain.run(tiny(collect={"follow": "x"}, stages=[{"stage": "collect"}]), run=home / "chain")
 
 

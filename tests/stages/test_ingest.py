@@ -118,7 +118,7 @@ def test_a_run_remembers_its_source(file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert ingest.run(settings, run=run).metrics["trajectories"] == 3
     other = write(tmp_path / "other.hdf5", flat([4, 4], seed=3))
-    with pytest.raises(UsageError, match="another configuration") as refused:
+    with pytest.raises(UsageError, match="differs from that of its last collect") as refused:
         ingest.run(Settings.model_validate({"source": {"name": f"d4rl:{other}"}}), run=run)
     assert "source.name" in refused.value.problems[0]
     more = Settings.model_validate({"source": {"name": f"d4rl:{file}"}})

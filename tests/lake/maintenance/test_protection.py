@@ -33,6 +33,6 @@ def test_a_snapshot_cannot_pose_as_the_lake(lake: Lake) -> None:
 def test_nothing_expires_while_a_protection_cannot_be_read(lake: Lake) -> None:
     fill(lake, [3, 4])
     lake.storage.write("protected/run@1.json", b"{")
-    with pytest.raises(IntegrityError, match="not known"):
+    with pytest.raises(IntegrityError, match="is unknown"):
         expire(lake, RetentionLimits(max_trajectories=1))
     assert not lake.storage.names("tombstones")
