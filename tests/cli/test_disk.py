@@ -44,14 +44,14 @@ def test_a_full_disk_stops_a_collection_and_keeps_what_was_acknowledged(amago: A
 
 def test_a_full_disk_stops_a_training(amago: Amago, disk: Path, small: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
-        (disk / "ballast").write_bytes(bytes(2 << 20))
+        (disk / "ballast").write_bytes(bytes(4 << 20))
     failed_cleanly(amago("train", "--from-lake", small, "--run", disk / "a", "--steps", 2), "no space left")
 
 
 def test_a_full_disk_refuses_an_evaluation_before_it_is_played(amago: Amago, disk: Path, small: Path) -> None:
     shutil.copytree(small, disk / "a", symlinks=True, ignore=shutil.ignore_patterns("index.duckdb"))
     with pytest.raises(OSError, match="No space left"):
-        (disk / "ballast").write_bytes(bytes(2 << 20))
+        (disk / "ballast").write_bytes(bytes(4 << 20))
     failed_cleanly(amago("evaluate", disk / "a", "--episodes", 10**8), "no space left")
 
 
