@@ -216,6 +216,15 @@ def test_no_file_contains_a_path_of_one_machine() -> None:
     check(f"{name_of(path)} contains {match[1]}" for path, match in found if match)
 
 
+def test_no_class_of_the_engine_shares_its_name_with_another() -> None:
+    places: dict[str, list[str]] = {}
+    for path in python_files("pipelines"):
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    check(f"{name}: {', '.join(found)}" for name, found in places.items() if len(found) > 1)
+
+
 def test_every_module_has_a_docstring() -> None:
     check(name_of(path) for path in modules() if source(path).strip() and not ast.get_docstring(tree(path)))
 

@@ -35,7 +35,7 @@ from pipelines.trust import require_all
 FORMAT, VERSION = "amago-policy", 1
 
 
-class Record(Form):
+class BundleRecord(Form):
     """What is read of policy.json."""
 
     format: str
@@ -111,7 +111,7 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     directory = Path(directory)
     try:
         spec = read_sealed(directory / "policy.json")
-        if not fits(spec, Record):
+        if not fits(spec, BundleRecord):
             raise Mismatch("policy.json has not the fields of one")
         files = {name: read_checked(directory, name, spec) for name in ("weights.safetensors", "policy.py")}
         if (spec["format"], spec["version"]) != (FORMAT, VERSION):

@@ -20,7 +20,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 _KEPT = ("env", "task", "policy_id", "policy_version", "seed", "success", "epsilon", "goal_text", "t_start", "t_end")
 
 
-class Record(Form):
+class TrajectoryRecord(Form):
     """The fields of a trajectory's record that are read."""
 
     uid: str | None = None
@@ -43,7 +43,7 @@ def info_of(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) 
 
     It is new where it goes: collector, uid and times of storage are its own there.
     """
-    if not fits(dict(record), Record):
+    if not fits(dict(record), TrajectoryRecord):
         raise ValueError("what it says of a trajectory has values of wrong types")
     known = {name: record[name] for name in _KEPT if record.get(name) is not None}
     own = {**dict(record.get("tags") or {}), **texts({"from_uid": record.get("uid")}), **tags}

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.formats.base import require_file
-from pipelines.formats.minari.episodes import INFOS, METADATA, Episode
+from pipelines.formats.minari.episodes import INFOS, METADATA, MinariEpisode
 from pipelines.formats.minari.spaces import Leaf
 from pipelines.formats.pictures import decoded
 from pipelines.lake.arrow import UNREADABLE
@@ -34,7 +34,7 @@ class ArrowEpisodes:
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> MinariEpisode:
         folder = self._data / str(number)
         table = self._table(folder)
         missing = [name for name in _COLUMNS if name not in table.column_names]
@@ -43,7 +43,7 @@ class ArrowEpisodes:
         try:
             columns = {name: table[name].combine_chunks() for name in table.column_names}
             observed = {leaf.root: columns.get(leaf.root) for leaf in self._leaves}
-            return Episode(
+            return MinariEpisode(
                 observations={leaf.column: self._leaf(observed[leaf.root], leaf, folder) for leaf in self._leaves},
                 actions=self._actions(columns["actions"][:-1], folder),
                 rewards=columns["rewards"].to_numpy(zero_copy_only=False)[:-1].astype(np.float64),

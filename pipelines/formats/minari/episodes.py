@@ -17,7 +17,7 @@ RECORD = "amago"  # of an episode of it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Episode:
+class MinariEpisode:
     """One episode as stored: T + 1 observations by leaf, T of the others. `attributes` say what is known of it."""
 
     observations: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Episodes(Protocol):
 
     files: list[Path]
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> MinariEpisode:
         """Read an episode. IntegrityError or InputMissing if that is not possible."""
         ...
 

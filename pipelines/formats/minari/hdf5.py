@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.errors import InputMissing
 from pipelines.formats.hdf5 import array, contained, leaves, open_file, reading, scalar
-from pipelines.formats.minari.episodes import INFOS, Episode
+from pipelines.formats.minari.episodes import INFOS, MinariEpisode
 from pipelines.formats.minari.spaces import Leaf
 from pipelines.formats.pictures import decoded
 from pipelines.lake.spaces import Ragged
@@ -29,13 +29,13 @@ class Hdf5Episodes:
     def close(self) -> None:
         self._file.close()
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> MinariEpisode:
         name = f"episode_{number}"
         with reading(self._path):
             group = self._file.get(name)
             if group is None:
                 raise InputMissing(f"'{self._path}': '{name}' is missing", hint="fetch or make the dataset again")
-            return Episode(
+            return MinariEpisode(
                 observations={leaf.column: self._leaf(group, leaf) for leaf in self._leaves},
                 actions=self._pictures(group, "actions") if self._action_jpeg else self._values(group, "actions"),
                 rewards=self._values(group, "rewards").reshape(-1),

@@ -22,7 +22,7 @@ from pipelines.files.malformed import read_limited
 from pipelines.formats.base import BATCH_BYTES, EPISODE, Request, fingerprint, texts
 from pipelines.formats.intake import Intake, Raw, agreed, flags, inferred
 from pipelines.formats.minari.arrow import ArrowEpisodes
-from pipelines.formats.minari.episodes import INFOS, METADATA, OUR_INFOS, RECORD, SPACES, Episode, Episodes
+from pipelines.formats.minari.episodes import INFOS, METADATA, OUR_INFOS, RECORD, SPACES, Episodes, MinariEpisode
 from pipelines.formats.minari.hdf5 import Hdf5Episodes
 from pipelines.formats.minari.spaces import Leaf, SpaceReader, ragged_columns
 from pipelines.formats.records import info_of, spaces_of
@@ -154,7 +154,7 @@ class MinariImporter:
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
-        held: list[tuple[int, Episode, dict[str, np.ndarray]]] = []
+        held: list[tuple[int, MinariEpisode, dict[str, np.ndarray]]] = []
         size = self.dropped = 0
         for number in range(start, self._count):
             episode = self._episodes.read(number)
@@ -170,7 +170,7 @@ class MinariImporter:
         if held:
             yield self._batch(held)
 
-    def _checked(self, number: int, episode: Episode) -> dict[str, np.ndarray]:
+    def _checked(self, number: int, episode: MinariEpisode) -> dict[str, np.ndarray]:
         """Return the observation columns of an episode. IntegrityError if lengths do not agree."""
         columns: dict[str, np.ndarray] = {}
         for leaf in self._leaves:
@@ -191,7 +191,7 @@ class MinariImporter:
         self._intake.require_shapes(number, columns, episode.actions)
         return columns
 
-    def _batch(self, held: list[tuple[int, Episode, dict[str, np.ndarray]]]) -> Trajectories:
+    def _batch(self, held: list[tuple[int, MinariEpisode, dict[str, np.ndarray]]]) -> Trajectories:
         first = held[0][0]
         episodes = [episode for _, episode, _ in held]
         over, cut = self._ends(held, "terminations"), self._ends(held, "truncations")
@@ -215,16 +215,16 @@ class MinariImporter:
         ]
         return Trajectories(columns, raw.rows, infos)
 
-    def _ends(self, held: list[tuple[int, Episode, dict[str, np.ndarray]]], name: str) -> np.ndarray:
+    def _ends(self, held: list[tuple[int, MinariEpisode, dict[str, np.ndarray]]], name: str) -> np.ndarray:
         """Return (k,): the flag `name` of the last step of each episode."""
         what = [(f"{name} of episode {number}", getattr(episode, name)) for number, episode, _ in held]
         return np.array([flags(values, said, what=self._what)[-1] for said, values in what])
 
-    def _record(self, episode: Episode) -> Mapping[str, Any] | None:
+    def _record(self, episode: MinariEpisode) -> Mapping[str, Any] | None:
         text = episode.attributes.get(RECORD)
         return json.loads(text) if isinstance(text, str) else None
 
-    def _info(self, number: int, episode: Episode, record: Mapping[str, Any] | None) -> TrajectoryInfo:
+    def _info(self, number: int, episode: MinariEpisode, record: Mapping[str, Any] | None) -> TrajectoryInfo:
         tags = {**self._tags, EPISODE: str(number)}
         if record is not None:
             return info_of(record, source="minari", tags=tags)
