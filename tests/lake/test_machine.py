@@ -41,6 +41,7 @@ from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 from tests.lake.factories import SCHEMA, assert_same, columns, derive
 from tests.lake.windows import windows_of
+from tests.tiers import trials
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -330,7 +331,7 @@ class LakeMachine(RuleBasedStateMachine):
             assert self.sealed <= set(uids) <= set(self.acknowledged) - self.expired
 
 
-LakeMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+LakeMachine.TestCase.settings = settings(max_examples=trials(15, 6), stateful_step_count=25, deadline=None)
 TestLakeMachine = LakeMachine.TestCase
 
 

@@ -11,6 +11,7 @@ import torch
 from pipelines.nets import attention, flex
 from pipelines.nets.attention import BACKENDS, AttentionWindow, attend, attend_cached, choose, dense, obstacle
 from pipelines.nets.packing import Packing
+from tests.tiers import some
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIGHTS = [
@@ -106,7 +107,7 @@ def masks_alive():
     return sum(x.numel() for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.dtype == torch.bool)
 
 
-@pytest.mark.parametrize(("backend", "window"), [("sdpa", 700), ("banded", 300), ("dense", 700)])
+@pytest.mark.parametrize(("backend", "window"), some([("sdpa", 700), ("banded", 300), ("dense", 700)], 0))
 def test_masks_of_long_windows_are_not_kept_and_of_short_ones_are_bounded(backend, window, monkeypatch):
     monkeypatch.setattr(attention, "KEPT", 1 << 10)
     attention._kept.cache_clear()
