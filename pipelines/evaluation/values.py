@@ -18,15 +18,15 @@ from pipelines.learning.diagnostics import inspect
 from pipelines.rollout.policies import load_checkpoint
 
 FIGURES = ("q", "v", "advantage", "weight", "disagreement", "target", "log_prob", "entropy")
-_STEPS = 4096  # of windows that are judged at once: bounds the memory of a long trajectory
+_STEPS = 4096  # evaluated at once: bounds the memory that a long trajectory takes
 
 
 class Values:
-    """Judges trajectories by a run's checkpoint.
+    """The critic's and policy's output for the steps of a trajectory, by a run's checkpoint.
 
-    `discounts`: the last one acts. The network sees what it sees while it learns: windows of `window` steps. Those of
-    a longer trajectory overlap by half, and a step is judged where most of what was before it is seen: all of it in
-    the first window, half a window and more from then on.
+    `discounts`: the last one acts. The network sees the same context as in training: windows of `window` steps. The
+    windows of a longer trajectory overlap by half, and each step is evaluated in the window that has the most steps
+    before it: all of them in the first window, at least half a window afterwards.
     """
 
     def __init__(self, name: str, *, seed: int = 0) -> None:
@@ -48,9 +48,9 @@ class Values:
         spaces than those of the agent."""
         ours = self._agent.spaces
         if schema.spaces != ours:
-            differs = "; ".join(difference(ours, schema.spaces, ("judged", "in the lake")))
+            differs = "; ".join(difference(ours, schema.spaces, ("trained on", "in the lake")))
             raise InputMissing(
-                f"run '{self.run}' cannot judge trajectory {trajectory.uid}: it was trained for other spaces: {differs}"
+                f"run '{self.run}' cannot evaluate {trajectory.uid}: it was trained for other spaces: {differs}"
             )
         steps = trajectory.length
         out = {name: np.full((steps, len(self.discounts)), np.nan, np.float32) for name in FIGURES}
@@ -63,7 +63,7 @@ class Values:
         return out
 
     def _windows(self, columns: Mapping[str, np.ndarray], steps: int) -> Iterator[tuple[Batch, list[int]]]:
-        """Batches of windows, with the first step that each is to judge."""
+        """Yield batches of windows, with the first step to evaluate in each."""
         half = max(self.window // 2, 1)
         starts = [0, *range(half, steps - self.window + half, half)] if steps > self.window else [0]
         firsts = [0, *(start + self.window - half for start in starts[1:])]

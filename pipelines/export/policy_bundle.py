@@ -70,7 +70,7 @@ def load(*, greedy: bool = True, seed: int = 0, trust: bool = False) -> Deployed
 def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any], directory: Path) -> int:
     """Write a bundle from a checkpoint's weights and record; returns its size in bytes.
 
-    `policy.json` comes last: a directory without it is no bundle.
+    `policy.json` comes last: a directory without it is not a bundle.
     """
     spec = {
         "format": FORMAT,

@@ -25,7 +25,7 @@ def sealed(record: Mapping[str, Any], files: Mapping[str, bytes | memoryview]) -
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The record at `path`. ValueError if it is no such record, or not as it was written."""
+    """Return the record at `path`. ValueError if the file is not such a record or was altered."""
     try:
         record = json.loads(read_limited(path))
     except (ValueError, RecursionError) as error:

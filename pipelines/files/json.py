@@ -1,4 +1,4 @@
-"""Reading JSON that may be missing, cut short or not ours, where that is no reason to stop."""
+"""Reading JSON that may be missing, truncated or foreign, where that must not stop the caller."""
 
 from __future__ import annotations
 

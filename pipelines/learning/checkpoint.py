@@ -282,7 +282,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"train.device '{name}' is no device", hint="use auto, cpu, cuda or cuda:N") from error
+        raise UsageError(f"train.device '{name}' is not a device", hint="use auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"train.device '{name}' is not supported", hint="use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

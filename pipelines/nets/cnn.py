@@ -124,7 +124,7 @@ def require_image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Return `shape` if it has three axes; else raise UsageError."""
     if len(shape) != 3:
         raise UsageError(
-            f"column '{name}' of shape {shape} is no image (height, width, channels)",
+            f"column '{name}' of shape {shape} is not an image (height, width, channels)",
             hint="change its way in agent.timestep.columns",
         )
     return shape[0], shape[1], shape[2]

@@ -235,5 +235,5 @@ def distribution(space: Space, settings: ActorSettings) -> Policy:
         case MultiBinary():
             return Bits(space, settings)
     if not isinstance(space, Box):
-        raise UsageError(f"{type(space).__name__} is no space of actions")
+        raise UsageError(f"{type(space).__name__} is not a supported action space")
     return _BOX[settings.distribution](space, settings)

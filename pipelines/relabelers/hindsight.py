@@ -3,9 +3,10 @@ fact reached.
 
 Strategies: `final` takes the last place of the trajectory that may be a goal, the same in every version, `random` any
 place of it; `future` begins at a random step and takes a place reached later, so the stretch before it is left out.
-Where reaching a goal ends an episode, the trajectory is cut at the first arrival at the new one. No goal is taken that
-already held in the first row (arriving there without an action is no success), nor the place where an episode ended in
-failure: there the environment would not have paid. Rewards are replayed by the rule for the whole stretch.
+Where reaching a goal ends an episode, the trajectory is cut at the first arrival at the new one. Goals that
+already held in the first row are left out (arriving without an action is not a success), and so is the place where
+an episode ended in failure: the environment would not have paid there. Rewards are
+replayed by the rule for the whole stretch.
 """
 
 from __future__ import annotations

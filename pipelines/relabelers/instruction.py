@@ -98,7 +98,7 @@ class Instruction:
         reward[(paths.first[:, None] + arrival)[reached]] = rule.reward
         terminated, truncated = paths.columns[TERMINATED].copy(), paths.columns[TRUNCATED].copy()
         won = paths.last[finished]
-        truncated[won] &= terminated[won]  # an end by time remains one only where it is told as both
+        truncated[won] &= terminated[won]  # an end by time remains one only where both flags were set
         terminated[won] = 1
         changed = {
             rule.goals: shown(asked, arrival, paths.rows, rule.done),

@@ -3,7 +3,7 @@
 `reward:F` pays what F says, `success:F` holds where F does in some step, F being a SQL expression over the step
 columns or `module:attr`, a function of a trajectory's columns. `scale:X` and `clip:LOW..HIGH` change the rewards that
 are there; `return:GAMMA` notes the discounted return as a tag; `task:NAME` names the task. What lies in row 0 led to
-nothing: its reward is 0, and it is no success.
+nothing: its reward is 0, and it is not a success.
 """
 
 from __future__ import annotations

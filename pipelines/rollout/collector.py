@@ -120,8 +120,8 @@ class Collector:
 
     All actors begin their first episodes here, so that an environment that cannot is known before anything is written.
     `before`: steps that earlier processes of the same collector have stored. A `follower` replaces the policy between
-    steps. `action_mask`: the column of legal actions that exploration keeps to; "": the policy's own. `workers`: how
-    many processes step `env`.
+    steps. `action_mask`: the observation column that masks exploration; "": the policy's own. `workers`: number of
+    processes that step `env`.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Collector:
             self.sink.__exit__(kind, error, trace)
 
     def _restrict_exploration(self, acting: Acting) -> None:
-        """Let exploration draw only from the legal actions, as the settings name them or else the policy."""
+        """Restrict exploration to the action mask that the settings name, or else the policy's."""
         if self.exploration is not None:
             column = self._action_mask or acting.action_mask
             self.exploration.legal = LegalActions(column, self.env.spec.spaces) if column else None

@@ -41,7 +41,7 @@ class Rollout:
     or, with `keep_unfinished`, stored as truncated, tagged `unfinished`, with no success (they did not fail), and left
     out of all means.
 
-    Where environments of some actors break, their episodes are dropped; with `on_env_error` "restart" they begin anew
+    Where environments of some actors break, their episodes are dropped; with `on_env_error` "restart" they begin again
     and `on_failure` is called, unless one of them broke five times in a row, or its worker process within a hundred
     steps. `env_errors` counts what broke, `episodes_dropped` what was lost; `total_steps` does not count it.
     """
@@ -195,7 +195,7 @@ class Rollout:
     @property
     def _ahead(self) -> int:
         """How many steps of all actors a part may be ahead of another, which may be in a long reset: those of a second,
-        since whoever is behind must catch up before a run ends.
+        since the part that is behind must catch up before a run ends.
         """
         a_second = (self._rounds - self._first_round) / max(time.perf_counter() - self._began, 1e-9)
         return int(min(max(a_second, _LEAST_AHEAD), _MOST_AHEAD))

@@ -45,7 +45,7 @@ _NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "labe
 
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
-    """Judge a checkpoint of the run. RequirementNotMet carries the result."""
+    """Evaluate a checkpoint of the run. RequirementNotMet carries the result."""
     directory = RunDirectory.open(run)
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
@@ -61,7 +61,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     known = report is not None
     if report is None:
         _require_space(path)
-        report = scored(judge(settings, checkpoint, listener, tasks=tasks), scale)
+        report = scored(play(settings, checkpoint, listener, tasks=tasks), scale)
         write_atomically(path, json.dumps(report, indent=1))
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
         MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
@@ -105,7 +105,7 @@ def stored(path: Path) -> dict[str, Any] | None:
     return report
 
 
-def judge(
+def play(
     settings: Settings, checkpoint: Checkpoint, listener: Listener = silent, *, tasks: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Play the episodes, of `tasks` if there are any; the report as plain data."""

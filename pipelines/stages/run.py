@@ -299,7 +299,7 @@ class _Ledger:
         if path.exists():
             passed = (read_object(path) or {}).get("passed")
             if not isinstance(passed, int):
-                raise IntegrityError(f"'{path}' is damaged", hint="restore it from a copy, or start anew with --fresh")
+                raise IntegrityError(f"'{path}' is damaged", hint="restore it from a copy, or start over with --fresh")
             self.passed = passed
 
     def advance(self, passed: int) -> None:

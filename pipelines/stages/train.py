@@ -111,7 +111,7 @@ def _refuse_other_lakes(directory: RunDirectory, wanted: list[dict[str, Any]]) -
     if problems:
         raise UsageError(
             f"run '{directory.path}' was trained on other lakes, or with other weights",
-            hint="repeat it unchanged, start anew with --fresh, or choose another --run",
+            hint="repeat it unchanged, start over with --fresh, or choose another --run",
             problems=problems,
         )
 
@@ -186,7 +186,7 @@ def _location(lake: Lake) -> str:
 
 
 def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """What differs between two such records, a phrase each; a lake made anew in its place is the same one."""
+    """Return what differs between two such records, a phrase each; a lake recreated in place counts as the same."""
     gone = [f"--from-lake {_shown(old)}: no longer given" for old in before if not any(_same(old, n) for n in after)]
     new = [f"--from-lake {_shown(new)}: not given before" for new in after if not any(_same(o, new) for o in before)]
     return (*gone, *new)

@@ -194,7 +194,7 @@ class Learner:
     def restore(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
         """Continue from `checkpoint`; returns the `data` it was saved with.
 
-        Random numbers go on too, but from one kind of device to another: then they start anew, and a notice says so.
+        Random streams continue too, except from one kind of device to another: then they restart, with a notice.
         """
         state = checkpoint.training_state()
         with checkpoint.understood():

@@ -177,7 +177,7 @@ class Trainer:
         if stored != self.learner.spaces:
             raise InputMissing(
                 f"run '{self.directory.path}' was trained for other spaces than those of this lake",
-                hint="choose another --run, or start anew with --fresh",
+                hint="choose another --run, or start over with --fresh",
             )
 
 

@@ -74,7 +74,7 @@ def test_who_cannot_judge_is_named(tmp_path: Path) -> None:
     other = trained(tmp_path / "other", env={"name": "gym:CartPole-v1"})
     lake = Lake.open(other)
     values = Values(str(trained(tmp_path / "run")))
-    with pytest.raises(InputMissing, match=r"trained for other spaces: obs: .* judged, .* in the lake"):
+    with pytest.raises(InputMissing, match=r"trained for other spaces: obs: .* trained on, .* in the lake"):
         values(next(reading.trajectories(lake)), lake.only_schema())
     with pytest.raises(InputMissing, match="no run at"):
         Values(str(tmp_path / "none"))

@@ -249,7 +249,7 @@ def test_the_settings_route_columns_elsewhere():
 def test_a_route_to_nowhere_is_refused():
     with pytest.raises(UsageError, match=r"not observed: obs\.goal"):
         encoder({"obs": Box(shape=(2,))}, settings=SMALL.model_copy(update={"columns": {"obs.goal": "hidden"}}))
-    with pytest.raises(UsageError, match="is no image"):
+    with pytest.raises(UsageError, match="is not an image"):
         encoder({"obs": Box(shape=(2,))}, settings=SMALL.model_copy(update={"columns": {"obs": "image"}}))
 
 

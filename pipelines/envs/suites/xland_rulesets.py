@@ -165,9 +165,7 @@ def save(path: Path, rulesets: Rulesets) -> None:
 
 
 def load(path: Path) -> Rulesets:
-    """Read an npz file, in which no code can hide. InputMissing where there is none, IntegrityError where it is no such
-    file.
-    """
+    """Read an npz file, without executing anything. InputMissing if it does not exist, IntegrityError for others."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = [stored[name] for name in ("goals", "rules", "tiles")]
