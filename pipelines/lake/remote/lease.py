@@ -49,7 +49,7 @@ def hold(
         try:
             lease.acquire()
         except s3.ConditionalWritesUnsupported:
-            _require_declaration("the object store does not support conditional writes")
+            _require_declaration("the object store does not support conditional writes, so")
             yield lambda: None
             return
         with lease.renewed():

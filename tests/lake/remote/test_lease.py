@@ -176,7 +176,7 @@ def test_without_conditional_writes_a_host_must_be_declared(
             raise ConditionalWritesUnsupported
 
         monkeypatch.setattr(ConditionalWrites, "put_new", refuse)
-    words = r"amago\[s3\]" if missing == "boto3" else "no conditional writes"
+    words = r"amago\[s3\]" if missing == "boto3" else "does not support conditional writes"
     with pytest.raises(InputMissing, match=f"{words}.*{remote_lease.DECLARED}=1 declares"), lease(lake):
         pass
     monkeypatch.setenv(remote_lease.DECLARED, "1")
