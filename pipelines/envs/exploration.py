@@ -123,6 +123,7 @@ def _schedule(settings: ExplorationSettings) -> Callable[..., Any]:
 
 _STREAM = 1  # apart from a policy's own generator of the same seed
 _MULTIPLIERS = 3
+_RATES = ("start", "end", "late_start", "late_end", "inner_epsilon")
 
 
 class Exploration:
@@ -150,6 +151,8 @@ class Exploration:
             )
         if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
             raise TypeError(f"no exploration for {type(space).__name__}")
+        if not isinstance(space, Box):
+            _require_probabilities(settings)
         self.settings, self.horizon, self.legal = settings, horizon, legal
         self._schedule = _schedule(settings)
         self._space = space
@@ -247,3 +250,13 @@ class Exploration:
             self._multiplier[:] = state["multiplier"]
         self._rng.bit_generator.state = state["rng"]
         self._multiplier_rng.bit_generator.state = state["multiplier_rng"]
+
+
+def _require_probabilities(settings: ExplorationSettings) -> None:
+    """Raise UsageError where an epsilon, which for actions other than Box is a probability, exceeds 1."""
+    for name in _RATES:
+        if (getattr(settings, name) or 0) > 1:
+            raise UsageError(
+                f"exploration.{name} is {getattr(settings, name):g}, but for these actions epsilon is a probability",
+                hint="choose a value from 0 to 1; only for Box actions is it a standard deviation",
+            )

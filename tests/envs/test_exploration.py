@@ -108,6 +108,14 @@ def test_state_goes_on_exactly():
     assert resumed.progress == 0.5
 
 
+@pytest.mark.parametrize("name", ["start", "end"])
+def test_a_probability_above_one_is_refused(name):
+    settings = ExplorationSettings(**{name: 2.0})
+    with pytest.raises(UsageError, match=rf"exploration\.{name} is 2"):
+        Exploration(settings, Discrete(n=3), 2)
+    Exploration(settings, Box(shape=(2,)), 2)
+
+
 @pytest.mark.parametrize("kind", ["bilevel", "windowed"])
 def test_a_schedule_within_rollouts_needs_a_horizon(kind):
     with pytest.raises(UsageError, match="fixed horizon"):
