@@ -4,7 +4,7 @@ A window of L steps covers steps [start, stop) of a trajectory of T actions, row
 is a mean over steps, so each step must appear equally often. Where T <= L the window is the whole trajectory. Longer
 ones, by `placement`:
 
-uniform  starts -(L - 1) .. T - 1, cut to the trajectory: each step is in L of the T + L - 1 windows, wherever it is.
+uniform  starts -(L - 1) .. T - 1, cut to the trajectory: each step is in L of the T + L - 1 windows.
          Windows at the ends are shorter.
 full     starts 0 .. T - L: every window has L steps, but steps near the ends of a trajectory appear less often.
 """

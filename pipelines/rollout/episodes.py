@@ -155,7 +155,7 @@ class EpisodeQueue:
 
 
 def _together(first: FinishedEpisodes, second: FinishedEpisodes) -> bool:
-    """Whether what is said of all trajectories of one is true of the other's."""
+    """Return whether both batches share the fields that are stored once for all their trajectories."""
     if first.trajectories is None or second.trajectories is None:
         return first.trajectories is second.trajectories
     return Infos.of(first.trajectories.infos).shared == Infos.of(second.trajectories.infos).shared

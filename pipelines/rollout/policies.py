@@ -61,7 +61,7 @@ class RandomPolicy:
         self._tape = Tape(lambda: self._drawn(self._num_actors))
 
     def split(self, sizes: Sequence[int]) -> bool:
-        """Not where observations say what may be done."""
+        """Return False where observations contain an action mask: then all actors must act together."""
         self._num_actors = sum(sizes)
         self._tape.split(sizes)
         return self._legal is None
@@ -89,7 +89,7 @@ class RandomPolicy:
 
 
 class ExpertPolicy:
-    """The environment's own expert, who sees what is hidden. UsageError where it has none."""
+    """The environment's own expert, which sees hidden state. UsageError if the environment has none."""
 
     def __init__(self, env: Env) -> None:
         if not env.has_expert:

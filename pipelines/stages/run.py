@@ -1,7 +1,7 @@
 """run: chain stages, epoch by epoch, in one process with environments, model and data view kept alive.
 
 Targets are cumulative and counted from what exists (steps in the lake, updates of the newest checkpoint), so a
-chain that was killed goes on by the same command: what is done is skipped. `chain.json` only remembers which
+chain that was killed resumes by the same command: finished stages are skipped. `chain.json` only remembers which
 one-off stages (relabel, evaluate, export) were passed.
 """
 
