@@ -1,5 +1,5 @@
-"""One thread of torch per test process, the tiers of the suite, Hypothesis profiles, and an S3 server on this host for
-tests that use the fixture `bucket`.
+"""One thread of torch per test process, the tiers of the suite, Hypothesis profiles, an S3 server on this host for
+tests that use the fixture `bucket`, and a browser for those that use `browser`.
 
 CONTRIBUTING.md describes the tiers.
 """
@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests import tiers as tiers  # registers the profiles of Hypothesis
+from tests.browser.harness import Browser, launched
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses the S3 server as one of the tier `system`."""
+    """Mark every test that uses the S3 server or the browser as one of the tier `system`."""
     for item in items:
-        if "s3_server" in getattr(item, "fixturenames", ()):
+        if {"s3_server", "browser"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("system")
 
 
@@ -105,3 +106,18 @@ def bucket(s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     name = f"bucket-{os.urandom(4).hex()}"
     boto3.client("s3").create_bucket(Bucket=name)
     return name
+
+
+@pytest.fixture(scope="module")
+def _chromium() -> Iterator[Browser]:
+    # Per module: playwright's event loop must not run during tests that start one of their own.
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(_chromium: Browser) -> Iterator[Browser]:
+    """Headless Chromium. A page that logged an error, or asked another host for something, fails the test."""
+    yield _chromium
+    for page in _chromium.close_pages():
+        page.require_clean()
