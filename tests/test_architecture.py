@@ -20,7 +20,9 @@ LONGEST_FILE = 400
 LAYERS = (
     ("amago_cli",),
     ("stages",),
-    ("training", "evaluation", "report", "export"),
+    ("report",),
+    ("runs",),
+    ("training", "evaluation", "export"),
     ("rollout",),
     ("relabelers",),
     ("learning",),
@@ -49,6 +51,7 @@ ONLY_IN = {
     "pyarrow": ("pipelines/lake/", "pipelines/formats/"),
 }
 NEVER_IN = {"pipelines/lake/": ("torch", "gymnasium"), "pipelines/data/": ("torch", "gymnasium")}
+NEVER_IN["pipelines/runs/"] = ("torch", "gymnasium")
 
 
 def python_files(*folders: str) -> list[Path]:

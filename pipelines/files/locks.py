@@ -1,19 +1,66 @@
 """Advisory locks between the processes of a host: `locked` waits its turn; `exclusive` refuses, says who holds it, and
-leaves nothing where nothing else was made."""
+leaves nothing where nothing else was made; `holder` says who holds one."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.errors import Locked
 from pipelines.files.atomic import explained
+from pipelines.files.malformed import open_regular
+
+_HOLDER = re.compile(r"pid (\d{1,10}) on (\S{1,255}) since (\S{1,32})")
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """The process that holds a lock: `since` as it wrote it, a time of day."""
+
+    pid: int
+    host: str
+    since: str
+
+
+def holder(file: Path) -> LockHolder | None:
+    """Return who holds the lock on `file`; None if nobody does, as far as this host can tell.
+
+    A process of this host that is gone holds nothing: then the lock is not tried, so that a process that takes it at
+    this moment is not refused.
+    """
+    try:
+        with open_regular(file) as handle:
+            found = _HOLDER.match(handle.read(400).decode(errors="replace"))
+            if found is None:
+                return None
+            named = LockHolder(int(found[1]), found[2], found[3])
+            if named.host == socket.gethostname() and not _exists(named.pid):
+                return None
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return named
+    except OSError:
+        return None
+    return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager

@@ -1,0 +1,172 @@
+"""A run directory as one record. Whatever is damaged or half-written is left out and listed in `problems`: a damaged
+file must not hide the other runs. Nothing named in a file is imported or opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.load import read_toml
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.errors import AmagoError
+from pipelines.files.json import parse_object
+from pipelines.files.malformed import read_limited
+from pipelines.runs.difference import Changes, changes, flattened
+from pipelines.runs.evaluations import Evaluation, number, read_evaluations
+from pipelines.runs.metrics import POINTS, MetricColumns, last_line, read_metrics
+from pipelines.runs.state import RunState, state_of
+
+_MOST_BYTES = 16 << 20
+_NOT_SETTINGS = ("about", "expected", "profile", "seed", "size", "env.name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """A run as its directory describes it.
+
+    `document` is config.toml, `record` is run.json, both as plain data; `problems` says which files are damaged.
+    """
+
+    path: Path
+    name: str
+    state: RunState
+    document: Mapping[str, Any] = field(repr=False)
+    record: Mapping[str, Any] = field(repr=False)
+    progress: Mapping[str, Any] = field(repr=False)
+    problems: tuple[str, ...] = ()
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings by dotted key, e.g. "train.learning_rate"; lists by index, e.g. "stages.0.stage"."""
+        return flattened(self.document)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name, with its profile: "quickstart (smoke)"; empty for a run without a recipe."""
+        name, profile = self._recipe.get("name"), self._recipe.get("profile")
+        if not isinstance(name, str):
+            return ""
+        return f"{name} ({profile})" if profile and isinstance(profile, str) else name
+
+    @cached_property
+    def changed(self) -> Changes:
+        """What differs from the recipe, or without one from the defaults: key -> (there, here). Not the seed."""
+        recorded = self._recipe.get("changed")
+        if isinstance(recorded, Mapping):
+            pairs = {str(key): pair for key, pair in recorded.items() if isinstance(pair, list) and len(pair) == 2}
+            return {key: (before, after) for key, (before, after) in pairs.items() if key not in _NOT_SETTINGS}
+        found = changes(_defaults(), self.settings)
+        return {key: pair for key, pair in found.items() if key not in _NOT_SETTINGS and not key.startswith("env.")}
+
+    @property
+    def env(self) -> str:
+        value = self.settings.get("env.name")
+        return value if isinstance(value, str) else ""
+
+    @property
+    def seed(self) -> int | None:
+        value = self.settings.get("seed")
+        return value if isinstance(value, int) else None
+
+    @cached_property
+    def metrics(self) -> MetricColumns:
+        """The lines of training, sampled if there are very many."""
+        return read_metrics(self.path / "metrics.jsonl", points=POINTS)
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """All evaluations that can be read, in the order in which they were made."""
+        return self._evaluations[0]
+
+    @property
+    def damaged_evaluations(self) -> tuple[str, ...]:
+        """Which evaluations cannot be read."""
+        return self._evaluations[1]
+
+    @cached_property
+    def _evaluations(self) -> tuple[tuple[Evaluation, ...], tuple[str, ...]]:
+        return read_evaluations(self.path / "evaluations", self.metrics)
+
+    @cached_property
+    def last_training(self) -> Mapping[str, Any]:
+        """The last line of training; empty if there is none."""
+        return last_line(self.path / "metrics.jsonl") or {}
+
+    @property
+    def updates(self) -> int | None:
+        """Gradient updates done, as far as they are logged."""
+        return _whole(self.last_training.get("update")) or self._count("train")
+
+    @property
+    def env_steps(self) -> int | None:
+        """Environment steps in the lakes of the run, as far as they are logged."""
+        counts = (_whole(self.last_training.get("env_steps")), self._count("collect"))
+        return max((count for count in counts if count is not None), default=None)
+
+    @property
+    def share(self) -> float | None:
+        """Share of the run's work that is done, 0 to 1; None if unknown."""
+        return 1.0 if self.state.status == "finished" else number(self.progress.get("share"))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that a running run still needs, by its own estimate; None if unknown."""
+        return number(self.progress.get("seconds_left")) if self.state.status == "running" else None
+
+    def _count(self, stage: str) -> int | None:
+        stages = self.progress.get("stages")
+        entry = stages.get(stage) if isinstance(stages, Mapping) else None
+        return _whole(entry.get("done")) if isinstance(entry, Mapping) else None
+
+    @property
+    def _recipe(self) -> Mapping[str, Any]:
+        recipe = self.record.get("recipe")
+        return recipe if isinstance(recipe, Mapping) else {}
+
+
+def read_run(path: Path | str) -> StoredRun:
+    """Read the run at `path`. InputMissing if there is none; damaged files of a run are reported in `problems`."""
+    directory = RunDirectory.open(path)
+    problems: list[str] = []
+    try:
+        document = read_toml(directory.config_path)
+    except AmagoError as error:
+        document = {}
+        problems.append(error.message)
+    record = _object(directory.record_path, problems)
+    name = record.get("name")
+    return StoredRun(
+        path=directory.path,
+        name=name if isinstance(name, str) and name else directory.path.resolve().name,
+        state=state_of(directory.path, record),
+        document=document,
+        record=record,
+        progress=_object(directory.path / "progress.json", problems),
+        problems=tuple(problems),
+    )
+
+
+def _object(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        found = parse_object(read_limited(path, _MOST_BYTES))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror}")
+        return {}
+    if found is None:
+        problems.append(f"{path.name} is damaged")
+    return found or {}
+
+
+def _whole(value: Any) -> int | None:
+    found = number(value)
+    return None if found is None else int(found)
+
+
+def _defaults() -> dict[str, Any]:
+    return flattened(Settings().model_dump(mode="json", exclude_none=True))
