@@ -1,4 +1,4 @@
-"""What evaluation episodes say: returns and success, both by attempt too, and how much the agent gained by adapting."""
+"""Metrics of evaluation episodes: returns and success, also by attempt, and the gain from adaptation."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Adaptation:
 
     @property
     def apart(self) -> bool:
-        """The intervals of the first and the last attempt do not touch, and the last is better."""
+        """Return whether the last attempt is better than the first and their intervals do not overlap."""
         return bool(self.low[-1] > self.high[0])
 
 
 def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
-    """The adaptation curve of `attempts` (E, A), success or returns, A >= 1."""
+    """Compute the adaptation curve of `attempts` (E, A), success or returns, A >= 1."""
     low, high = bootstrap_ci_columns(attempts, seed=seed)
     difference = attempts[:, -1].astype(float) - attempts[:, 0]
     return Adaptation(
@@ -48,12 +48,11 @@ def adaptation(attempts: np.ndarray, *, seed: int = 0) -> Adaptation:
 
 
 def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False) -> dict[str, Any]:
-    """Plain data for JSON: means and 95% intervals of return and success, by task and by attempt.
+    """Return plain data for JSON: means and 95% intervals of return and success, by task and by attempt.
 
-    `per_task` maps a task to its episodes and means; it is empty where every episode may have a task of
-    its own (more tasks than a thousand, or as many as episodes), unless `every_task` is wanted.
-    `per_attempt` is empty where nothing is attempted; success is left out where tasks have none. `published` adds what
-    papers report.
+    `per_task` maps a task to its episodes and means; it is empty if tasks may be unique to episodes (more than a
+    thousand tasks, or as many as episodes), unless `every_task` is set. `per_attempt` is empty without attempts;
+    success is left out if tasks do not define it. `published` adds the figures that papers report.
     """
     found: dict[str, Any] = {
         "episodes": results.episodes,
@@ -85,7 +84,7 @@ def metrics(results: EpisodeResults, *, seed: int = 0, every_task: bool = False)
 
 
 def example(spec: EnvSpec) -> dict[str, Any]:
-    """Return metrics of a made-up episode: the names of those that `metrics` returns for episodes of `spec`."""
+    """Return metrics of a made-up episode: their names are those that `metrics` returns for episodes of `spec`."""
     attempts = None if spec.num_attempts == 1 else np.zeros((1, spec.num_attempts or _MOST_ATTEMPTS))
     nothing = EpisodeResults(
         spec=replace(spec, score=None),

@@ -1,4 +1,4 @@
-"""`--require "return_mean >= 0.9"`: a judgement that a script can rely on."""
+"""`--require "return_mean >= 0.9"`: a condition that scripts can rely on."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class Clause:
 
 
 def parse(requirement: str) -> tuple[Clause, ...]:
-    """The clauses of `requirement`, joined by `and`; none for an empty text. UsageError where it cannot be
-    read.
+    """Parse the clauses of `requirement`, joined by `and`; none for an empty text. UsageError if it is invalid.
 
     >>> [str(clause) for clause in parse("return_mean >= 0.9 and success_ci95[0] > .5")]
     ['return_mean >= 0.9', 'success_ci95[0] > 0.5']
@@ -49,7 +48,7 @@ def parse(requirement: str) -> tuple[Clause, ...]:
 
 
 def check(requirement: str, metrics: Mapping[str, Any]) -> None:
-    """RequirementNotMet, naming every clause that fails and its value; UsageError for an unknown metric."""
+    """Raise RequirementNotMet, naming every clause that fails and its value; UsageError for an unknown metric."""
     failed = []
     for clause in parse(requirement):
         found = value(clause.metric, metrics)
@@ -60,7 +59,7 @@ def check(requirement: str, metrics: Mapping[str, Any]) -> None:
 
 
 def require_names(requirement: str, examples: Mapping[str, Any]) -> None:
-    """Raise UsageError for a metric that `examples`, of all that there will be, do not have."""
+    """Raise UsageError for a metric that none of `examples` has."""
     for clause in parse(requirement):
         value(clause.metric, examples)
 
@@ -79,8 +78,8 @@ def _clause(text: str, requirement: str) -> Clause:
 
 
 def value(metric: str, metrics: Mapping[str, Any]) -> float:
-    """The number that `metric` names: `return_ci95[0]`, `per_attempt[-1].return_mean`, `per_attempt[-1]` (its success,
-    else its return). UsageError: none there."""
+    """Return the number that `metric` names: `return_ci95[0]`, `per_attempt[-1].return_mean`, `per_attempt[-1]` (its
+    success, otherwise its return). UsageError if there is none."""
     metric, _, part = metric.partition(".")
     name, *_ = metric.split("[")
     if name not in metrics:

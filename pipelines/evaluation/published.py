@@ -30,14 +30,14 @@ def published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
 
 
 def return_percentile(results: EpisodeResults, percent: float) -> float:
-    """A percentile over tasks of the mean return at each (Nikulin et al., 2024, use the 20th)."""
+    """Return a percentile over tasks of their mean return (Nikulin et al., 2024, use the 20th)."""
     means = [float(results.returns[chosen].mean()) for chosen in by_task(results.tasks).values()]
     return float(np.percentile(means, percent))
 
 
 def achievement_score(rates: np.ndarray) -> float:
-    """Crafter's score, in percent: the geometric mean over achievements of the share of episodes that had each, with 1%
-    added before and subtracted after (Hafner, 2022).
+    """Return Crafter's score, in percent: the geometric mean over achievements of their success rates, with 1% added
+    before and subtracted after (Hafner, 2022).
 
     >>> round(achievement_score(np.array([1.0, 0.0])), 3)
     9.05
@@ -46,7 +46,7 @@ def achievement_score(rates: np.ndarray) -> float:
 
 
 def by_task(tasks: tuple[str, ...]) -> dict[str, list[int]]:
-    """Indices of the episodes of each task."""
+    """Return the indices of each task's episodes."""
     members: dict[str, list[int]] = defaultdict(list)
     for index, task in enumerate(tasks):
         members[task].append(index)

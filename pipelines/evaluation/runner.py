@@ -1,9 +1,8 @@
-"""Whole episodes, a number fixed beforehand, every one of them counted.
+"""Evaluation: a fixed number of complete episodes, all of which are counted.
 
-Actor i of N plays episodes i, i + N, i + 2N, ... up to the number asked for, whether they are short or long:
-counting whichever episodes end first would favour short ones. Results are ordered by episode number, and the
-task of an episode follows from its number, the seed and the split alone, so two policies are compared task by
-task.
+Actor i of N plays episodes i, i + N, i + 2N, ... up to the requested number, however long they are: counting whichever
+episodes end first would favour short ones. Results are ordered by episode number, and the task of an episode follows
+from its number, the seed and the split alone, so two policies are compared task by task.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class EpisodeResults:
 
     @property
     def steps(self) -> int:
-        """Environment steps of the counted episodes."""
+        """Return the number of environment steps of the counted episodes."""
         return int(self.lengths.sum())
 
 
@@ -64,9 +63,9 @@ def evaluate(
     stage: str = "evaluate",
     stop: Callable[[], bool] | None = None,
 ) -> EpisodeResults:
-    """Episodes 0..episodes - 1 of `env` (fresh: not reset before), played by `policy` to their ends.
+    """Play episodes 0..episodes - 1 of `env` (fresh: not reset before) to their ends with `policy`.
 
-    StageFailed when the environment raises; Interrupted when `stop()` says so: there is no partial result.
+    StageFailed if the environment raises; Interrupted if `stop()` returns true: there is no partial result.
     """
     if episodes < 1:
         raise UsageError("evaluate needs at least one episode", hint="set evaluate.episodes")

@@ -1,4 +1,4 @@
-"""Confidence intervals by the bootstrap: percentiles of a mean over values drawn with replacement."""
+"""Bootstrap confidence intervals: percentiles of a mean over values drawn with replacement."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 RESAMPLES = 2_000
 LEVEL = 0.95
-_CHUNK = 2**22  # drawn indices held at a time
+_CHUNK = 2**22  # indices drawn at a time
 
 
 def bootstrap_ci(
     values: np.ndarray, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """(low, high) of the mean of `values` (E,), by the percentile bootstrap (Efron, 1979). The same seed, the
-    same interval. One value gives an interval of width 0; no value a ValueError.
+    """Return (low, high) of the mean of `values` (E,), by the percentile bootstrap (Efron, 1979). The same seed gives
+    the same interval. One value gives an interval of width 0, no value a ValueError.
 
     >>> bootstrap_ci(np.ones(10))
     (1.0, 1.0)
@@ -27,9 +27,8 @@ def bootstrap_ci(
 def bootstrap_ci_columns(
     values: np.ndarray, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Intervals (A,), (A,) of the column means of `values` (E, A); the columns of one episode are drawn
-    together.
-    """
+    """Return intervals (A,), (A,) of the column means of `values` (E, A); the columns of an episode are drawn
+    together."""
     table = np.asarray(values, dtype=np.float64)
     count = len(table)
     if not count:
@@ -51,7 +50,8 @@ def bootstrap_ci_columns(
 def mean_of_strata_ci(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Bootstrap (low, high) of the mean over `strata` (e.g. games) of the mean in each, with values drawn within each.
+    """Return the bootstrap interval (low, high) of the mean over `strata` (e.g. games) of their means, with values
+    drawn within each stratum.
 
     >>> mean_of_strata_ci([np.ones(3), 3 * np.ones(5)])
     (2.0, 2.0)
@@ -64,7 +64,8 @@ def mean_of_strata_ci(
 
 
 def iqm(values: np.ndarray) -> float:
-    """Interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of `values`.
+    """Return the interquartile mean: the mean without the lowest and the highest quarter (each rounded down) of
+    `values`.
 
     >>> iqm(np.array([0.0, 1.0, 2.0, 3.0, 100.0]))
     2.0
@@ -76,8 +77,8 @@ def iqm(values: np.ndarray) -> float:
 def stratified_ci(
     strata: Sequence[np.ndarray], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Bootstrap (low, high) of the interquartile mean over all values of `strata` (e.g. runs by task), with values
-    drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
+    """Return the bootstrap interval (low, high) of the interquartile mean over all values of `strata` (e.g. runs by
+    task), with values drawn within each stratum (Agarwal et al., 2021, arXiv 2108.13264).
 
     >>> stratified_ci([np.ones(3), np.ones(2)])
     (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What a trained agent thinks of trajectories of a lake: one trajectory in, the figures of each of its steps out."""
+"""Critic and policy outputs of a trained agent for the steps of recorded trajectories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.learning.diagnostics import inspect
 from pipelines.rollout.policies import load_checkpoint
 
 FIGURES = ("q", "v", "advantage", "weight", "disagreement", "target", "log_prob", "entropy")
-_STEPS = 4096  # evaluated at once: bounds the memory that a long trajectory takes
+_STEPS = 4096  # evaluated at once: bounds memory for long trajectories
 
 
 class Values:
@@ -44,8 +44,8 @@ class Values:
         self.discounts: tuple[float, ...] = self._agent.gammas
 
     def __call__(self, trajectory: Trajectory, schema: Schema) -> dict[str, np.ndarray]:
-        """Each of `FIGURES`: (T, discounts) float32, in reward units. InputMissing where the trajectory is of other
-        spaces than those of the agent."""
+        """Return each of `FIGURES`: (T, discounts) float32, in reward units. InputMissing if the trajectory's spaces
+        differ from those of the agent."""
         ours = self._agent.spaces
         if schema.spaces != ours:
             differs = "; ".join(difference(ours, schema.spaces, ("trained on", "in the lake")))

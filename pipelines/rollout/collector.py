@@ -1,4 +1,4 @@
-"""Collector: a rollout whose finished episodes go into a lake, and the lake's side of it."""
+"""Collector: a rollout whose finished episodes are stored in a lake."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from pipelines.rollout.rollout import OnError, Rollout
 
 
 class LakeSink:
-    """Writer of one collector's trajectories into the lake at `place`, which is created when `open` is first called.
+    """Writer of one collector's trajectories into the lake at `place`, which is created by the first call of `open`.
 
     `record` returns what the lake stores about the collector (see `lake.collectors.register`), and is called then. With
-    `replace`, an existing lake there is removed first. `limits` are enforced until after the last segment. `name` is
-    written into every trajectory and may be set until the lake is open.
+    `replace`, an existing lake is removed first. `limits` are enforced until the last segment is written. `name` is
+    written into every trajectory and may be changed until the lake is open.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class LakeSink:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can have been written."""
+        """Return whether anything may have been written."""
         return self._opened is not None
 
     def open(self) -> tuple[Lake, Writer]:
-        """Return the lake and its writer; at the first call, create or open the lake and register the collector."""
+        """Return the lake and its writer; the first call creates or opens the lake and registers the collector."""
         if self._opened is None:
             if self._replace:
                 shutil.rmtree(self._place, ignore_errors=True)
@@ -102,7 +102,7 @@ class LakeSink:
         self.open()[1].append_many(trajectories)
 
     def add_policy(self, acting: Acting) -> None:
-        """Record where a policy came from, once for each."""
+        """Record where a policy came from, once per policy."""
         lake, _ = self.open()
         if acting.policy_id not in self._policies:
             self._policies.add(acting.policy_id)
@@ -116,10 +116,10 @@ class LakeSink:
 
 
 class Collector:
-    """A rollout that fills a lake; environments and unfinished episodes live from one `collect` to the next.
+    """A rollout that fills a lake; environments and unfinished episodes stay alive between calls of `collect`.
 
-    All actors begin their first episodes here, so that an environment that cannot is known before anything is written.
-    `before`: steps that earlier processes of the same collector have stored. A `follower` replaces the policy between
+    All actors start their first episodes in the constructor, so that a broken environment is found before anything is
+    written. `before`: steps stored by earlier processes of the same collector. A `follower` replaces the policy between
     steps. `action_mask`: the observation column that masks exploration; "": the policy's own. `workers`: number of
     processes that step `env`.
     """
@@ -187,7 +187,7 @@ class Collector:
 
     def act_by(self, acting: Acting) -> None:
         """Replace the policy; its memory is rebuilt from the episodes in progress."""
-        self.rollout.settle()  # what has begun belongs to the policy so far
+        self.rollout.settle()  # steps in progress belong to the old policy
         self._acting = acting
         self._restrict_exploration(acting)
         self.rollout.policy = acting.policy
@@ -198,7 +198,7 @@ class Collector:
             self.sink.add_policy(acting)
 
     def _follow(self) -> None:
-        """Act with a newer checkpoint if there is one."""
+        """Switch to a newer checkpoint if there is one."""
         newer = self._follower.newer() if self._follower is not None else None
         if newer is not None:
             self.act_by(newer)
@@ -210,7 +210,7 @@ class Collector:
 
     @property
     def steps(self) -> int:
-        """Environment steps so far, those of earlier processes included."""
+        """Return the environment steps so far, including earlier processes."""
         return self.before + self.rollout.total_steps
 
     def collect(self, target: int, listener: Listener) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class Collector:
             listener(Notice(stage="collect", text=text))
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the last call of `collect`, also where it failed."""
+        """Return the metrics of the last call of `collect`, even if it failed."""
         stats = self.rollout.stats()
         metrics: dict[str, Any] = {
             "steps": stats.steps,
@@ -253,7 +253,7 @@ class Collector:
             "unfinished": self.rollout.unfinished or self._unfinished,
             "collector": self.sink.name,
             "policy": self.rollout.policy_id,
-            "epsilon": round(stats.epsilon, 9),  # a mean of equal rates is that rate
+            "epsilon": round(stats.epsilon, 9),  # avoid rounding errors when all rates are equal
             "steps_per_second": stats.steps_per_second,
             "policy_share": stats.policy_seconds / stats.seconds if stats.steps else math.nan,
             "env_share": stats.env_seconds / stats.seconds if stats.steps else math.nan,
@@ -266,4 +266,4 @@ class Collector:
         if self.exploration is not None:
             metrics["epsilon_progress"] = self.exploration.progress
         known = {key: value for key, value in metrics.items() if isinstance(value, str) or not math.isnan(value)}
-        return {"return_mean": None, **known}  # no episode ended: no mean
+        return {"return_mean": None, **known}  # no mean without finished episodes

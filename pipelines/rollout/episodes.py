@@ -1,7 +1,7 @@
-"""Finished episodes: their summaries, statistics, and the queue that hands them on in the order of rounds and parts.
+"""Finished episodes: summaries, statistics, and a queue that preserves the order of rounds and parts.
 
-Episodes that end within moments of one another are stored together: logging one costs about as much as logging a
-dozen, and the actors wait meanwhile.
+Episodes that end shortly after one another are stored together: logging one costs about as much as logging a dozen, and
+the actors wait meanwhile.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import numpy as np
 from pipelines.lake.trajectory import Infos, Trajectories
 
 Sink = Callable[[Trajectories], object]
-Turn = tuple[int, int]  # number of a round (a step of every actor), number of a part of the actors
+Turn = tuple[int, int]  # round (one step of every actor), part of the actors
 _APART_SECONDS = 0.2
-_MANY = 64  # episodes that wait for no more
-_LARGE = 1 << 20  # bytes that are not copied once more to be stored together
+_MANY = 64  # so many episodes are passed on at once
+_LARGE = 1 << 20  # larger batches are not copied again to be combined
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A finished episode. `number` counts over all actors (see `envs.env`); `success`: of the last attempt.
-    `attempts`: success of each, `attempt_returns` the sum of its rewards. `achieved`: which of the environment's
-    achievements it had, bool.
-    """
+    """A finished episode. `number` counts over all actors (see `envs.env`); `success`: of the last attempt. `attempts`:
+    success of each attempt, `attempt_returns` its sum of rewards. `achieved`: bool for each of the environment's
+    achievements."""
 
     actor: int
     number: int
@@ -43,7 +42,7 @@ class Episode:
 
 @dataclass(kw_only=True)
 class EpisodeStats:
-    """How many episodes ended, and sums over them."""
+    """Number of finished episodes, and sums over them."""
 
     episodes: int = 0
     returns: float = 0.0
@@ -65,9 +64,8 @@ class EpisodeStats:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStats:
-    """What one call of `run` did. Means are over the episodes that ended in it (nan: none did); `epsilon` is the mean
-    exploration rate over its steps.
-    """
+    """Statistics of one call of `run`. Means are over the episodes that ended in it (NaN if none did); `epsilon` is the
+    mean exploration rate over its steps."""
 
     steps: int
     trajectories: int
@@ -87,9 +85,8 @@ class RolloutStats:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedEpisodes:
-    """`number` episodes of a part of the actors that ended in the same step. `trajectories`: None where nothing is
-    recorded. `episodes`: their summaries, where somebody listens; `stats`: those that count.
-    """
+    """`number` episodes of one part of the actors that ended in the same step. `trajectories`: None if nothing is
+    recorded. `episodes`: their summaries, if a callback needs them; `stats`: those that count."""
 
     number: int
     stats: EpisodeStats
@@ -98,9 +95,8 @@ class FinishedEpisodes:
 
 
 class EpisodeQueue:
-    """Finished episodes in the order of their turns, waiting to be handed on: trajectories to `sink`, summaries to
-    `on_episode`. `stats` counts them, except those that were cut short.
-    """
+    """Queue of finished episodes in order: trajectories go to `sink`, summaries to `on_episode`. `stats` counts them,
+    except those that were cut short."""
 
     def __init__(self, sink: Sink | None = None, on_episode: Callable[[Episode], None] | None = None) -> None:
         self._heap: list[tuple[Turn, FinishedEpisodes]] = []
@@ -109,19 +105,19 @@ class EpisodeQueue:
         self.stats = EpisodeStats()
 
     def put(self, turn: Turn, finished: FinishedEpisodes) -> None:
-        """Add the episodes of a turn, once."""
+        """Add the episodes of a turn; call once per turn."""
         heapq.heappush(self._heap, (turn, finished))
         self._number += finished.number
 
     @property
     def due(self) -> bool:
-        """Whether many episodes wait, or none were taken for a while: a lone episode does not wait for more."""
+        """Return whether many episodes wait, or none were taken for a while, so that a single episode does not wait
+        long."""
         return self._number >= _MANY or (bool(self._heap) and time.monotonic() - self._taken >= _APART_SECONDS)
 
     def take(self, before: Turn | None = None) -> list[FinishedEpisodes]:
-        """Remove and return the first, if its turn comes before `before` (None: any), and those after it that are
-        stored with it. `before` is the first turn that may still bring episodes.
-        """
+        """Remove and return the first batch, if its turn comes before `before` (None: any), and the following ones that
+        are stored with it. `before` is the first turn that may still add episodes."""
         taken: list[FinishedEpisodes] = []
         size = 0
         while self._heap and (before is None or self._heap[0][0] < before):
@@ -136,14 +132,14 @@ class EpisodeQueue:
         return taken
 
     def flush(self, before: Turn | None = None, *, if_due: bool = False) -> None:
-        """Hand on everything that `take` returns; `if_due`: unless it may yet be stored with what ends next."""
+        """Pass on everything that `take` returns; with `if_due`, only if waiting longer would not combine more."""
         if if_due and self._sink is not None and not self.due:
             return
         while taken := self.take(before):
             self._hand_on(taken)
 
     def _hand_on(self, finished: Sequence[FinishedEpisodes]) -> None:
-        """Hand on once, even if the receiver is interrupted."""
+        """Pass on exactly once, even if the receiver is interrupted."""
         stored = [each.trajectories for each in finished if each.trajectories is not None]
         if stored and self._sink is not None:
             self._sink(Trajectories.joined(stored))
@@ -155,7 +151,7 @@ class EpisodeQueue:
 
 
 def _together(first: FinishedEpisodes, second: FinishedEpisodes) -> bool:
-    """Return whether both batches share the fields that are stored once for all their trajectories."""
+    """Return whether both batches agree in the fields that are stored once for all their trajectories."""
     if first.trajectories is None or second.trajectories is None:
         return first.trajectories is second.trajectories
     return Infos.of(first.trajectories.infos).shared == Infos.of(second.trajectories.infos).shared

@@ -1,4 +1,4 @@
-"""Acting with the newest checkpoint of a run that is being trained, in this process or another, on this host or not."""
+"""Act with the newest checkpoint of a run that is being trained, in this process or another, on any host."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipelines.rollout.policies import Acting, random_policy, trained
 
 
 class CheckpointFollower:
-    """`first` is who acts now; `newer`, called between steps, who acts from then on whenever there is another
-    checkpoint (one of a lower number too, after a fresh start).
+    """Source of policies from a run's checkpoints: `first` returns the current one; `newer`, called between steps,
+    returns a replacement whenever the checkpoint has changed (a lower number too, after a fresh start).
 
-    Until the run has a checkpoint, uniformly random actions are taken (of those that are legal, by the column
-    `action_mask`): a trainer that waits for experience would otherwise wait for ever. What is gone or half gone when
-    it is read is looked for again at the next time.
+    Before the first checkpoint, uniformly random (legal, by the column `action_mask`) actions are taken; otherwise a
+    trainer that waits for experience would wait forever. A checkpoint that disappears while it is read is retried at
+    the next check.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CheckpointFollower:
         self._due = 0.0
 
     def first(self) -> Acting:
-        """InputMissing where the run was trained for other spaces."""
+        """Return the current policy. InputMissing if the run was trained for other spaces."""
         acting = self.newer()
         if acting is not None:
             return acting
@@ -53,7 +53,8 @@ class CheckpointFollower:
         return random_policy(self._env.spec.spaces, seed=self._seed, action_mask=self._action_mask)
 
     def newer(self) -> Acting | None:
-        """The newest checkpoint's policy if it is not the one given last; None too when it is not time to look."""
+        """Return the newest checkpoint's policy if it differs from the last one returned; None also if no check
+        is due."""
         now = time.monotonic()
         if now < self._due:
             return None
@@ -64,20 +65,20 @@ class CheckpointFollower:
         try:
             checkpoint = checkpoints.load(self._run.checkpoints, str(newest[0]))
         except (InputMissing, IntegrityError) as error:
-            if newest == self._newest() and newest != self._refused:  # not because it was removed meanwhile
+            if newest == self._newest() and newest != self._refused:  # unless it was removed in the meantime
                 self._refused = newest
                 self._listener(Notice(text=f"{error}; acting goes on without it", level="warning"))
             return None
         acting = trained(checkpoint, self._env, policy_id=self._run.identity, seed=self._seed, greedy=self._greedy)
         assert isinstance(acting.policy, AgentPolicy)
         if self._policy is not None:
-            acting.policy.load_state_dict(self._policy.state_dict())  # its random numbers go on
+            acting.policy.load_state_dict(self._policy.state_dict())  # its random stream continues
         self._policy, self._loaded = acting.policy, newest
         self._listener(Notice(text=f"acting with checkpoint {checkpoint.update}", level="debug"))
         return replace(acting, run=self._run.path)
 
     def _newest(self) -> tuple[int, int] | None:
-        """Update and time of the newest checkpoint."""
+        """Return update and time of the newest checkpoint."""
         known = checkpoints.numbers(self._run.checkpoints)
         if not known:
             return None

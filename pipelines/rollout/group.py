@@ -1,4 +1,4 @@
-"""Actors that step together, and what is known of their unfinished episodes."""
+"""Actors that step together, and the state of their unfinished episodes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pipelines.rollout.episodes import Episode, EpisodeStats, FinishedEpisodes
 from pipelines.rollout.recorder import Recorder
 
 _FIRST_ROWS = 1024
-_MOMENT_MS = 1_000  # between two looks at how long is being waited
+_MOMENT_MS = 1_000  # between two checks of the waiting time
 
 
 class ActorGroup:
-    """The actors of one part of an environment, which are at `place` among all actors of a rollout.
+    """The actors of one part of an environment; `place` is their slice of all actors of a rollout.
 
-    `time` counts the steps of each actor's episode, 0 where there is nothing to lose. `strikes`: failures in a row of
-    each actor's environment. `pending`: executed actions whose step has begun, and the exploration rate in them;
-    `waits_on`: what has yet to be heard of it (see `Env.waits_on`). `rounds`: steps that have ended. `explored`: sum
-    and number of the exploration rates of all steps of all actors.
+    `time` counts the steps of each actor's episode, 0 if nothing would be lost. `strikes`: consecutive failures of each
+    actor's environment. `pending`: actions whose step is in progress, and their exploration rate; `waits_on`: pending
+    results (see `Env.waits_on`). `rounds`: completed steps. `explored`: sum and number of the exploration rates of all
+    steps of all actors.
     """
 
     def __init__(self, env: Env, number: int, place: slice, *, recorded: bool) -> None:
@@ -45,16 +45,15 @@ class ActorGroup:
         self.total, self.epsilon, self.began = np.zeros((3, n))
         self.explored = 0.0, 0
         self.attempts: list[list[bool]] = [[] for _ in range(n)]
-        self._paid: list[list[float]] = [[] for _ in range(n)]  # return so far at the end of each attempt
+        self._paid: list[list[float]] = [[] for _ in range(n)]  # cumulative return at the end of each attempt
         self.strikes = np.zeros(n, dtype=np.int64)
         self.pending: tuple[np.ndarray, np.ndarray | float] | None = None
         self.waits_on: set[int] = set()
         self._floats = [name for name, space in spaces.observation.items() if space.dtype.startswith("float")]
 
     def tried(self, call: Callable[[], Any], mask: np.ndarray | None = None) -> tuple[Any, ActorsFailed | None]:
-        """What `call` of the environment brings and what failed. An exception of the environment as a whole is a
-        failure of all actors (in `mask`), who bring nothing.
-        """
+        """Call the environment, and return its result and failures. An exception of the whole environment counts as a
+        failure of all actors (in `mask`), without a result."""
         try:
             return call(), None
         except ActorsFailed as error:
@@ -70,11 +69,11 @@ class ActorGroup:
             return None, failed
 
     def begin(self, actors: np.ndarray, observation: Mapping[str, np.ndarray]) -> None:
-        """Episodes of `actors` (m,) begin with their rows of `observation` (N, ...)."""
+        """Start episodes of `actors` (m,) with their rows of `observation` (N, ...)."""
         self.observation = observation
         if self.recorder is not None:
             self.recorder.begin(actors, observation)
-        self.action, self.reward = self.action.copy(), self.reward.copy()  # the policy may have kept them
+        self.action, self.reward = self.action.copy(), self.reward.copy()  # the policy may hold references to them
         for state in (self.action, self.reward, self.time, self.total, self.epsilon):
             state[actors] = 0
         self.began[actors] = time.time()
@@ -82,7 +81,7 @@ class ActorGroup:
             self.attempts[actor], self._paid[actor] = [], []
 
     def add(self, actions: np.ndarray, result: StepResult, epsilon: np.ndarray | float) -> None:
-        """A step of everybody."""
+        """Record a step of all actors."""
         if self.recorder is not None:
             self.recorder.add(
                 result.observation, actions, result.reward, result.terminated, result.truncated, result.reset
@@ -100,9 +99,8 @@ class ActorGroup:
     def take(
         self, actors: np.ndarray, shared: TrajectoryInfo, *, summarised: bool, unfinished: bool = False
     ) -> FinishedEpisodes:
-        """Remove and return the episodes of `actors`. `shared`: what their trajectories have in common; `summarised`:
-        with a summary of each; `unfinished`: they are cut short, and do not count.
-        """
+        """Remove and return the episodes of `actors`. `shared`: fields common to their trajectories; `summarised`:
+        include a summary of each; `unfinished`: they are cut short, and are left out of the statistics."""
         spec, lengths = self.env.spec, self.time[actors]
         tasks, goals, returns = self.env.tasks(actors), self.env.goal_texts(actors), self.total[actors].tolist()
         outcomes = [tuple(self.attempts[actor]) for actor in actors.tolist()]
@@ -147,13 +145,13 @@ class ActorGroup:
         return FinishedEpisodes(number=len(actors), stats=tally, episodes=episodes, trajectories=trajectories)
 
     def drop(self, actors: np.ndarray) -> int:
-        """Forget the episodes of `actors`; how many steps they had."""
+        """Discard the episodes of `actors`, and return how many steps they had."""
         lost = int(self.time[actors].sum())
         self.time[actors] = 0
         return lost
 
     def not_finite(self, result: StepResult) -> list[EnvFailure]:
-        """Rewards and observations that are no numbers."""
+        """Return a failure for each actor with a reward or an observation that is not finite."""
         found = []
         columns = {"reward": result.reward} | {name: result.observation[name] for name in self._floats}
         for name, column in columns.items():
@@ -174,7 +172,7 @@ def _differences(totals: Sequence[float]) -> tuple[float, ...]:
 
 
 def next_to_end(groups: Sequence[ActorGroup]) -> ActorGroup:
-    """Waits. Of those whose step has ended, or who cannot tell, the one that is furthest behind."""
+    """Wait, and return the group furthest behind among those whose step has ended or which cannot report that."""
     begun = [group for group in groups if group.pending is not None]
     while all(group.waits_on for group in begun):
         poll = select.poll()
@@ -189,13 +187,13 @@ def next_to_end(groups: Sequence[ActorGroup]) -> ActorGroup:
 
 
 def mean_epsilon(groups: Sequence[ActorGroup]) -> float:
-    """Return the mean exploration rate of all steps of `groups`; 0 before the first."""
+    """Return the mean exploration rate over all steps of `groups`; 0 before the first."""
     rates, steps = zip(*(group.explored for group in groups), strict=True)
     return sum(rates) / max(sum(steps), 1)
 
 
 def both(first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFailed | None:
-    """Failures of both, with the cause of the first."""
+    """Merge two failures, keeping the cause of the first."""
     if first is None or second is None:
         return first or second
     joined = ActorsFailed([*first.failures, *second.failures])
@@ -204,7 +202,7 @@ def both(first: ActorsFailed | None, second: ActorsFailed | None) -> ActorsFaile
 
 
 class JoinedGroups:
-    """What a policy sees of several groups at once."""
+    """Several groups, as a policy sees them: concatenated."""
 
     def __init__(self, groups: Sequence[ActorGroup]) -> None:
         names = list(groups[0].observation or ())

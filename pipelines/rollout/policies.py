@@ -25,7 +25,7 @@ from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.registry import Registry
 
 _POLICIES = Registry("policy", {})
-_STREAM = 2  # apart from exploration's generator of the same seed
+_STREAM = 2  # a stream separate from exploration with the same seed
 ActFunction = Callable[[Mapping[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -33,13 +33,13 @@ ActFunction = Callable[[Mapping[str, np.ndarray], np.ndarray, np.ndarray, np.nda
 class Policy(Protocol):
     """Acts for N actors at once.
 
-    `observation`: columns (N, ...); `prev_action` (N, ...) and `prev_reward` (N,) led to it and are zero at a
-    rollout's beginning; `time` (N,) int64 is the step within the rollout: 0 means that memory of before is
-    void. Actions come back in the system's conventions (`lake.spaces`).
+    `observation`: columns (N, ...); `prev_action` (N, ...) and `prev_reward` (N,) are the transition that led to it,
+    and zero at the start of an episode; `time` (N,) int64 is the step within the episode: 0 resets the actor's memory.
+    Actions are returned in the conventions of `lake.spaces`.
 
-    A policy may also have `split(sizes) -> bool`. Where that returns True, `act(..., part=k)` acts for the k-th of
-    groups of so many consecutive actors alone, as it would for all together. A group may be some steps ahead of others;
-    all are even when a policy is set.
+    A policy may also have `split(sizes) -> bool`. If it returns True, `act(..., part=k)` acts for the k-th group of
+    consecutive actors alone, with the same result as for all together. Groups may be some steps ahead of one another;
+    all are at the same step when a policy is set.
     """
 
     def act(
@@ -52,7 +52,7 @@ class Policy(Protocol):
 
 
 class RandomPolicy:
-    """Uniform over the action space, whatever it sees; with `legal`, over what that allows."""
+    """Uniform over the action space, or over the actions that `legal` allows."""
 
     def __init__(self, space: Space, *, seed: int, legal: LegalActions | None = None) -> None:
         self._space, self._legal = space, legal
@@ -61,7 +61,7 @@ class RandomPolicy:
         self._tape = Tape(lambda: self._drawn(self._num_actors))
 
     def split(self, sizes: Sequence[int]) -> bool:
-        """Return False where observations contain an action mask: then all actors must act together."""
+        """Return False if observations contain an action mask: then all actors must act together."""
         self._num_actors = sum(sizes)
         self._tape.split(sizes)
         return self._legal is None
@@ -125,11 +125,10 @@ class FunctionPolicy:
 
 
 def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) -> Policy:
-    """The policy that `module:attr` names.
+    """Load the policy named `module:attr`.
 
-    A class is made with `spaces=`, `num_actors=` and `seed=`; an object with `act` is used as it is; any
-    other callable is taken for `act` itself. InputMissing where there is none, UsageError where it is none of
-    these.
+    A class is instantiated with `spaces=`, `num_actors=` and `seed=`; an object with `act` is used directly; any other
+    callable is used as `act`. InputMissing if it does not exist, UsageError if it is none of these.
     """
     try:
         target: Any = _POLICIES.get(name)
@@ -155,8 +154,8 @@ def scripted_policy(name: str, *, spaces: Spaces, num_actors: int, seed: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
-    """A policy, what it is called, the gradient updates behind it (-1: none, it is not trained), its run, and the
-    column by which it knows what is legal."""
+    """A policy, its name, the number of its gradient updates (-1 if it is not trained), its run, and the observation
+    column of its action mask."""
 
     policy: Policy
     policy_id: str
@@ -166,10 +165,10 @@ class Acting:
 
 
 def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_mask: str = "") -> Acting:
-    """The policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `action_mask` is the column that
-    tells the random one what it may do.
+    """Load the policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `action_mask` is the column with
+    legal actions for the random policy.
 
-    InputMissing where there is none, or where it was trained for other spaces.
+    InputMissing if it does not exist, or was trained for other spaces.
     """
     spaces = env.spec.spaces
     if name in ("auto", "random"):
@@ -190,14 +189,14 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_
 
 
 def random_policy(spaces: Spaces, *, seed: int, action_mask: str = "") -> Acting:
-    """UsageError where `action_mask` names no such column."""
+    """Make the random policy. UsageError if there is no column `action_mask`."""
     legal = LegalActions(action_mask, spaces) if action_mask else None
     policy = RandomPolicy(spaces.action, seed=seed, legal=legal)
     return Acting(policy=policy, policy_id="random", action_mask=action_mask)
 
 
 def load_checkpoint(name: str) -> tuple[RunDirectory, Checkpoint]:
-    """The checkpoint that RUN[@CHECKPOINT] names, and its run. InputMissing where there is none."""
+    """Load the checkpoint named RUN[@CHECKPOINT], and its run. InputMissing if there is none."""
     path, _, which = name.partition("@")
     run = RunDirectory.open(path)
     return run, checkpoints.load(run.checkpoints, which or "latest")
@@ -206,7 +205,7 @@ def load_checkpoint(name: str) -> tuple[RunDirectory, Checkpoint]:
 def trained(
     checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool, own: AgentSettings | None = None
 ) -> Acting:
-    """The policy of a checkpoint, acting for all actors of `env`; `own` as for `load_agent`."""
+    """Make the policy of a checkpoint for all actors of `env`; `own` as for `load_agent`."""
     require_spaces(checkpoint, env)
     agent = load_agent(checkpoint, own=own)
     if env.spec.horizon is not None:
@@ -229,7 +228,7 @@ def trained(
 
 
 def require_spaces(checkpoint: Checkpoint, env: Env) -> None:
-    """InputMissing, with what differs, unless the checkpoint was trained for the spaces of `env`."""
+    """Raise InputMissing, listing the differences, unless the checkpoint was trained for the spaces of `env`."""
     with checkpoint.understood():
         ours = Spaces.from_json(checkpoint.record["spaces"])
     if ours != env.spec.spaces:

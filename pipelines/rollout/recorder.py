@@ -1,9 +1,9 @@
-"""Records N actors in the lake's columns while they act.
+"""Recorder of N actors in the lake's columns.
 
-All actors step together, so storage is time-major: one row of the buffer holds one step of everybody, written
-with one assignment a column. An actor's episode is the run of rows since its first; it is copied out when it
-ends, which frees that actor's place in the newest row for the first observation of its next episode. When the
-buffer is full, rows that no unfinished episode needs are dropped, or it doubles.
+All actors step together, so storage is time-major: one row of the buffer contains one step of all actors, written with
+one assignment per column. An actor's episode is the sequence of rows since its first; it is copied out when it ends,
+which frees the actor's place in the newest row for the first observation of its next episode. When the buffer is full,
+rows that no unfinished episode needs are dropped, or the buffer doubles.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Recorder:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Actions recorded so far in each actor's episode (N,)."""
+        """Return the number of actions recorded in each actor's current episode (N,)."""
         return self._now - self._first
 
     def begin(self, actors: np.ndarray, observation: Mapping[str, np.ndarray]) -> None:
-        """Row 0 of new episodes for `actors` (m,), with their rows of `observation` (N, ...)."""
+        """Write row 0 of new episodes for `actors` (m,), with their rows of `observation` (N, ...)."""
         for name, buffer in self._buffers.items():
             buffer[self._now, actors] = observation[name][actors] if name in observation else 0
         self._first[actors] = self._now
@@ -53,7 +53,7 @@ class Recorder:
         truncated: np.ndarray,
         reset: np.ndarray,
     ) -> None:
-        """The row that `action` led to, for all actors."""
+        """Record the row that `action` led to, for all actors."""
         self._now += 1
         if self._now == self._rows:
             self._make_room()
@@ -67,7 +67,7 @@ class Recorder:
         buffers[RESET][now] = reset
 
     def episodes(self, actors: np.ndarray) -> tuple[dict[str, np.ndarray], list[int]]:
-        """A copy of all rows of the episodes of `actors` (m,), one after another, and how many each has: T + 1."""
+        """Return a copy of all rows of the episodes of `actors` (m,), concatenated, and their lengths T + 1."""
         rows = self._now + 1 - self._first[actors]
         step = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows - self._first[actors], rows)
         place = step * len(self._first) + np.repeat(actors, rows)  # in the buffer as one row after another, which is
@@ -77,12 +77,12 @@ class Recorder:
         return taken, rows.tolist()
 
     def prefix(self, actor: int) -> dict[str, np.ndarray]:
-        """A copy of the actor's rows before the newest: T rows, which the policy has already acted on."""
+        """Return a copy of the actor's rows before the newest: T rows, which the policy has already acted on."""
         first = self._first[actor]
         return {name: buffer[first : self._now, actor].copy() for name, buffer in self._buffers.items()}
 
     def _make_room(self) -> None:
-        """Move unfinished episodes to the front; double the buffer where they fill half of it."""
+        """Move unfinished episodes to the front; double the buffer if they fill half of it."""
         oldest = int(self._first.min())
         kept = self._now - oldest
         grow = 2 * kept > self._rows

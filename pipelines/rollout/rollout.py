@@ -1,8 +1,8 @@
 """The loop in which a policy acts in an environment: one batch of N actors, kept alive between calls.
 
-Where the environment has several parts, the policy acts for one while others are stepped, and a part that has to wait
-does not hold up the others. What breaks in an environment costs the episodes of its actors; `on_env_error` says whether
-the others go on.
+If the environment has several parts, the policy acts for one while others are stepped, and a slow part does not hold up
+the others. A failure in an environment costs the episodes of its actors; `on_env_error` determines whether the others
+continue.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from pipelines.rollout.episodes import Episode, EpisodeQueue, EpisodeStats, Fini
 from pipelines.rollout.group import ActorGroup, JoinedGroups, both, mean_epsilon, next_to_end
 from pipelines.rollout.policies import Policy
 
-UNFINISHED = "unfinished"  # tag of an episode that the rollout's end cut short
+UNFINISHED = "unfinished"  # tag of an episode cut short by the end of the rollout
 OnError = Literal["stop", "restart"]
 _PROGRESS_SECONDS = 0.2
-_MOST_STRIKES = 5  # failures of an actor's environment in a row
-_LEAST_AHEAD, _MOST_AHEAD = 2, 64  # steps of a part that others have yet to end
+_MOST_STRIKES = 5  # consecutive failures of an actor's environment
+_LEAST_AHEAD, _MOST_AHEAD = 2, 64  # steps that a part may be ahead of others
 
 
 class Rollout:
     """N actors, their policy, exploration and unfinished episodes.
 
-    `sink` receives the episodes that ended (columns of `lake.schema`), those of some moments together, all before `run`
-    or `settle` returns; `on_episode` the summary of each. `policy`, `policy_id` and `policy_version` may be set between
+    `sink` receives finished episodes (columns of `lake.schema`) in small batches, all of them before `run` or `settle`
+    returns; `on_episode` receives the summary of each. `policy`, `policy_id` and `policy_version` may be set between
     calls: an episode is recorded under the version that acted at its end. Episodes unfinished at `finish` are dropped,
     or, with `keep_unfinished`, stored as truncated, tagged `unfinished`, with no success (they did not fail), and left
     out of all means.
 
-    Where environments of some actors break, their episodes are dropped; with `on_env_error` "restart" they begin again
-    and `on_failure` is called, unless one of them broke five times in a row, or its worker process within a hundred
-    steps. `env_errors` counts what broke, `episodes_dropped` what was lost; `total_steps` does not count it.
+    If environments of some actors fail, their episodes are dropped; with `on_env_error` "restart" they start again and
+    `on_failure` is called, unless one of them failed five times in a row, or its worker process within a hundred steps.
+    `env_errors` counts failures, `episodes_dropped` lost episodes; `total_steps` excludes them.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class Rollout:
         stop: Callable[[], bool] | None = None,
         between: Callable[[], object] | None = None,
     ) -> RolloutStats:
-        """At least `steps` environment steps over all actors (fewer than `num_envs` more), or until `stop()`.
-        `between` is called before each step of all actors, `stop` too; it may replace the policy, which then acts for
-        all from that step on.
+        """Take at least `steps` environment steps over all actors (fewer than `num_envs` more), or until `stop()`.
+        `between` and `stop` are called before each step of all actors; `between` may replace the policy, which then
+        acts for all from that step on.
 
-        StageFailed, with the cause attached, when a scripted policy raises, or when an environment breaks (see the
-        class); episodes that ended before are already with the sink.
+        StageFailed, with the cause attached, if a scripted policy raises, or an environment fails (see the class);
+        episodes that ended before have reached the sink.
         """
         self._clear_counters()
         told = time.perf_counter()
@@ -127,7 +127,7 @@ class Rollout:
             while not (stop is not None and stop()):
                 if self._done + self._due >= steps:
                     self.settle()
-                    if self._done >= steps:  # else some were lost
+                    if self._done >= steps:  # otherwise some were lost
                         break
                 if between is not None:
                     between()
@@ -150,7 +150,7 @@ class Rollout:
         return self.total_steps - self._before[0]
 
     def stats(self) -> RolloutStats:
-        """What the last call of `run` has done so far."""
+        """Return the statistics of the last call of `run` so far."""
         return RolloutStats(
             steps=self._done,
             trajectories=self._finished.stats.episodes,
@@ -165,16 +165,17 @@ class Rollout:
         )
 
     def begin(self) -> None:
-        """Begin everybody's first episode, if `step` has not. Errors as for `run`."""
+        """Start the first episode of every actor, unless `step` has. Errors as for `run`."""
         for group in self._groups:
             if group.observation is None:
                 self._mend(group, self._reset(group, np.ones(group.env.num_envs, dtype=bool)))
 
     def step(self) -> None:
-        """One step more of every actor; actors whose episode ends begin their next.
+        """Take one step of every actor; actors whose episode ends start their next one.
 
-        Where the policy acts for parts of the actors, these go on as each is ready. The step has ended for one part at
-        least; to the others it may be some steps more (`_ahead`), and what ended waits until it is its turn.
+        If the policy acts for parts of the actors, each part continues as soon as it is ready. At least one part has
+        completed the step on return; others may be some steps behind (`_ahead`), and finished episodes wait for their
+        turn.
         """
         self.begin()
         if self._overlapping:
@@ -194,14 +195,13 @@ class Rollout:
 
     @property
     def _ahead(self) -> int:
-        """How many steps of all actors a part may be ahead of another, which may be in a long reset: those of a second,
-        since the part that is behind must catch up before a run ends.
-        """
+        """Return how many steps a part may be ahead of another, which may be in a long reset: about a second's worth,
+        because the slow part must catch up before a run ends."""
         a_second = (self._rounds - self._first_round) / max(time.perf_counter() - self._began, 1e-9)
         return int(min(max(a_second, _LEAST_AHEAD), _MOST_AHEAD))
 
     def settle(self) -> None:
-        """End every step that has begun, for all actors, and hand over what has ended."""
+        """Complete every step in progress, for all actors, and pass on the finished episodes."""
         self._catch_up()
         self._hand_over()
 
@@ -212,7 +212,8 @@ class Rollout:
             self._end(group)
 
     def _go_on(self, *, behind: int) -> None:
-        """Let each part go on by itself until one has ended all rounds, and others are this many behind at most."""
+        """Let each part proceed independently until one has completed all rounds, and the others are at most `behind`
+        behind."""
         while True:
             for group in self._groups:
                 if group.pending is None and group.rounds < self._rounds:
@@ -228,11 +229,11 @@ class Rollout:
 
     @property
     def _due(self) -> int:
-        """Steps of rounds that have begun, of actors who have yet to end them."""
+        """Return the number of actor steps still missing in rounds that have started."""
         return sum((self._rounds - group.rounds) * group.env.num_envs for group in self._groups)
 
     def _act(self, actors: ActorGroup | JoinedGroups, part: int | None) -> tuple[np.ndarray, np.ndarray | float]:
-        """Executed actions for a group, or for all, and the exploration rates in them."""
+        """Return the actions for a group, or for all actors, and their exploration rates."""
         began = time.perf_counter()
         observation, spec = actors.observation, self.env.spec
         assert observation is not None
@@ -259,7 +260,7 @@ class Rollout:
         self._env_seconds += time.perf_counter() - began
 
     def _end(self, group: ActorGroup, *, last: bool = False) -> None:
-        """The end of the group's step, if one has begun; `last`: nobody begins another episode."""
+        """Complete the group's step, if one is in progress; `last`: do not start new episodes."""
         if group.pending is None:
             return
         (actions, epsilon), turn = group.pending, (group.rounds, group.number)
@@ -287,7 +288,7 @@ class Rollout:
         self._mend(group, error, last=last)
 
     def _reset(self, group: ActorGroup, mask: np.ndarray) -> ActorsFailed | None:
-        """Begin episodes; what went wrong in it."""
+        """Start episodes, and return the failures."""
         began = time.perf_counter()
         observation, error = group.tried(lambda: group.env.reset(mask), mask)
         self._env_seconds += time.perf_counter() - began
@@ -300,9 +301,8 @@ class Rollout:
         self.total_steps -= group.drop(np.flatnonzero(failed))
 
     def _mend(self, group: ActorGroup, error: ActorsFailed | None, *, last: bool = False) -> None:
-        """Count and tell what failed, whose episodes are dropped, and begin new ones; raises `error` where that is not
-        wanted, or does not help.
-        """
+        """Count and report failures, whose episodes are dropped, and start new ones; raise `error` if restarting is
+        disabled or does not help."""
         while error is not None:
             self.env_errors += sum(not failure.reported for failure in error.failures)
             mask = np.zeros(group.env.num_envs, dtype=bool)
@@ -334,11 +334,11 @@ class Rollout:
         return group.take(actors, shared, summarised=self._summarised, unfinished=unfinished)
 
     def _hand_over(self, *, if_due: bool = False) -> None:
-        """Hand on what has ended, as far as nothing that comes before it has yet to end."""
+        """Pass on finished episodes for which no earlier turn is still open."""
         self._finished.flush(min((group.rounds, group.number) for group in self._groups), if_due=if_due)
 
     def finish(self) -> int:
-        """End the rollout: unfinished episodes are dropped, or stored as truncated. Returns how many were stored."""
+        """End the rollout: drop unfinished episodes, or store them as truncated. Returns how many were stored."""
         stored = 0
         for group in self._groups:
             self._end(group, last=True)
@@ -354,7 +354,7 @@ class Rollout:
         return stored
 
     def prefixes(self) -> list[dict[str, np.ndarray]]:
-        """Return, for each actor, the T rows of its present episode that its policy has acted on (T = its time)."""
+        """Return, for each actor, the T rows of its current episode that its policy has acted on (T = its time)."""
         self.settle()
         recorders = [group.recorder for group in self._groups if group.recorder is not None]
         if not recorders:
@@ -362,21 +362,21 @@ class Rollout:
         return [recorder.prefix(actor) for recorder in recorders for actor in range(len(recorder.lengths))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Exploration's position and the next task; unfinished episodes are not part of it."""
+        """Return exploration's position and the next task; unfinished episodes are not included."""
         return {
             "env": self.env.state_dict(),
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with `state`; call before the first step."""
+        """Continue from `state`; call before the first step."""
         self.env.load_state_dict(state["env"])
         if self.exploration is not None and state["exploration"] is not None:
             self.exploration.load_state_dict(state["exploration"])
 
     @property
     def unfinished(self) -> int:
-        """Number of episodes that have begun and not ended."""
+        """Return the number of episodes in progress."""
         return sum(int((group.time > 0).sum()) for group in self._groups)
 
     @property

@@ -1,9 +1,9 @@
-"""collect: roll out a policy and write what happened into a lake.
+"""collect: roll out a policy and store its trajectories in a lake.
 
-Steps are counted from the lake itself, so the same command repeated goes on where it stopped, after a kill too.
-Each collector counts its own: the environment, the policy and the exploration are part of its name.
-Rollouts unfinished when the stage ends are stored as truncated, tagged `unfinished`: nothing paid for is lost, and
-learning bootstraps through the cut. A kill -9 loses only what was not yet a whole trajectory.
+Progress is counted from the lake itself, so repeating the command resumes where it stopped, even after a kill. Each
+collector counts its own steps: its name is derived from the environment, the policy and the exploration. Episodes still
+in progress when the stage ends are stored as truncated and tagged `unfinished`, so no collected step is lost, and
+learning bootstraps from the last observation. A kill -9 loses only incomplete trajectories.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def run(
     fresh: bool = False,
     add: bool = False,
 ) -> Result:
-    """Collect until this collector has `collect.steps` steps in the lake; `add`: collect that many more than it has."""
+    """Collect until this collector has `collect.steps` steps in the lake; with `add`, collect that many additional
+    steps."""
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
     replaced = fresh and directory is not None and lake is None
@@ -66,7 +67,7 @@ def run(
             busy = f"lake '{where}' is being filled with '{name}'"
             stack.enter_context(exclusive(connect(where).local / f".{quote(name, safe='')}.lock", what=busy))
         if fresh and not replaced:
-            name = f"{name}-{time.time_ns():x}"  # a lake that may be others' is added to, never emptied
+            name = f"{name}-{time.time_ns():x}"  # a lake that others may use is appended to, never cleared
         use_threads(settings.train.threads)
         collector = stack.enter_context(
             make_collector(
@@ -86,9 +87,9 @@ def run(
         if add:
             steps += collector.before
             settings = settings.model_copy(update={"collect": settings.collect.model_copy(update={"steps": steps})})
-        if directory is not None:  # nothing is written before everything asked for is there
+        if directory is not None:  # check all inputs before anything is written
             directory.record("collect", settings, fresh=fresh)
-            if not fresh or replaced:  # another stage of a new run may have named it meanwhile
+            if not fresh or replaced:  # another stage of a new run may have set it in the meantime
                 collector.sink.name = collector_name(settings, directory)
 
         def result(status: str, metrics: dict[str, Any]) -> Result:
@@ -125,10 +126,11 @@ def make_collector(
     policy: Callable[[Env, int], Acting] | None = None,
     listener: Listener = silent,
 ) -> Collector:
-    """Return the collector `name` of the lake at `place`, which is not opened before it collects.
+    """Return the collector `name` for the lake at `place`, which is not opened before the first collect.
 
-    `policy` makes the first policy from the environment and a seed; None: as the settings say. `behaviour`: how it
-    acts, for its record; None for a chain, which explores by its schedule unless `collect.explore` is false.
+    `policy` makes the first policy from the environment and a seed (None: the one in the settings). `behaviour`
+    describes how it acts, for the collector's record; None in a chain, which explores on its schedule unless
+    `collect.explore` is false.
     """
     wanted = settings.collect
     existing = None if replace else Lake.find(place)
@@ -217,14 +219,14 @@ def _follower(
 
 
 def seeds(seed: int, position: int, *, count: int) -> list[int]:
-    """Return independent seeds for what a process draws; `position` keeps a resumed one from repeating itself."""
+    """Return independent seeds for all random draws of a process; `position` keeps a resumed one from repeating
+    itself."""
     return [int(s) for s in np.random.SeedSequence([seed, position]).generate_state(count) >> 1]
 
 
 def collector_name(settings: Settings, directory: RunDirectory | None = None) -> str:
-    """Return the name under which steps are stored and counted: a different one for each environment, policy and
-    exploration. A run has one environment; what it collects at random, or as a chain, bears its own name.
-    """
+    """Return the name under which steps are stored and counted, which differs for each environment, policy and
+    exploration. A run has a single environment, so its random collector and its chain's collector have fixed names."""
     how = behaviour(settings)
     if directory is None:
         digest = collectors.digest({"env": settings.env.model_dump(mode="json"), **how})
@@ -234,7 +236,7 @@ def collector_name(settings: Settings, directory: RunDirectory | None = None) ->
 
 
 def behaviour(settings: Settings) -> dict[str, Any]:
-    """Return how a collector outside a chain chooses its actions, as plain data."""
+    """Describe how a collector outside a chain chooses its actions, as plain data."""
     wanted = settings.collect
     path, at, checkpoint = wanted.policy.partition("@")
     policy = f"{Path(path).resolve()}{at}{checkpoint}" if RunDirectory(path).exists() else wanted.policy
@@ -248,26 +250,27 @@ def behaviour(settings: Settings) -> dict[str, Any]:
 
 
 def stored_steps(lake: Lake, collector: str) -> int:
-    """Steps that `collector` has put into the lake, logs of dead writers included, and what has expired since."""
+    """Count the steps that `collector` has stored in the lake, including expired ones and those in logs of crashed
+    writers."""
     lake.salvage()
     quoted = collector.replace("'", "''")
     where = f"collector = '{quoted}' and base_uid is null"
     while True:
         expired = expired_steps(lake.storage)[collector]
         _, rows = query(lake, f"select coalesce(sum(length), 0) from trajectories where {where}")
-        if expired_steps(lake.storage)[collector] == expired:  # else some moved from one count to the other
+        if expired_steps(lake.storage)[collector] == expired:  # otherwise some steps moved from one count to the other
             return int(rows[0][0]) + expired
 
 
 def explain_size(steps: int, actors: int, horizon: int | None, listener: Listener) -> None:
-    """Say why there are fewer actors, or more steps, than usual."""
+    """Explain a reduced number of actors or an increased number of steps."""
     if horizon and (actors < FEW or steps > STEPS):
         text = f"{steps:,} steps of {actors} actor{'s' * (actors != 1)}: an episode may take {horizon:,}"
         listener(Notice(stage="collect", text=text))
 
 
 def comment(metrics: Mapping[str, Any], horizon: int | None, listener: Listener) -> None:
-    """Say what the means of `metrics` leave out, and how to collect more where nothing was to be done."""
+    """Say which episodes the means in `metrics` leave out, and how to collect more if there was nothing to do."""
     ended, unfinished, steps = metrics["trajectories"], metrics["unfinished"], metrics["steps"]
     if not steps:
         text = f"collector '{metrics['collector']}' has {metrics['steps_total']:,} steps already"
@@ -283,6 +286,6 @@ def comment(metrics: Mapping[str, Any], horizon: int | None, listener: Listener)
 
 
 def comment_exploration(settings: Settings, listener: Listener) -> None:
-    """Say that a policy that could have explored by the settings did not."""
+    """Say that exploration was off although the settings configure a schedule."""
     if settings.exploration != ExplorationSettings() and behaviour(settings)["policy"] != "random":
         listener(Notice(text="the policy acted as it is (epsilon 0); --explore applies the schedule of [exploration]"))

@@ -1,4 +1,4 @@
-"""Environments as stages ask for them: where they are stepped, and how many."""
+"""Environments for stages: number of actors, and worker processes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed, UsageError
 from pipelines.events import Listener, silent
 
-STEPS = 10_000  # of a collect; more where two episodes may have more
+STEPS = 10_000  # per collect; more if two episodes can be longer
 FEW, MANY = 16, 128  # actors
-MOST = 256  # of environments that are stepped in workers
-_EPISODES = 4  # of each actor in a run, at least, with more than FEW
-_LEAST_EPISODES = 2  # of each actor outside a chain
-_BATCH_SECONDS = 1e-3  # a step of all actors, of which the loop about the environments takes some 0.1 ms
-_WORTH_SECONDS = 2e-3  # a step of all actors that is shorter is not shared out
-_SHARE_SECONDS = 1e-3  # least part of it for a worker
-_QUICK_SECONDS = 30e-6  # a step of one actor that takes no longer than passing on what it brought
-_MESSAGE_SECONDS = 30e-3  # work that is worth a message to a worker, who waits 1 ms for the next
+MOST = 256  # actors of environments stepped by workers
+_EPISODES = 4  # minimum per actor in a run, with more than FEW actors
+_LEAST_EPISODES = 2  # minimum per actor outside a chain
+_BATCH_SECONDS = 1e-3  # step of all actors; the rollout loop itself takes about 0.1 ms of it
+_WORTH_SECONDS = 2e-3  # a shorter step of all actors is not distributed over workers
+_SHARE_SECONDS = 1e-3  # minimum share of it per worker
+_QUICK_SECONDS = 30e-6  # a step of one actor that takes no longer than transferring its result
+_MESSAGE_SECONDS = 30e-3  # work that justifies a message to a worker, which polls every 1 ms
 
 
 def env_model(name: str) -> type[BaseModel]:
-    """The model of the parameters of environment `name`. UsageError if there is no such environment."""
+    """Return the model of the parameters of environment `name`. UsageError if there is no such environment."""
     return settings_model(name)
 
 
@@ -42,9 +42,8 @@ def make_env(
     workers: int = 0,
     listener: Listener = silent,
 ) -> Env:
-    """The run's environment as one batch of `actors`, stepped in `workers` processes. UsageError if the run names
-    none.
-    """
+    """Make the run's environment as one batch of `actors`, stepped in `workers` processes. UsageError if the run does
+    not name an environment."""
     if not settings.env.name:
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
     name, params = settings.env.name, settings.env.params
@@ -64,7 +63,8 @@ def make_env(
 
 
 def candidate(settings: Settings) -> Env:
-    """Return one actor of the run's environment, to be asked and tried; the user's own in a process that it may end."""
+    """Return a single actor of the run's environment, to inspect its spec and time its steps; a user-defined
+    environment runs in a separate process that it may crash."""
     return make_env(settings, actors=1, seed=0, workers=int(is_users(settings.env.name or "")))
 
 
@@ -75,12 +75,12 @@ def with_actors(
     collects: Sequence[int] = (),
     trial: Callable[[Env, float], Trial | None] = lambda env, longest: env.try_out(longest),
 ) -> Settings:
-    """Return `settings` with numbers in place of "auto" for steps and actors: those of the run that has begun, if it is
-    `stored`. `collects`: the steps of each time that a chain collects.
+    """Return `settings` with numbers in place of "auto" for steps and actors; a resumed run reuses those it has
+    `stored`. `collects`: the step targets of a chain's collects.
 
-    More actors make a policy faster where all step as one batch, and messages to workers rarer where each steps
-    quickly: as many as help, and leave each a few episodes. Outside a chain each ends two episodes or more, if need be
-    with fewer actors and more steps.
+    More actors speed up the policy when all of them step as one batch, and reduce the number of messages when workers
+    step fast environments. `auto` chooses as many as help while each actor still plays a few episodes. Outside a chain
+    each actor finishes at least two episodes, with fewer actors and more steps if necessary.
     """
     begun, wanted = (stored or {}).get("collect", {}), settings.collect
     steps, actors = _number(wanted.steps, begun.get("steps")), _number(wanted.actors, begun.get("actors"))
@@ -98,17 +98,17 @@ def _number(wanted: Any, begun: Any) -> int | None:
 
 
 def collect_steps(settings: Settings) -> int:
-    """Return the steps of a collect in a chain."""
+    """Return the number of steps of a collect in a chain."""
     return STEPS if settings.collect.steps == "auto" else settings.collect.steps
 
 
 def _enough_actors(
     settings: Settings, env: Env, collects: Sequence[int], steps: int, trial: Callable[[Env, float], Trial | None]
 ) -> int:
-    """Return so many that each ends an episode in the first of `collects`, so that there is something to learn from,
-    and some in all; outside a chain two in `steps`.
+    """Return a number of actors at which each finishes an episode in the first of `collects`, so that there is data to
+    learn from, and several in total; outside a chain, two within `steps`.
 
-    Episodes are as long as random ones where that is who acts, at first at least, else as the longest.
+    The estimate of an episode's length is that of random play if the first policy is random, otherwise the time limit.
     """
     alone, wanted, cores = env.steps_one_by_one, settings.collect.workers, available_cores()
     share = min(collects[0], sum(collects) / _EPISODES) if collects else steps / _EPISODES
@@ -137,8 +137,8 @@ def _enough_actors(
 
 
 def _quick(seconds: float, *, most: int) -> int:
-    """Return so many actors, `FEW` up to `most`, that what a step of all costs beside the environments is a small part
-    of it."""
+    """Return the number of actors, from `FEW` to `most`, at which the rollout loop costs little compared with the
+    environment steps."""
     actors = FEW
     while 2 * actors <= most and 0 < seconds * actors < _BATCH_SECONDS:
         actors *= 2
@@ -146,12 +146,11 @@ def _quick(seconds: float, *, most: int) -> int:
 
 
 def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: int, few: int | None = None) -> int:
-    """Actors, up to `most`, of environments that take `seconds` for a step of one: so many that a message to a worker
-    is worth it, `few` (`FEW`) where that does not make them worth workers.
-    """
+    """Return the number of actors, up to `most`, for environments whose steps take `seconds`: enough to make a message
+    to a worker worthwhile, or `few` (`FEW`) if workers would not pay off either way."""
 
     def messages(actors: int) -> int:
-        """A step of all (see `WorkerEnv`)."""
+        """Return the number of messages that a step of all actors takes (see `WorkerEnv`)."""
         count = share_out(seconds * actors, actors=actors, cores=cores) if workers == "auto" else min(workers, actors)
         return count if count >= max(cores, 2) else 2 * count
 
@@ -159,15 +158,15 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
     while 2 * actors <= most and seconds * actors < _MESSAGE_SECONDS * (messages(actors) or 1):
         actors *= 2
     worth = 0.0
-    if workers == "auto":  # a step in a trial is dearer than one in a batch
+    if workers == "auto":  # a step in a trial costs more than one in a batch
         worth = max(2 * _WORTH_SECONDS, _QUICK_SECONDS * actors)
     return actors if messages(actors) and seconds * actors > worth else few or FEW
 
 
 def workers(settings: Settings, *, actors: int) -> int:
-    """How many processes shall step `actors` environments: as set, else by how long one of them takes; one a core where
-    they have a time limit, since a trial here could not be ended. UsageError where there can be no limit.
-    """
+    """Return the number of processes that step `actors` environments: as configured, otherwise based on measured step
+    time. Environments with a time limit get one process per core, because a step here could not be interrupted.
+    UsageError if a limit cannot be enforced."""
     wanted, limit = settings.collect.workers, settings.collect.env_timeout_seconds
     if wanted == 0 and limit:
         raise UsageError(
@@ -183,11 +182,11 @@ def workers(settings: Settings, *, actors: int) -> int:
         return 0
     with contextlib.closing(candidate(settings)) as env:
         seen = env.try_out()
-    if seen and seen.death:  # in workers, where that is reported
+    if seen and seen.death:  # reported by the workers
         return min(cores, actors)
     return share_out(seen.seconds * actors, actors=actors, cores=cores) if seen else 0
 
 
 def share_out(seconds: float, *, actors: int, cores: int) -> int:
-    """Processes for environments that take `seconds` for a step of all actors when they are stepped one by one."""
+    """Return the number of processes for environments that take `seconds` to step all actors sequentially."""
     return min(cores, actors, int(seconds / _SHARE_SECONDS)) if seconds >= _WORTH_SECONDS and cores > 1 else 0

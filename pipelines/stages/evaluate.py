@@ -1,7 +1,7 @@
-"""evaluate: complete episodes on held-out tasks, with 95% confidence intervals.
+"""evaluate: play complete episodes on held-out tasks and report means with 95% confidence intervals.
 
-Each evaluation is a file in `RUN/evaluations`, named after its checkpoint and settings; repeating one
-reads it. `require` is checked either way.
+Each evaluation is a file in `RUN/evaluations`, named after its checkpoint and settings; repeating an evaluation reads
+the file. `require` is checked in both cases.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
 
 
 def _require_space(path: Path) -> None:
-    """Refuse before anything is played what could not be written down afterwards."""
+    """Refuse to start if the result could not be written."""
     trial = path.with_suffix(".trial")
     try:
         write_atomically(trial, "0" * _REPORT_BYTES)
@@ -95,7 +95,7 @@ def _require_space(path: Path) -> None:
 
 
 def stored(path: Path) -> dict[str, Any] | None:
-    """The evaluation stored at `path`; None if there is none, or none that can be read."""
+    """Return the evaluation stored at `path`; None if it is missing or unreadable."""
     report = read_object(path)
     try:
         if report is not None:
@@ -108,7 +108,7 @@ def stored(path: Path) -> dict[str, Any] | None:
 def play(
     settings: Settings, checkpoint: Checkpoint, listener: Listener = silent, *, tasks: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Play the episodes, of `tasks` if there are any; the report as plain data."""
+    """Play the episodes, on `tasks` if given, and return the report as plain data."""
     wanted, began = settings.evaluate, time.process_time()
     actors = min(wanted.actors, wanted.episodes)
     use_threads(settings.train.threads)
@@ -135,7 +135,7 @@ def play(
 
 
 def require_metrics(settings: Settings, spec: EnvSpec) -> None:
-    """Raise UsageError where the settings name a metric that an evaluation in the environment of `spec` has not."""
+    """Raise UsageError if the settings name a metric that evaluations in the environment of `spec` do not have."""
     wanted, examples = settings.evaluate, {"update": 0, **example(spec)}
     if (known := known_returns(settings)) is not None:
         examples |= scored({"metrics": examples}, known)["metrics"]
@@ -145,7 +145,7 @@ def require_metrics(settings: Settings, spec: EnvSpec) -> None:
 
 
 def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]:
-    """The report with its return as D4RL normalises it, and its interval; without them where nothing is known."""
+    """Return the report with D4RL's normalised return and its interval, if the reference returns are known."""
     figures = {key: value for key, value in report["metrics"].items() if not key.startswith("normalized_")}
     if known is not None:
         figures["normalized_score"] = known.score(figures["return_mean"])
@@ -155,7 +155,7 @@ def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]
 
 
 def known_returns(settings: Settings) -> Reference | None:
-    """Return the returns by which D4RL normalises those of the settings' environment; None where it has none."""
+    """Return the reference returns of D4RL's normalisation for the settings' environment; None if unknown."""
     wanted = settings.evaluate.reference
     if wanted in ("none", "auto"):
         params = settings.env.params
@@ -165,7 +165,8 @@ def known_returns(settings: Settings) -> Reference | None:
 
 
 def baselines(env: Env) -> dict[str, dict[str, Any]]:
-    """What is known exactly of the environment: success by attempt and return of random and optimal play."""
+    """Return the exact return and success by attempt of random and optimal play, where the environment provides
+    them."""
     spec = env.spec
     return {
         "random": {"return": spec.random_return, "success": _listed(spec.random_success)},
@@ -191,7 +192,7 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
 
 
 def tables(report: Mapping[str, Any]) -> list[Table]:
-    """The report for people: return and success, and the adaptation curve where there are attempts."""
+    """Return tables for people: return and success, and the adaptation curve if the task has attempts."""
     figures = report["metrics"]
     low, high = figures["return_ci95"]
     rows = [["return", figures["return_mean"], low, high]]
@@ -218,16 +219,16 @@ def _listed(values: tuple[float, ...] | None) -> list[float] | None:
 
 
 def _task_table(figures: Mapping[str, Mapping[str, float]]) -> Table:
-    """Every task, the hardest first."""
+    """Return a table of all tasks, hardest first."""
     ordered = sorted(figures.items(), key=lambda item: (item[1].get("success_mean", 0.0), item[1]["return_mean"]))
     shown = [[name, *(row.get(key) for key in ("episodes", "return_mean", "success_mean"))] for name, row in ordered]
     return Table(title="by task", columns=["task", "episodes", "return", "success"], rows=shown[:_MOST_ROWS])
 
 
 def _tasks(settings: Settings, directory: RunDirectory, listener: Listener) -> list[str]:
-    """The tasks that `evaluate.tasks` chooses in the run's lakes, its own and those it was trained on.
+    """Return the tasks that `evaluate.tasks` selects in the run's lakes: its own and those it was trained on.
 
-    InputMissing where there are none, or more than the episodes to be played.
+    InputMissing if there are none, or more than the number of episodes to play.
     """
     wanted = settings.evaluate
     if not wanted.tasks.strip():
@@ -252,7 +253,7 @@ def _tasks(settings: Settings, directory: RunDirectory, listener: Listener) -> l
 
 
 def _identity(settings: Settings, tasks: Sequence[str]) -> str:
-    """Hash of everything that decides the outcome besides the checkpoint."""
+    """Hash everything that determines the outcome besides the checkpoint."""
     content: dict[str, Any] = {
         "env": settings.env.model_dump(mode="json"),
         "evaluate": settings.evaluate.model_dump(mode="json", exclude=_NOT_IDENTITY),
@@ -271,18 +272,19 @@ def _mark_best(directory: RunDirectory, update: int, figures: Mapping[str, Any],
 
 
 def curves_of(figures: Mapping[str, Any]) -> list[str]:
-    """Return which of success and return an evaluation's figures have by attempt."""
+    """Return which of success and return the evaluation's figures contain by attempt."""
     entries = figures["per_attempt"]
     return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
 
 
 def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
-    """Return success and return by attempt, as far as all of the named reports have them; `of` ends the titles."""
+    """Return tables of success and return by attempt, for the figures that all named reports have; `of` ends the
+    titles."""
     return [_table(reports, kind, title=f"{kind} by attempt{of}") for kind in _shared(reports)]
 
 
 def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
-    """Draw what `adaptation_tables` lists into `directory`: `adaptation.png`, and `adaptation_return.png`."""
+    """Draw the curves of `adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
     name = next(iter(reports.values()))["env"]["name"]
     return [
         adaptation_curve(
@@ -300,7 +302,7 @@ def _shared(reports: Reports) -> list[str]:
 
 
 def _known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:
-    """Random and optimal play by attempt, where they are known exactly: of success only."""
+    """Return success by attempt of random and optimal play, where known exactly."""
     known = next(iter(reports.values()))["known"]
     return {name: known[name]["success"] for name in ("random", "optimal") if kind == "success" and known[name][kind]}
 
@@ -316,9 +318,8 @@ def _series(label: str, report: Mapping[str, Any], kind: str) -> Series:
 
 
 def _table(reports: Reports, kind: str, *, title: str) -> Table:
-    """Two rows (mean, 95% interval) for each named report, between random and optimal play where those are known. Of
-    many attempts, some are shown, the first and the last among them.
-    """
+    """Return two rows (mean, 95% interval) per named report, between random and optimal play where those are known.
+    Long curves are thinned to a few attempts, including the first and the last."""
     attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
     shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
     known = {name: [name, *(f"{values[i]:.3f}" for i in shown)] for name, values in _known(reports, kind).items()}

@@ -1,4 +1,4 @@
-"""export: a policy to deploy, or trajectories for other tools."""
+"""export: write a policy bundle, or trajectories for other tools."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.stages.result import Result
 
-POLICY = "safetensors"  # the format of a policy; all others are of trajectories
+POLICY = "safetensors"  # the policy format; all others are for trajectories
 
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
-    """Write what `export.format` says to `export.to`: the policy bundle of a checkpoint (default: RUN/export, replacing
-    an older one there), or the trajectories of the run's lake as `dataset` does.
-    """
+    """Export to `export.to` in the format `export.format`: the policy bundle of a checkpoint (default: RUN/export,
+    replacing an older one), or the trajectories of the run's lake, see `dataset`."""
     if settings.export.format != POLICY:
         return dataset(settings, lake=run, listener=listener)
     started = time.monotonic()
@@ -44,9 +43,8 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
 
 
 def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
-    """Write the trajectories of a lake for which `export.where` holds; `export.to` defaults to a folder `dataset` in
-    the lake's run. InputMissing if there are none.
-    """
+    """Export the trajectories of a lake that match `export.where`; `export.to` defaults to the folder `dataset` in the
+    lake's run. InputMissing if there are none."""
     wanted, started = settings.export, time.monotonic()
     refuse_scheme(wanted.to, what="give a directory")
     exporter(wanted.format)
@@ -81,7 +79,7 @@ def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent
 
 
 def default_folder(lake: Lake) -> Path:
-    """Where a dataset goes when nobody says: into the lake's run. UsageError where it has none."""
+    """Return the default folder of a dataset, in the lake's run. UsageError if the lake does not belong to a run."""
     if lake.run is None or not RunDirectory(lake.run).exists():
         raise UsageError(f"lake '{lake.name}' lies in no run's directory", hint="say where to write: --to DIR")
     return lake.path.parent / "dataset"

@@ -1,4 +1,4 @@
-"""Progress of a whole chain and the time it still needs, estimated from the time its stages have taken so far."""
+"""Progress of a whole chain, and an estimate of the time left from the stages completed so far."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Work:
 class Forecast:
     """Estimator of how much of a chain is done and of the time left.
 
-    `done`: number of `works` that earlier processes finished. A unit of work costs the average of its entry so far, or
-    else of another entry of the same stage; the time left is unknown until all remaining work has a cost.
+    `done`: number of `works` that earlier processes finished. A unit of work costs the average of its recipe entry so
+    far, or that of another entry of the same stage; the time left is unknown until all remaining work has a cost.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Forecast:
     def _estimate(self, event: Progress) -> tuple[float, float | None]:
         """Return the share of the run done and the seconds left; without all costs, the share of stages and None."""
         work, share = self._works[self._done], self._share(event)
-        if self._at_first == 1:  # only the first can have been begun by an earlier process
+        if self._at_first == 1:  # only the first can be work that an earlier process started
             self._at_first = share if self._done == self._first else 0.0
         progressed, elapsed = work.amount * (share - self._at_first), self._clock() - self._began
         now = {work.place: elapsed / progressed} if progressed else {}  # seconds per unit

@@ -1,7 +1,8 @@
-"""collect --from: trajectories from elsewhere, into a lake.
+"""collect --from: import trajectories into a lake.
 
-They come in the order of their source, and each bears its number there, so the same command repeated goes on with the
-first that is not in the lake, after a kill too. Everything is read and checked once before the first is stored.
+Trajectories are imported in the order of their source and numbered, so repeating the command resumes with the first one
+that is missing from the lake, even after a kill. All data is read and validated once before the first trajectory is
+stored.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ def run(
     listener: Listener = silent,
     fresh: bool = False,
 ) -> Result:
-    """Take in what `source.name` offers, until there is no more or `source.steps` are in the lake.
+    """Import from `source.name` until it is exhausted or `source.steps` are in the lake.
 
-    InputMissing where it is not there or does not fit, IntegrityError where it is damaged: the lake is as before.
+    InputMissing if the source does not exist or does not match, IntegrityError if it is damaged; the lake is then
+    unchanged.
     """
     started = time.monotonic()
     directory = RunDirectory(run) if run is not None else None
@@ -86,7 +88,7 @@ def run(
 
 
 class Ingestion:
-    """One source on its way into a lake, from the first trajectory that is not there."""
+    """Import of one source into a lake, starting from the first missing trajectory."""
 
     def __init__(
         self, settings: Settings, source: Importer, existing: Lake | None, *, name: str, listener: Listener
@@ -100,7 +102,7 @@ class Ingestion:
             self.before, self._next, self._expired = stored(existing, name)
 
     def refuse_other_content(self, *, fresh: bool) -> None:
-        """InputMissing if what is in the lake came from the same place when something else was there."""
+        """Raise InputMissing if the lake was filled from the same place when its contents were different."""
         if self._existing is None or fresh:
             return
         for name, record in collectors.read_all(self._existing).items():
@@ -114,7 +116,7 @@ class Ingestion:
                 )
 
     def check(self) -> None:
-        """Read what is to be stored, and refuse what is bad in it."""
+        """Read all trajectories to import, and refuse invalid ones."""
         if self._settings.source.check and getattr(self._source, "repeats", True):
             done = self.before
             for batch in self._batches():
@@ -130,7 +132,7 @@ class Ingestion:
             )
 
     def store(self, where: Path | str, directory: RunDirectory | None) -> dict[str, Any]:
-        """Append it; what this call did."""
+        """Append the trajectories, and return what this call imported."""
         stream = self._batches()
         first = next(stream, None)
         done, returns, trajectories = self.before, 0.0, 0
@@ -177,7 +179,8 @@ class Ingestion:
         )
 
     def _batches(self) -> Iterator[Trajectories]:
-        """What is not in the lake yet, up to the steps asked for; with the environment's name that is asked for."""
+        """Yield the trajectories missing from the lake, up to the requested steps, with the requested environment's
+        name."""
         target, done = self._settings.source.steps, self.before
         if target and done >= target:
             return
@@ -192,7 +195,8 @@ class Ingestion:
                 return
 
     def _unseen(self) -> Iterator[Trajectories]:
-        """Where some have expired, the highest number may be gone too: then steps are counted from the first."""
+        """Skip stored trajectories by counting steps if some have expired, because the highest number may be gone
+        too."""
         if not self._expired:
             yield from self._source.batches(self._next)
             return
@@ -216,14 +220,13 @@ class Ingestion:
 
 
 def steps_of(batch: Trajectories) -> int:
-    """Actions of all trajectories."""
+    """Count the actions of all trajectories."""
     return sum(batch.rows) - len(batch)
 
 
 def stored(lake: Lake, collector: str) -> tuple[int, int, int]:
-    """Steps that `collector` has put into the lake, expired ones included; the number after the highest there; and how
-    many have expired.
-    """
+    """Count the steps that `collector` has stored, including expired ones; return also the next free number and how
+    many trajectories have expired."""
     lake.salvage()
     quoted = collector.replace("'", "''")
     highest = f"max(try_cast(map_extract(tags, '{EPISODE}')[1] as bigint))"
@@ -234,7 +237,7 @@ def stored(lake: Lake, collector: str) -> tuple[int, int, int]:
 
 
 def _head(batch: Trajectories, steps: int) -> Trajectories:
-    """The first trajectories of `batch`, until they have `steps` steps or more."""
+    """Return the first trajectories of `batch`, until they have at least `steps` steps."""
     count = taken = 0
     while taken < steps:
         taken += batch.rows[count] - 1
@@ -246,7 +249,7 @@ def _head(batch: Trajectories, steps: int) -> Trajectories:
 
 
 def _of_environment(settings: Settings) -> tuple[Spaces | None, int | None]:
-    """The spaces and the time limit of the environment that is named; None where there is none."""
+    """Return the spaces and the time limit of the named environment; None if none is named."""
     if not settings.env.name:
         return None, None
     from pipelines.stages.environment import make_env

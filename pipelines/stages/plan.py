@@ -1,4 +1,4 @@
-"""Plan of a chain: the stages of every epoch with their targets, and the lakes that its trainings draw from."""
+"""Plan of a chain: the stages of every epoch with their targets, and the lakes that training samples from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines.stages.train import Source, refuse_twice, require_shares
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage of one epoch; `target` is the cumulative count at which a collect or train is done."""
+    """One stage of one epoch; `target` is the cumulative count that completes a collect or train."""
 
     epoch: int
     place: int
@@ -29,7 +29,7 @@ class PlannedStage:
 
 
 def plan(settings: Settings) -> Iterator[PlannedStage]:
-    """Every stage of every epoch, in order, with cumulative targets and the weights of its lakes."""
+    """Return every stage of every epoch, in order, with cumulative targets and lake weights."""
     totals = {"collect": 0, "train": 0}
     dues = [[e for e in range(settings.epochs) if is_due(entry, e, settings.epochs)] for entry in settings.stages]
     numbers = [{epoch: number for number, epoch in enumerate(due)} for due in dues]
@@ -48,7 +48,7 @@ def plan(settings: Settings) -> Iterator[PlannedStage]:
 
 
 def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
-    """Whether `entry` runs in `epoch` (0-based) of `epochs`."""
+    """Return whether `entry` runs in `epoch` (0-based) of `epochs`."""
     start = entry.start_epoch if entry.start_epoch >= 0 else epochs + entry.start_epoch
     if epoch < start or (entry.stop_epoch is not None and epoch >= entry.stop_epoch):
         return False
@@ -65,7 +65,8 @@ def work_of(step: PlannedStage) -> Work:
 
 
 def in_chain(settings: Settings, run: Path) -> list[Source]:
-    """The lakes that a train of a chain draws from: those of `train.lakes`, else all that the chain fills."""
+    """Return the lakes that a chain's train stage samples from: those of `train.lakes`, otherwise all that the chain
+    fills."""
     texts: Sequence[str] = settings.train.lakes
     if not texts:
         filling = {"ingest": settings.source.lake, "collect": ""}
@@ -75,9 +76,8 @@ def in_chain(settings: Settings, run: Path) -> list[Source]:
 
 
 def weighed(settings: Settings, progress: float) -> Settings:
-    """The settings of an epoch of a chain: ranges of weights have become what they are at `progress`, 0 to 1, unless
-    they move with the updates.
-    """
+    """Return the settings of an epoch of a chain, with annealed lake weights evaluated at `progress` (0 to 1), unless
+    they are annealed over updates."""
     train = settings.train
     if train.anneal_steps or not train.lakes:
         return settings
@@ -90,13 +90,13 @@ def weighed(settings: Settings, progress: float) -> Settings:
 
 
 def places_in_chain(settings: Settings, run: Path) -> list[Path | str]:
-    """Every lake that a train of the chain draws from, in order."""
+    """Return every lake that a train stage of the chain samples from, in order."""
     stages = [settings.for_stage(entry) for entry in settings.stages if entry.stage == "train"]
     return list(dict.fromkeys(source.place for stage in stages for source in in_chain(stage, run)))
 
 
 def require_mixtures(settings: Settings, run: Path) -> None:
-    """UsageError where a train of the chain could not draw anything."""
+    """Raise UsageError if a train stage of the chain would have nothing to sample."""
     for entry in settings.stages:
         if entry.stage == "train":
             require_shares(in_chain(settings.for_stage(entry), run), None)
@@ -105,7 +105,7 @@ def require_mixtures(settings: Settings, run: Path) -> None:
 def open_in_chain(
     places: Sequence[Path | str], schema: Schema, *, own: Path, listener: Listener = silent
 ) -> list[Lake]:
-    """The lakes of a chain's mixtures; the run's own may be one that nothing was collected into yet."""
+    """Open the lakes of a chain's mixtures; the run's own may still be empty."""
     lakes = []
     for place in places:
         lake = Lake.open(place) if place != own or len(places) == 1 else Lake.open_or_create(place)

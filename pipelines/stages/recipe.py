@@ -62,7 +62,7 @@ def run(
 
 
 def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """The extras that `recipe` needs, "a,b" (None: none), and whether they are there."""
+    """Return the extras that `recipe` needs, "a,b" (None: none), and whether they are installed."""
     found = [envs.requirement(recipe["env"]["name"])] if "env" in recipe else []
     if "source" in recipe:
         found.append(sources.requirement(recipe["source"]["name"]))

@@ -1,8 +1,8 @@
-"""relabel: derive new goals and rewards from what a lake holds, as overlays that leave the originals alone.
+"""relabel: derive new goals and rewards as overlays, which leave the originals unchanged.
 
-Which trajectories, which goals: all follows from the seed and a trajectory's uid, and so does the uid of what is
-derived. What is there already is not derived again, so the command can be repeated, after a kill too, and after more
-has been collected. An error leaves the lake as it was.
+The choice of trajectories and goals follows from the seed and the trajectory's uid, and so does the derived uid.
+Existing versions are not derived again, so the command can be repeated, after a kill or after more data has been
+collected. An error leaves the lake unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK_BYTES = 32 << 20  # of columns that are relabelled at once
 
 
 def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
-    """Relabel the chosen share of the lake's original trajectories, `relabel.copies` times each."""
+    """Relabel the selected share of the lake's original trajectories, `relabel.copies` times each."""
     started = time.monotonic()
     store = Lake.open(lake)
     store.salvage(listener=listener)
@@ -71,7 +71,7 @@ class RelabelledPart:
 
 
 class _Job:
-    """Counts originals: `total` that lack versions, `done`, and `expired` before they were read."""
+    """Counts of originals: `total` without all their versions, `done`, and `expired` before they were read."""
 
     def __init__(self, store: Lake, settings: Settings, listener: Listener) -> None:
         self.store, self.settings, self.listener = store, settings, listener
@@ -81,7 +81,7 @@ class _Job:
         self._chains: dict[str, Chain] = {}
 
     def plan(self) -> list[RelabelledPart]:
-        """What lacks versions. Whatever is wrong with the settings is found here."""
+        """Find originals without all their versions. Invalid settings are detected here."""
         wanted, seed = self.settings.relabel, self.settings.seed
         chosen = select(self.store, wanted.where, originals=True, listener=self.listener).uids
         if wanted.fraction < 1:
@@ -109,18 +109,18 @@ class _Job:
         return self._chains[env]
 
     def _lacking(self, env: str, uids: np.ndarray) -> np.ndarray:
-        """Those of `uids` that lack a version."""
+        """Return those of `uids` that lack a version."""
         lacks = np.zeros(len(uids), dtype=bool)
         for copy in range(self.settings.relabel.copies):
             lacks |= ~self._is_known(overlay_uids(uids, self._chain(env).method, copy))
         return uids[lacks]
 
     def _is_known(self, uids: np.ndarray) -> np.ndarray:
-        """(n,) bool: which are in the lake."""
+        """Return (n,) bool: which are in the lake."""
         return positions(self._known, uids, np.arange(len(self._known))) >= 0
 
     def relabel(self, part: RelabelledPart, stack: contextlib.ExitStack) -> None:
-        """Write the versions that a part lacks."""
+        """Write the missing versions of a part."""
         chain = self._chain(part.env)
         portion = self._reader.portion(part.number, part.uids)
         gone = len(part.uids) - (len(portion) if portion is not None else 0)
@@ -145,7 +145,7 @@ class _Job:
             )
 
     def _writer(self, chain: Chain, stack: contextlib.ExitStack) -> OverlayWriter:
-        """The one for these columns; `stack` ends its work."""
+        """Return the writer for these columns; `stack` closes it."""
         if chain.changes not in self.writers:
             writer = OverlayWriter(self.store, self.schema, chain.changes, name="relabel")
             self.writers[chain.changes] = stack.enter_context(writer)

@@ -1,4 +1,4 @@
-"""Settings of a training that follow from its data: the environment of the lakes, and the context length."""
+"""Training settings that depend on the data: the environment of the lakes, and the context length."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WITHOUT_MEMORY = ("feedforward", "identity")
 
 
 def longest_episode(lakes: Sequence[Lake]) -> int | None:
-    """Return the most steps of an episode in the environments that filled `lakes`, else of those that are there; None
-    where there are none."""
+    """Return the maximum episode length of the environments that filled `lakes`, otherwise of the stored episodes; None
+    if there are none."""
     found = [record.get("horizon") for lake in lakes for record in collectors.read_all(lake).values()]
     known = [horizon for horizon in found if isinstance(horizon, int) and horizon > 0]
     if not found or len(known) < len(found):
@@ -28,9 +28,8 @@ def longest_episode(lakes: Sequence[Lake]) -> int | None:
 
 
 def with_environment(settings: Settings, lakes: Sequence[Lake], listener: Listener) -> Settings:
-    """Return `settings` with the environment in which `lakes` were filled, unless they name one. Where there are
-    several, or where the one that is named is none of them, the listener gets a warning.
-    """
+    """Return `settings` with the environment that filled `lakes`, unless they name one. The listener gets a warning if
+    there are several, or if the named one is not among them."""
     found = _environments(lakes)
     named = settings.env.name
     if not found or (named and any(not differences(settings.env, env) for env in found)):
@@ -65,7 +64,8 @@ def _described(env: Mapping[str, Any]) -> str:
 
 
 def _environments(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
-    """Return those that collectors of `lakes` recorded, each once; not what only a source of data called one."""
+    """Return the distinct environments recorded by collectors of `lakes`, except names that only an imported dataset
+    gave."""
     found: list[dict[str, Any]] = []
     for lake in lakes:
         for record in collectors.read_all(lake).values():
@@ -76,7 +76,7 @@ def _environments(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is an environment of that name, installed and trusted or not."""
+    """Return whether an environment of that name exists, installed and trusted or not."""
     try:
         settings_model(name)
     except InputMissing:
@@ -87,15 +87,14 @@ def _exists(name: str) -> bool:
 
 
 def with_stored_window(settings: Settings, stored: Mapping[str, Any]) -> Settings:
-    """Return `settings` with the window of the run that has begun, if it is `stored`, in place of "auto"."""
+    """Return `settings` with the context length of a run in progress, if it is `stored`, in place of "auto"."""
     begun = stored.get("train", {}).get("context_length")
     return _with_window(settings, begun) if isinstance(begun, int) else settings
 
 
 def with_window(settings: Settings, horizon: int | None, listener: Listener) -> Settings:
-    """Return `settings` with a number in place of "auto" for the window. `horizon`: most steps of an episode, None
-    where it is not known. Where the window is shorter, the listener gets a warning with both numbers.
-    """
+    """Return `settings` with a number in place of "auto" for the context length. `horizon`: maximum episode length,
+    None if unknown. The listener gets a warning with both numbers if the context is shorter."""
     if horizon is None:
         return _with_window(settings, settings.train.resolved_context_length)
     least = settings.train.burn_in + 1

@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows to show to a person; cells are text or numbers. `in_a_pipe`: the columns to show if the output is not a
-    terminal, which folds long cells (empty: all)."""
+    """Rows to show to a person; cells are text or numbers. `in_a_pipe`: the columns to show when the output is not a
+    terminal (empty: all)."""
 
     title: str
     columns: Sequence[str]

@@ -1,8 +1,8 @@
-"""run: chain stages, epoch by epoch, in one process with environments, model and data view kept alive.
+"""run: run a recipe's stages, epoch by epoch, in one process that keeps environments, model and data view open.
 
-Targets are cumulative and counted from what exists (steps in the lake, updates of the newest checkpoint), so a
-chain that was killed resumes by the same command: finished stages are skipped. `chain.json` only remembers which
-one-off stages (relabel, evaluate, export) were passed.
+Targets are cumulative and counted from what exists (steps in the lake, updates of the newest checkpoint), so repeating
+the command resumes an interrupted chain: finished stages are skipped. `chain.json` records only which one-off stages
+(relabel, evaluate, export) are done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _GAPS = ("adaptation_gap", "return_adaptation_gap")
 
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bool = False) -> Result:
-    """Run every stage of every epoch that is not done yet. UsageError if the recipe has no stages."""
+    """Run every unfinished stage of every epoch. UsageError if the recipe has no stages."""
     if not settings.stages:
         raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
     if settings.collect.follow:
@@ -67,13 +67,13 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         directory.refuse_changes("run", settings, fresh=fresh)
         if settings.env.name:
             with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
-                env.reset()  # it can be made, and begin: before anything is written or removed
+                env.reset()  # construct and start it before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
                 for entry in settings.stages:
                     if entry.stage == "evaluate":
                         evaluate.require_metrics(settings.for_stage(entry), env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
-            open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # likewise
+            open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # as above
         settings = with_window(settings, horizon, listener)
         if fresh:
             _erase(directory)
@@ -97,7 +97,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
 
 
 class ChainRunner:
-    """Stages by name, on live objects that are made when first needed."""
+    """Stages by name, on shared objects that are created on first use."""
 
     def __init__(self, settings: Settings, directory: RunDirectory) -> None:
         self.settings, self.directory = settings, directory
@@ -127,7 +127,7 @@ class ChainRunner:
         self._stack.__exit__(kind, error, trace)
 
     def perform(self, stage: str, settings: Settings, *, target: int, listener: Listener = silent) -> None:
-        """Run one stage; `target` is the cumulative count at which a collect or a train is done."""
+        """Run one stage; `target` is the cumulative count that completes a collect or a train."""
         self._perform[stage](settings, target, listener)
 
     def _ingest(self, settings: Settings, target: int, listener: Listener) -> None:
@@ -153,7 +153,7 @@ class ChainRunner:
         self._figures["collect"] = self._collector.collect(target, listener)
 
     def _steps(self) -> int:
-        """Return the environment steps that the chain has collected so far, those of earlier processes included."""
+        """Return the environment steps collected by the chain so far, including earlier processes."""
         if self._collector is not None:
             return self._collector.steps
         stored = Lake.find(self.directory.lake)
@@ -174,7 +174,7 @@ class ChainRunner:
         learner = self._training(listener, env).learner
         if self._agent_policy is None:
             if (horizon := env.spec.horizon) is not None:
-                learner.agent.sequence.require_time(horizon)  # that of an episode's last observation
+                learner.agent.sequence.require_time(horizon)  # the row of an episode's last observation
             self._agent_policy = AgentPolicy(
                 learner.agent,
                 num_actors=env.num_envs,
@@ -193,7 +193,7 @@ class ChainRunner:
         )
 
     def _training(self, listener: Listener, env: Env | None = None) -> Trainer:
-        """Return the trainer, made when it is first needed, for the spaces of `env` if it is given."""
+        """Return the trainer, created on first use, for the spaces of `env` if given."""
         if self._trainer is None:
             if env is None and self.settings.env.name:
                 env = self._collector.env if self._collector is not None else make_env(self.settings, actors=1, seed=0)
@@ -216,7 +216,7 @@ class ChainRunner:
         self._figures["train"] = trainer.train(data, target, listener)
 
     def _mixed(self, settings: Settings, listener: Listener) -> list[tuple[Lake, Share]]:
-        """Every lake that the chain draws from, with the share that it has now."""
+        """Return every lake that the chain samples from, with its current weight."""
         if not self._lakes:
             places = places_in_chain(self.settings, self.directory.path)
             schema = Schema(self._training(listener).learner.spaces)
@@ -249,7 +249,7 @@ class ChainRunner:
         export.run(settings, run=self.directory.path, listener=listener)
 
     def summary(self, *, seconds: float, status: str) -> Result:
-        """The chain's result: last figures, and the labelled evaluations as a table and a picture."""
+        """Return the chain's result: final figures, and the labelled evaluations as a table and a picture."""
         labelled = self.directory.load_record().get("labelled", {})
         found = {label: evaluate.stored(self.directory.evaluations / name) for label, name in labelled.items()}
         reports = {label: report for label, report in found.items() if report is not None}
@@ -271,7 +271,7 @@ class ChainRunner:
         )
 
     def _summary_figures(self, reports: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """Totals of the run, the newest rates and training figures, and the last evaluation's scores."""
+        """Return totals of the run, the latest rates and training figures, and the last evaluation's scores."""
         done = checkpoints.numbers(self.directory.checkpoints)
         figures: dict[str, Any] = {
             "epochs": self.settings.epochs,
@@ -292,7 +292,7 @@ class ChainRunner:
 
 
 class _Ledger:
-    """How many steps of the plan are passed."""
+    """Number of completed steps of the plan."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.passed = path, 0

@@ -1,4 +1,4 @@
-"""train: gradient updates on windows drawn from lakes."""
+"""train: gradient updates on windows sampled from lakes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipelines.training.trainer import Trainer
 
 
 class Source(NamedTuple):
-    """A lake and its relative weight in a mixture; `last`: the weight when annealing is done."""
+    """A lake and its relative weight in a mixture; `last`: the weight at the end of annealing."""
 
     place: Path | str
     weight: float = 1.0
@@ -47,10 +47,10 @@ def run(
     listener: Listener = silent,
     fresh: bool = False,
 ) -> Result:
-    """Train the run until it has `train.steps` updates, on `lakes`: (place, weight) or (place, weight, last weight).
+    """Train the run up to `train.steps` updates, on `lakes`: (place, weight) or (place, weight, last weight).
 
-    InputMissing for a lake that is not there or is empty, unless it is to be followed; UsageError if the run was
-    trained on other lakes or with other weights, unless `fresh`.
+    InputMissing if a lake does not exist or is empty, unless it is followed; UsageError if the run was trained on other
+    lakes or with other weights, unless `fresh`.
     """
     sources = [Source(*lake) for lake in lakes]
     require_shares(sources, settings.train)
@@ -68,7 +68,7 @@ def run(
         if not fresh:
             _refuse_other_lakes(directory, described(shared))
         data = trainer.draw_from(shared, listener)
-        if fresh:  # nothing is lost or written before everything asked for is there
+        if fresh:  # check all inputs before anything is removed or written
             forget(directory)
         directory.record("train", settings, fresh=fresh)
         directory.update_record(lakes=described(shared))
@@ -87,9 +87,8 @@ def run(
 
 
 def returns_of(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
-    """Return the mean return and the number of the finished original trajectories of `lakes` for which `where` holds;
-    nothing if there are none, or while a store cannot be read.
-    """
+    """Return the mean return and the number of finished original trajectories of `lakes` that match `where`; empty if
+    there are none, or if a store cannot be read."""
     text = f"""select uid, "return" from trajectories where base_uid is null
         and coalesce(map_extract(tags, '{UNFINISHED}')[1], '') != 'true'"""
     found: list[float] = []
@@ -117,14 +116,15 @@ def _refuse_other_lakes(directory: RunDirectory, wanted: list[dict[str, Any]]) -
 
 
 def forget(directory: RunDirectory) -> None:
-    """Remove what training made of the run, and what was said of it."""
+    """Remove the training results of the run, and its record of them."""
     shutil.rmtree(directory.checkpoints, ignore_errors=True)
     shutil.rmtree(directory.evaluations, ignore_errors=True)
     directory.metrics_path.unlink(missing_ok=True)
 
 
 def require_shares(sources: Sequence[Source], train: TrainSettings | None) -> None:
-    """UsageError for a mixture that nothing can be drawn from; in a chain (None) weights may move with the epochs."""
+    """Raise UsageError for a mixture without anything to sample; in a chain (None) weights may be annealed over
+    epochs."""
     if not sources:
         raise UsageError("no lake is named", hint="give --from-lake LAKE, e.g. --from-lake runs/cartpole")
     if train is not None and any(source.last is not None for source in sources) and not train.anneal_steps:
@@ -138,9 +138,9 @@ def require_shares(sources: Sequence[Source], train: TrainSettings | None) -> No
 
 
 def open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener = silent) -> list[Lake]:
-    """The lakes of a mixture; to `follow`: waits for those that are not there or know no spaces yet.
+    """Open the lakes of a mixture; with `follow`, wait for those that do not exist yet or have no spaces.
 
-    InputMissing if one is not there, or if their spaces differ; UsageError if one is named twice.
+    InputMissing if one does not exist, or if their spaces differ; UsageError if one is named twice.
     """
     if follow:
         lakes = [wait_for(partial(_begun, source.place), f"lake '{source.place}'", listener) for source in sources]
@@ -174,7 +174,7 @@ def _begun(place: Path | str) -> Lake | None:
 
 
 def described(lakes: Sequence[tuple[Lake, Share]]) -> list[dict[str, Any]]:
-    """The lakes of a training and their weights, as a run's record names them."""
+    """Describe the lakes of a training and their weights, for the run's record."""
     return [
         {"id": lake.id, "lake": _location(lake), "weight": share.first, "last": share.last} for lake, share in lakes
     ]
@@ -186,7 +186,7 @@ def _location(lake: Lake) -> str:
 
 
 def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Return what differs between two such records, a phrase each; a lake recreated in place counts as the same."""
+    """Return a phrase for each difference between two such records; a lake recreated in place counts as the same."""
     gone = [f"--from-lake {_shown(old)}: no longer given" for old in before if not any(_same(old, n) for n in after)]
     new = [f"--from-lake {_shown(new)}: not given before" for new in after if not any(_same(o, new) for o in before)]
     return (*gone, *new)
