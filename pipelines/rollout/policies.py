@@ -165,8 +165,8 @@ class Acting:
 
 
 def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_mask: str = "") -> Acting:
-    """Load the policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `action_mask` is the column with
-    legal actions for the random policy.
+    """Load the policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `action_mask` is the
+    column that masks the random policy's actions.
 
     InputMissing if it does not exist, or was trained for other spaces.
     """
