@@ -43,7 +43,7 @@ ONLY_IN = {
     "boto3": ("pipelines/lake/remote/s3.py",),
     "botocore": ("pipelines/lake/remote/s3.py",),
     "flash_attn": ("pipelines/nets/attention.py",),
-    "matplotlib": ("pipelines/report/",),
+    "vl_convert": ("pipelines/report/",),
     "typer": ("amago_cli/",),
     "rich": ("amago_cli/",),
     "tqdm": ("amago_cli/",),
@@ -198,7 +198,7 @@ def test_slow_imports_are_not_at_the_top_of_a_module() -> None:
 
 
 def _early_imports(path: Path) -> Iterator[str]:
-    late = {"matplotlib", "tqdm", "boto3", "botocore"}
+    late = {"vl_convert", "tqdm", "boto3", "botocore"}
     if name_of(path).startswith("amago"):
         late |= {"torch", "gymnasium", "duckdb", "pyarrow"}
     for node in tree(path).body:

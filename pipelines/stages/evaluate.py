@@ -29,7 +29,8 @@ from pipelines.formats.scores import Reference, reference, reference_of_environm
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.checkpoint import Checkpoint
-from pipelines.report.plots import Series, adaptation_curve
+from pipelines.report.charts import Series
+from pipelines.report.plots import adaptation_curve
 from pipelines.rollout.policies import trained
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.resolve import differences

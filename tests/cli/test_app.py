@@ -18,7 +18,7 @@ from amago_cli.app import app
 from tests.cli.conftest import Amago
 
 ROOT = Path(amago_cli.__file__).parent.parent
-HEAVY = ("torch", "gymnasium", "duckdb", "pyarrow", "pydantic", "numpy", "matplotlib", "rich")
+HEAVY = ("torch", "gymnasium", "duckdb", "pyarrow", "pydantic", "numpy", "vl_convert", "rich")
 
 
 def commands() -> Iterator[tuple[str, Any]]:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from pipelines.errors import StageFailed
-from pipelines.report.plots import Series, adaptation_curve, learning_curve
+from pipelines.report.charts import Series
+from pipelines.report.plots import adaptation_curve, learning_curve
 
 CURVES = (
     Series(name="random", values=[0.1] * 5, reference=True),
@@ -47,9 +48,21 @@ def test_the_picture_changes_with_the_data(tmp_path: Path) -> None:
     assert first != other
 
 
-def test_no_global_state_of_matplotlib_is_touched(tmp_path: Path) -> None:
-    adaptation_curve(tmp_path / "a.png", CURVES)
-    assert "matplotlib.pyplot" not in sys.modules
+def test_every_series_is_in_the_picture_with_its_band(tmp_path: Path) -> None:
+    svg = adaptation_curve(tmp_path / "a.svg", CURVES, title="<b>Frozen & lake</b>").read_text()
+    root = ElementTree.fromstring(svg)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "<b>Frozen & lake</b>" in texts
+    assert {series.name for series in CURVES} <= set(texts)
+    assert svg.count('stroke-dasharray="7,4"') == 2  # optimal: its line, and its symbol in the legend
+    bands = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("opacity") == "0.16"]
+    assert len(bands) == 2
+
+
+def test_a_picture_needs_neither_a_display_nor_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert size(adaptation_curve(tmp_path / "a.png", CURVES))
 
 
 def test_a_band_of_another_length_is_refused() -> None:

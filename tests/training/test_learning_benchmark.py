@@ -172,8 +172,8 @@ def test_curves_of_seeds_become_a_band_where_all_have_one(tmp_path: Path, ending
     results.append(file, row(seed=0, curve=[point(1, 0.0), point(3, 1.0)]))
     results.append(file, row(seed=1, curve=[point(2, 0.0), point(4, 1.0)]))
     ((_, seeds),) = draw.curves(file)["lake-4x4"].items()
-    x, series = draw.band(seeds, 1)
-    assert (x[0], x[-1]) == (2.0, 3.0)
+    series = draw.band(seeds, 1, "seeds")
+    assert (series.places[0], series.places[-1]) == (2.0, 3.0)
     assert series.values[0] == pytest.approx(0.25)  # (.5 + 0) / 2
     assert series.values[-1] == pytest.approx(0.75)
     assert draw.learning_curves(file, tmp_path / f"curves.{ending}").stat().st_size > 5_000

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from pipelines.evaluation.statistics import iqm, stratified_ci
-from pipelines.report.plots import Series, draw_series, save, style_axes
+from pipelines.report.charts import LIGHT, Lines, Series, titled
+from pipelines.report.plots import draw
 from tests.benchmarks.learning_parts.results import connect
 from tests.benchmarks.learning_parts.tasks import load_tasks
 
@@ -43,13 +43,13 @@ def curves(path: Path, *, where: str = "true") -> dict[str, dict[tuple[Any, ...]
     }
 
 
-def band(found: list[Curve], axis: int) -> tuple[np.ndarray, Series]:
+def band(found: list[Curve], axis: int, name: str) -> Series:
     """Compute the interquartile mean and its interval where all seeds have a curve, interpolated linearly."""
     x = np.linspace(max(c[0, axis] for c in found), min(c[-1, axis] for c in found), _PLACES)
     at = np.stack([np.interp(x, curve[:, axis], curve[:, 2]) for curve in found])
     bounds = [stratified_ci([column]) for column in at.T]
     low, high = zip(*bounds, strict=True)
-    return x, Series(name="", values=[iqm(column) for column in at.T], low=low, high=high)
+    return Series(name=name, values=[iqm(column) for column in at.T], low=low, high=high, x=x.tolist())
 
 
 def learning_curves(path: Path, target: Path, *, where: str = "true") -> Path:
@@ -57,15 +57,14 @@ def learning_curves(path: Path, target: Path, *, where: str = "true") -> Path:
     found = curves(path, where=where)
     if not found:
         raise SystemExit(f"no learning curves in {path} where {where}")
-    figure = Figure(figsize=(11.0, 2.9 * len(found)), dpi=120, layout="constrained", facecolor="white")
-    grid = figure.subplots(len(found), len(AXES), squeeze=False)
-    for row, (task, groups) in zip(grid, found.items(), strict=True):
-        for axis, (axes, label) in enumerate(zip(row, AXES.values(), strict=True)):
-            style_axes(axes, label, task if not axis else "")
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            for place, (group, seeds) in enumerate(groups.items()):
-                x, series = band(seeds, axis)
-                name = f"{group[0]}, {len(seeds)} seeds"
-                draw_series(axes, Series(**{**vars(series), "name": name}), x.tolist(), place)
-        row[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
-    return save(figure, target)
+    rows = [{"hconcat": list(_row(task, groups)), "spacing": 30} for task, groups in found.items()]
+    spec = {"vconcat": rows, "spacing": 30, "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}}}
+    return draw(target, titled(spec, "", LIGHT))
+
+
+def _row(task: str, groups: dict[tuple[Any, ...], list[Curve]]) -> Iterator[dict[str, Any]]:
+    """Yield a chart for each axis; the last one has the legend."""
+    for axis, label in enumerate(AXES.values()):
+        series = [band(seeds, axis, f"{group[0]}, {len(seeds)} seeds") for group, seeds in groups.items()]
+        chart = Lines(series=series, x_title=label, y_title="" if axis else task, legend=axis == len(AXES) - 1)
+        yield {"data": {"values": chart.rows()}, **chart.spec(LIGHT, width=420, height=200)}
