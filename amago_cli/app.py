@@ -23,6 +23,7 @@ from amago_cli.commands import (
     run,
     settings,
     train,
+    watch,
 )
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.help import Command, Group
@@ -71,7 +72,7 @@ def amago(
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
+    ("Inspect", (watch.watch, envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )
 for _panel, _functions in _COMMANDS:
     for _function in _functions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,6 +37,14 @@ def evaluate(
         typer.Option("--require", metavar="GATE", help="Exit 5 unless this holds, e.g. 'return_mean >= 0.9'."),
         Sets("evaluate.require"),
     ] = None,
+    video: Annotated[
+        int | None,
+        typer.Option("--video", metavar="N", help="Write videos of the first N episodes."),
+        Sets("evaluate.video"),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Directory for videos instead of RUN/videos.")
+    ] = None,
     env_timeout: EnvTimeout = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
@@ -45,6 +54,8 @@ def evaluate(
 
     --tasks plays tasks from the run's lakes in turn instead and reports each one, e.g. --tasks "not success"; this
     works for environments whose tasks have names.
+
+    --video N plays the first N episodes once more and writes them as MP4, or as GIF without the extra `video`.
 
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
     """
@@ -59,4 +70,4 @@ def evaluate(
     with common.listening() as listener:
         from pipelines.stages import evaluate as engine
 
-        return engine.run(settings, run=run, listener=listener)
+        return engine.run(settings, run=run, videos=to, listener=listener)

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
 from amago_cli.invocation import Invocation
 from amago_cli.render import escaping
@@ -38,6 +38,13 @@ class Document:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+@runtime_checkable
+class Played(Protocol):
+    """A document that a terminal shows as an animation."""
+
+    def play(self, stream: TextIO) -> None: ...
+
+
 class Output(Protocol):
     """Format of results; `failure` shows the partial result of a failed call."""
 
@@ -52,7 +59,9 @@ class TextOutput:
         self.invocation = invocation
 
     def show(self, outcome: Result | Rows | Document) -> None:
-        if isinstance(outcome, Document):
+        if isinstance(outcome, Played) and sys.stdout.isatty():
+            outcome.play(sys.stdout)
+        elif isinstance(outcome, Document):
             text = escaping.lines(outcome.text)
             print(text, end="" if text.endswith("\n") else "\n")
         elif isinstance(outcome, Rows):

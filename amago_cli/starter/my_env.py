@@ -23,6 +23,7 @@ class MyEnv(TaskEnv):
 
     has_success = True
     splits = "the same exits"
+    render_mode = "ansi"  # `render` returns text
 
     def __init__(self, size: int = 5, attempts: int = 4, attempt_steps: int = 12) -> None:
         self.size, self.num_attempts, self.attempt_steps = size, attempts, attempt_steps
@@ -55,6 +56,12 @@ class MyEnv(TaskEnv):
         self.outcome = SOLVED if found else FAILED
         self.attempt += 1
         return self._begin_attempt(), float(found), self.attempt == self.num_attempts, False, {}
+
+    def render(self) -> str:
+        """Draw the room, for `amago watch` and videos: @ is the agent, X the exit."""
+        marks = {self.exit: "X", tuple(self.place): "@"}
+        cells = range(self.size)
+        return "\n".join("".join(marks.get((row, column), ".") for column in cells) for row in cells)
 
     def _begin_attempt(self) -> np.ndarray:
         self.place, self.time = np.full(2, self.size // 2), 0  # the middle

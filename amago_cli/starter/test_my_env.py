@@ -42,6 +42,13 @@ def test_optimal_player_succeeds_in_every_attempt() -> None:
         assert len(rewards) <= 3 * 4
 
 
+def test_drawing_shows_the_agent_and_the_exit() -> None:
+    env = MyEnv(size=3)
+    env.reset(seed=0)
+    env.exit = (0, 2)
+    assert env.render() == "..X\n.@.\n..."
+
+
 def test_attempt_fails_after_its_time_limit() -> None:
     env = MyEnv(attempts=2, attempt_steps=5)
     env.reset(seed=0)

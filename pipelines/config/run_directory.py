@@ -1,6 +1,6 @@
 """A run: a directory that records what was done, with which settings, and can be run again.
 
-runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  lake/
+runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  videos/  lake/
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class RunDirectory:
         self.metrics_path = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
+        self.videos = self.path / "videos"
         self.lake = self.path / "lake"
         self._id = secrets.token_hex(4)
 

@@ -274,6 +274,8 @@ class EvaluateSettings(SettingsModel):
     """Metric by which checkpoints are compared, e.g. `per_attempt[-1]`."""
     label: str = ""
     """Name of this evaluation in a chain's closing table; empty: not shown there."""
+    video: int = Field(0, ge=0)
+    """Episodes to show as videos in `RUN/videos`: the first of those that are played. They do not change the scores."""
     require: str = ""
     """Gate such as `return_mean >= 0.9`; not met: exit 5."""
 

@@ -247,6 +247,12 @@ class Env(ABC):
         """
         return None
 
+    def render(self, mode: str = "rgb_array", actor: int = 0) -> Any:
+        """Draw an actor's present state, which does not change: "rgb_array" returns a picture (H, W, 3) uint8, "ansi"
+        lines of plain text. None where the environment has no such drawing.
+        """
+        return None
+
     @property
     def has_expert(self) -> bool:
         """Whether `expert` offers actions."""

@@ -24,7 +24,7 @@ from pipelines.envs.draws import Draws
 from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, StepResult, Trial, unknown_task
 from pipelines.envs.exploration import random_actions
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
-from pipelines.envs.task_env import TaskEnv, succeeded
+from pipelines.envs.task_env import TaskEnv, draw, succeeded
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
 from pipelines.lake.spaces import Spaces
 
@@ -244,6 +244,17 @@ class GymnasiumEnv(Env):
         except ValueError as error:
             raise unknown_task(name, self._name, why=str(error)) from error
         self._named = tuple(tasks)
+
+    def render(self, mode: str = "rgb_array", actor: int = 0) -> Any:
+        try:
+            with self._directory:
+                return draw(self.envs[actor], mode)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise InputMissing(f"environment '{self._name}' needs a package to draw itself: {error}") from error
+        except Exception as error:
+            raise StageFailed(
+                f"environment '{self._name}' failed in render: {described(error)}", hint=_WHOLE
+            ) from error
 
     def close(self) -> None:
         for env in self.envs:

@@ -8,6 +8,7 @@ entry points `amago.environment`, whose value is a `module:attr` of the kind a u
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,10 +37,12 @@ def make(
     seed: int,
     split: Split = "train",
     params: Mapping[str, Any] | SettingsModel | None = None,
+    drawn: bool = False,
 ) -> Env:
     """Make `num_envs` actors of environment `name`, not yet reset.
 
-    Tasks follow from (seed, split) and the episode's number alone. UsageError: no such environment, or wrong
+    Tasks follow from (seed, split) and the episode's number alone. `drawn`: `Env.render` will be called, which some
+    environments must know when they are made. UsageError: no such environment, or wrong
     parameters (all listed); InputMissing: it needs a package that is not installed.
 
     >>> env = make("tmaze", num_envs=2, seed=0, params={"corridor": 5})
@@ -55,8 +58,10 @@ def make(
         settings = model.model_validate(dict(params or {}))
     except ValidationError as error:
         refuse(describe(error, model, "env"), f"environment '{name}'")
-    label = {"label": name} if target != name else {}
-    return module.make(target, settings, num_envs=num_envs, seed=seed, split=split, **label)
+    more: dict[str, Any] = {"label": name} if target != name else {}
+    if drawn and "drawn" in inspect.signature(module.make).parameters:
+        more["drawn"] = True
+    return module.make(target, settings, num_envs=num_envs, seed=seed, split=split, **more)
 
 
 def settings_model(name: str) -> type[SettingsModel]:

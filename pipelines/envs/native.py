@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, EnvSpec, StepResult, unknown_task
+from pipelines.envs.scenes import Scene
 
 
 class NativeEnv(Env):
@@ -49,6 +51,14 @@ class NativeEnv(Env):
     @abstractmethod
     def _assign(self, actor: int, task: str) -> None:
         """Give an actor that has just begun the task of this name. ValueError or IndexError if there is none."""
+
+    def render(self, mode: str = "rgb_array", actor: int = 0) -> Any:
+        scene = self._scene(actor)
+        return None if scene is None else scene.text() if mode == "ansi" else scene.picture()
+
+    def _scene(self, actor: int) -> Scene | None:
+        """Return the drawing of an actor's present state."""
+        return None
 
     @abstractmethod
     def _observe(self) -> dict[str, np.ndarray]:

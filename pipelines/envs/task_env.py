@@ -59,6 +59,12 @@ class TaskEnv(gymnasium.Env):
     outcome: Outcome = NOTHING
     achieved: Sequence[bool] = ()
 
+    def drawn(self, mode: str) -> Any:
+        """Return the drawing of the present state in a mode of gymnasium ("rgb_array", "ansi"); None if there is none.
+        By default that of `render`, in its one `render_mode`.
+        """
+        return self.render() if self.render_mode == mode else None
+
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode of the task that `seed` draws, or of the one that `play` named. Call this one first: it
@@ -178,6 +184,9 @@ class Attempts(TaskEnv):
             raise ValueError(f"tasks are {self._label}/SEED")
         self._named = int(seed)
 
+    def drawn(self, mode: str) -> Any:
+        return draw(self.env, mode)
+
     def close(self) -> None:
         self.env.close()
 
@@ -202,6 +211,13 @@ class Attempts(TaskEnv):
             else {"observation": observation}
         )
         return {**parts, "attempt": attempt}
+
+
+def draw(env: gymnasium.Env, mode: str) -> Any:
+    """Return the drawing of `env` in a mode of gymnasium; None where it has no such drawing."""
+    if isinstance(env, TaskEnv):
+        return env.drawn(mode)
+    return env.render() if env.render_mode == mode else None
 
 
 def succeeded(info: Mapping[str, Any], key: str, *, name: str) -> bool:

@@ -117,6 +117,10 @@ class BatchedEnv(Env):
     def goal_texts(self, indices: np.ndarray) -> list[str]:
         return [self._goals[i] for i in indices.tolist()]
 
+    def render(self, mode: str = "rgb_array", actor: int = 0) -> Any:
+        shown = self._call("render", self.env.render) if self.env.render_mode == mode else None
+        return None if shown is None else shown[actor]
+
     def close(self) -> None:
         self.env.close()
 

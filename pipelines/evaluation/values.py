@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.config.model import AgentSettings
 from pipelines.data.batch import Batch
 from pipelines.errors import InputMissing, UsageError
 from pipelines.lake.schema import Schema
@@ -29,11 +30,11 @@ class Values:
     before it: all of them in the first window, at least half a window afterwards.
     """
 
-    def __init__(self, name: str, *, seed: int = 0) -> None:
-        """`name`: RUN or RUN@CHECKPOINT (latest, best, or an update number). InputMissing where there is none,
-        UsageError for an agent without critics."""
+    def __init__(self, name: str, *, seed: int = 0, own: AgentSettings | None = None) -> None:
+        """`name`: RUN or RUN@CHECKPOINT (latest, best, or an update number); `own` as for `load_agent`. InputMissing
+        where there is none, UsageError for an agent without critics."""
         run, checkpoint = load_checkpoint(name)
-        self._agent, self._seed = load_agent(checkpoint), seed
+        self._agent, self._seed = load_agent(checkpoint, own=own), seed
         if self._agent.target_heads is None:
             raise UsageError(
                 f"run '{run.path}' has no values: a {self._agent.settings.kind} agent has no critics",

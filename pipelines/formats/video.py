@@ -31,7 +31,7 @@ class Video:
         self._path, self._period = require_file(path), 1 / fps
         with contextlib.ExitStack() as stack, self._decoding():
             file = stack.enter_context(open_regular(path))
-            self._container = stack.enter_context(av.open(file, format="mp4"))
+            self._container = stack.enter_context(av.open(file, "r", format="mp4"))
             if not self._container.streams.video:
                 raise IntegrityError(f"'{path}' has no video", hint=_HINT)
             self._stream = self._container.streams.video[0]
@@ -68,7 +68,7 @@ class Video:
         return self._last
 
     def _seek(self, wanted: float) -> None:
-        start = max(wanted - self._period, 0.0) / float(self._stream.time_base)
+        start = max(wanted - self._period, 0.0) / float(self._stream.time_base or 1)
         self._container.seek(int(start), stream=self._stream)
         self._frames, self._last = self._container.decode(self._stream), None
 

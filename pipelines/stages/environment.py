@@ -40,10 +40,11 @@ def make_env(
     seed: int,
     split: Split = "train",
     workers: int = 0,
+    drawn: bool = False,
     listener: Listener = silent,
 ) -> Env:
-    """Make the run's environment as one batch of `actors`, stepped in `workers` processes. UsageError if the run does
-    not name an environment."""
+    """Make the run's environment as one batch of `actors`, stepped in `workers` processes, or to be `drawn` in this
+    one. UsageError if the run does not name an environment."""
     if not settings.env.name:
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
     name, params = settings.env.name, settings.env.params
@@ -59,7 +60,7 @@ def make_env(
             timeout_seconds=settings.collect.env_timeout_seconds,
             listener=listener,
         )
-    return make(name, num_envs=actors, seed=seed, split=split, params=params)
+    return make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn)
 
 
 def candidate(settings: Settings) -> Env:

@@ -32,6 +32,7 @@ from pipelines.learning.checkpoint import Checkpoint
 from pipelines.report.charts import Series
 from pipelines.report.plots import adaptation_curve
 from pipelines.rollout.policies import trained
+from pipelines.stages import filming
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result, Table
@@ -42,11 +43,22 @@ _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
 _CURVES = ("success", "return")
 Reports = Mapping[str, Mapping[str, Any]]
 _REPORT_BYTES = 1 << 16
-_NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference"}
+_NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference", "video"}
 
 
-def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
-    """Evaluate a checkpoint of the run. RequirementNotMet carries the result."""
+def run(
+    settings: Settings,
+    *,
+    run: Path,
+    videos: Path | None = None,
+    require_videos: bool = True,
+    listener: Listener = silent,
+) -> Result:
+    """Evaluate a checkpoint of the run. RequirementNotMet carries the result.
+
+    The settings' videos are written to the directory `videos` (default: the run's own); if they cannot be made, that is
+    an error before anything is played, or, unless `require_videos`, a warning.
+    """
     directory = RunDirectory.open(run)
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
@@ -59,6 +71,9 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     tasks = _tasks(settings, directory, listener)
     path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings, tasks)}.json"
     report = stored(path)
+    filmed = filming.EpisodeVideos(settings, checkpoint, to=videos or directory.videos, stem=path.stem, tasks=tasks)
+    if require_videos:
+        filmed.require(listener)
     known = report is not None
     if report is None:
         _require_space(path)
@@ -69,12 +84,13 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     report = scored(report, scale)
     if wanted.mark_best:
         _mark_best(directory, checkpoint.update, report["metrics"], wanted.best_by)
+    made = filmed.write(listener, strict=require_videos)
     result = Result(
         command="evaluate",
-        status="skipped" if known else "done",
+        status="skipped" if known and not made else "done",
         run=run,
         metrics={"update": checkpoint.update, **report["metrics"]},
-        outputs=[path],
+        outputs=[path, *filmed.paths],
         tables=tables(report),
         seconds=time.monotonic() - started,
     )

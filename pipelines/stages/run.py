@@ -235,7 +235,7 @@ class ChainRunner:
 
     def _evaluate(self, settings: Settings, target: int, listener: Listener) -> None:
         self._training(listener).save()
-        result = evaluate.run(settings, run=self.directory.path, listener=listener)
+        result = evaluate.run(settings, run=self.directory.path, listener=listener, require_videos=False)
         self._figures["evaluate"] = result.metrics
         label, record = settings.evaluate.label, self.directory.load_record()
         text = evaluate.headline(result.metrics, record.get("best"))
@@ -308,7 +308,7 @@ class _Ledger:
 
 
 def _erase(directory: RunDirectory) -> None:
-    own = ("lake", "offline", "checkpoints", "evaluations", "export")
+    own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
     for product in (directory.path / name for name in own):
         shutil.rmtree(product, ignore_errors=True)
     for file in (directory.metrics_path, directory.path / "chain.json"):

@@ -118,7 +118,8 @@ def _refuse_other_lakes(directory: RunDirectory, wanted: list[dict[str, Any]]) -
 def forget(directory: RunDirectory) -> None:
     """Remove the training results of the run, and its record of them."""
     shutil.rmtree(directory.checkpoints, ignore_errors=True)
-    shutil.rmtree(directory.evaluations, ignore_errors=True)
+    for made in (directory.evaluations, directory.videos):
+        shutil.rmtree(made, ignore_errors=True)
     directory.metrics_path.unlink(missing_ok=True)
 
 

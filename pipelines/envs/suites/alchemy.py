@@ -11,6 +11,8 @@ not it moves the stone; what is gone cannot be used, and trying to uses nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import permutations, product
 from typing import ClassVar
 
@@ -18,9 +20,11 @@ import numpy as np
 from pydantic import Field
 
 from pipelines.config.base import SettingsModel
+from pipelines.envs.drawing import AMBER, GOLD, GREEN, GREY, INK, PALE, PAPER, PINK, RED, SLATE, TEAL, Canvas
 from pipelines.envs.draws import Draws, mix, unit
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import NativeEnv
+from pipelines.envs.scenes import WIDTH
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -280,6 +284,11 @@ class Alchemy(NativeEnv):
             success=self._nobody,
         )
 
+    def _scene(self, actor: int) -> _Bench:
+        looks = self._potion_looks[actor, self.potions[actor]]
+        colors = [-1 if gone else round(3 * (float(shown) + 1)) for shown, gone in looks]
+        return _Bench(stones=self.stones[actor].tolist(), potions=colors)
+
     def tasks(self, indices: np.ndarray) -> list[str]:
         return [name_of(number) for number in self.chemistry[indices].tolist()]
 
@@ -296,6 +305,50 @@ class Alchemy(NativeEnv):
         slot = (slot + 1) % (1 + NUM_POTIONS)
         action = np.where(choices.any(axis=(1, 2)), 1 + stone * (1 + NUM_POTIONS) + slot, 0)
         return (action + self.settings.end_trial).astype(np.int32)
+
+
+_COLORS = {"red": RED, "green": GREEN, "amber": AMBER, "gold": GOLD, "pink": PINK, "teal": TEAL}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """The scene of one laboratory: its stones by vertex, with what each would pay, and the colours of its potions (-1:
+    used up).
+    """
+
+    stones: Sequence[int]
+    potions: Sequence[int]
+
+    def picture(self) -> np.ndarray:
+        canvas, colors = Canvas(340, WIDTH), list(_COLORS.values())
+        for place, vertex in enumerate(self.stones):
+            x, y = WIDTH * (place + 0.5) / NUM_STONES, 80
+            if vertex == GONE:
+                canvas.ring(x, y, 50, 2, PALE)
+                continue
+            canvas.disc(x, y, 54, GREEN if vertex == BEST else SLATE if PAID[vertex] > 0 else GREY)
+            canvas.disc(x, y, 46, PAPER)
+            canvas.text(f"{PAID[vertex]:+.0f}", x, y - 12, INK, scale=4, middle=True)
+            for axis, up in enumerate(VERTICES[vertex] > 0):
+                canvas.disc(x + 20 * (axis - 1), y + 24, 6, INK if up else PALE)
+        canvas.rectangle(16, 158, WIDTH - 16, 160, PALE)
+        for place, color in enumerate(self.potions):
+            row, column = divmod(place, 6)
+            x, y = WIDTH * (column + 0.5) / 6, 215 + 80 * row
+            if color < 0:
+                canvas.ring(x, y, 22, 2, PALE)
+                continue
+            canvas.rectangle(x - 8, y - 36, x + 8, y, GREY)
+            canvas.disc(x, y, 24, GREY)
+            canvas.disc(x, y, 20, colors[color])
+        return canvas.pixels
+
+    def text(self) -> str:
+        names = list(_COLORS)
+        stones = ["gone" if vertex == GONE else f"{PAID[vertex]:+.0f} [{_SIGNS[vertex]}]" for vertex in self.stones]
+        potions = [names[color] if color >= 0 else "-" for color in self.potions]
+        rows = ["  ".join(f"{name:<5}" for name in potions[start : start + 6]).rstrip() for start in (0, 6)]
+        return "\n".join(["stones   " + "   ".join(stones), "potions  " + rows[0], "         " + rows[1]])
 
 
 def settings_model(name: str) -> type[SettingsModel]:

@@ -18,6 +18,7 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import NativeEnv
+from pipelines.envs.scenes import GridScene, rows_of
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
@@ -109,6 +110,17 @@ class DarkKeyDoor(NativeEnv):
             attempt_end=self.over,
             success=opened,
         )
+
+    def _scene(self, actor: int) -> GridScene:
+        size, has_key = self.settings.size, bool(self.has_key[actor])
+        cells = np.full(size**2, ".")
+        cells[self.start[actor]] = "S"
+        cells[self.door[actor]] = "D"
+        if not has_key:
+            cells[self.key[actor]] = "K"
+        row, column = divmod(int(self.cell[actor]), size)
+        carries, note = ("small key", "has the key") if has_key else ("", "")
+        return GridScene(rows=rows_of(cells, size), agent=(row, column), carries=carries, note=note)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Cells as x,y; the order of the moves where it is shuffled."""

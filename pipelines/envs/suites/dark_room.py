@@ -14,6 +14,7 @@ from pydantic import Field
 from pipelines.envs.draws import mix, unit
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import AttemptsEnv
+from pipelines.envs.scenes import GridScene, rows_of
 from pipelines.envs.suites.grid import coordinates, transitions
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
@@ -87,6 +88,14 @@ class DarkRoom(AttemptsEnv):
         paid = at_goal & ~self.found if self.settings.sparse else at_goal
         self.found |= at_goal
         return self._finish(paid, self.found)
+
+    def _scene(self, actor: int) -> GridScene:
+        size = self.settings.size
+        cells = np.full(size**2, ".")
+        cells[self.settings.start_cell] = "S"
+        cells[self.goal[actor]] = "G"
+        row, column = divmod(int(self.cell[actor]), size)
+        return GridScene(rows=rows_of(cells, size), agent=(row, column))
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """The goal's cell."""

@@ -67,7 +67,8 @@ def make(name: str, settings: DmControlSettings, *, num_envs: int, seed: int, sp
     limit = settings.max_episode_steps
 
     def one() -> gymnasium.Env:
-        return gymnasium.make(f"dm_control/{task}-v0", disable_env_checker=True, max_episode_steps=limit)
+        id, checks = f"dm_control/{task}-v0", {"disable_env_checker": True}
+        return gymnasium.make(id, render_mode="rgb_array", max_episode_steps=limit, **checks)
 
     horizon = min(limit or SUITE_STEPS, SUITE_STEPS) if in_suite else limit
     return GymnasiumEnv(name, one, num_envs=num_envs, seed=seed, split=split, horizon=horizon)

@@ -15,6 +15,7 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import NativeEnv
+from pipelines.envs.scenes import ON_ICE, GridScene, rows_of
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import MapSource, holes_of, maps_of_split
 from pipelines.envs.suites.suite import ProtocolSettings
@@ -189,6 +190,14 @@ class FrozenLake(NativeEnv):
             attempt_end=over,
             success=goal,
         )
+
+    def _scene(self, actor: int) -> GridScene:
+        size = self.settings.size
+        cells = np.where(self.holes[actor], "#", ".")
+        cells[self._goal] = "G"
+        row, column = divmod(int(self.cell[actor]), size)
+        note = "actions 1 and 3 are swapped" if self.swapped[actor] else ""
+        return GridScene(rows=rows_of(cells, size), agent=(row, column), tiles=ON_ICE, note=note)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Rows of the map, `.` ice and `#` hole; ` swapped` where actions 1 and 3 are."""

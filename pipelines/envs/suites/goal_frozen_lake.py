@@ -13,6 +13,7 @@ from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.goals import GoalRule, same
 from pipelines.envs.native import NativeEnv
+from pipelines.envs.scenes import ON_ICE, GridScene, rows_of
 from pipelines.envs.suites.frozen_lake import MOVES
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import MapSource, holes_of, names_of
@@ -101,6 +102,13 @@ class GoalFrozenLake(NativeEnv):
             attempt_end=terminated | truncated,
             success=success,
         )
+
+    def _scene(self, actor: int) -> GridScene:
+        size = self.settings.size
+        cells = np.where(self.holes[actor], "#", ".")
+        cells[self.goal[actor]] = "G"
+        row, column = divmod(int(self.cell[actor]), size)
+        return GridScene(rows=rows_of(cells, size), agent=(row, column), tiles=ON_ICE)
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Rows of the map, `.` ice and `#` hole and `G` the goal."""

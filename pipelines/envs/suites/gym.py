@@ -7,6 +7,9 @@ with a parameter `num_envs`, makes all actors at once.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -27,6 +30,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.registry import Registry
 
 PREFIX = "gym:"
+_MODES = ("rgb_array", "ansi")
 OWN = Registry("environment", {})
 # gymnasium's own environments that need more than gymnasium: package of the class, our extra, module it brings.
 _EXTRAS = (("gymnasium.envs.box2d.", "box2d", "Box2D"), ("gymnasium.envs.mujoco.", "mujoco", "mujoco"))
@@ -59,16 +63,23 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 
 def make(
-    name: str, settings: GymnasiumSettings, *, num_envs: int, seed: int, split: str, label: str | None = None
+    name: str,
+    settings: GymnasiumSettings,
+    *,
+    num_envs: int,
+    seed: int,
+    split: str,
+    label: str | None = None,
+    drawn: bool = False,
 ) -> Env:
     """Make `gym:ID` or `module:attr`; subclasses of our own `Env` and VectorEnvs are made as a batch. `label` is the
-    environment's name, if not `name`."""
+    environment's name, if not `name`; `drawn`: with a `render_mode`, if they take one."""
     require_trust(name, settings.kwargs)
     made = _registered if name.startswith(PREFIX) else _own
-    return made(name, label or name, settings, num_envs=num_envs, seed=seed, split=split)
+    return made(name, label or name, settings, drawn, num_envs=num_envs, seed=seed, split=split)
 
 
-def _registered(name: str, label: str, settings: GymnasiumSettings, **which: Any) -> Env:
+def _registered(name: str, label: str, settings: GymnasiumSettings, drawn: bool, **which: Any) -> Env:
     extra, installed = requirement(name)
     if not installed:
         raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
@@ -76,11 +87,30 @@ def _registered(name: str, label: str, settings: GymnasiumSettings, **which: Any
     kwargs: dict[str, Any] = {"disable_env_checker": True} | settings.kwargs  # the codecs check every step
     if limit is not None:
         kwargs["max_episode_steps"] = limit
-    return _batch(label, lambda: gymnasium.make(name.removeprefix(PREFIX), **kwargs), settings, **which)
+    id = name.removeprefix(PREFIX)
+    if drawn and "render_mode" not in kwargs:
+        return _batch(label, lambda: _with_drawing(id, kwargs), settings, **which)
+    return _batch(label, lambda: gymnasium.make(id, **kwargs), settings, **which)
 
 
-def _own(name: str, label: str, settings: GymnasiumSettings, **which: Any) -> Env:
+def _with_drawing(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
+    """Make a registered environment in the first mode of drawing that it has, or in none."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a display
+    for mode in _MODES:
+        with contextlib.suppress(TypeError, AssertionError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a mode that it does not have
+            env = gymnasium.make(id, render_mode=mode, **kwargs)
+            if mode in env.metadata.get("render_modes", ()):
+                return env
+            env.close()
+    return gymnasium.make(id, **kwargs)
+
+
+def _own(name: str, label: str, settings: GymnasiumSettings, drawn: bool, **which: Any) -> Env:
     target, kwargs = OWN.get(name), settings.kwargs
+    if drawn and any(each.name == "render_mode" for each in parameters(target)):
+        modes = getattr(target, "metadata", {}).get("render_modes", ())
+        kwargs = {"render_mode": next((mode for mode in _MODES if mode in modes), None), **kwargs}
     if settings.attempts is not None and (
         _is_batch(target) or any(each.name == "attempts" for each in parameters(target))
     ):

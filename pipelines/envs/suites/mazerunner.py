@@ -22,6 +22,7 @@ from pipelines.envs.draws import Draws
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.goals import GoalSequenceRule
 from pipelines.envs.native import NativeEnv
+from pipelines.envs.scenes import GridScene, rows_of
 from pipelines.envs.suites.goal_frozen_lake import same_cell
 from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.envs.suites.lake_maps import held_out
@@ -32,6 +33,7 @@ from pipelines.lake.spaces import Box, Discrete, Spaces
 DENSITY = COMPLEXITY = 0.75
 _AHEAD = 64  # mazes made at a time, at least: many cost little more than one
 _MAX_CANDIDATES = 400
+_NUMBERS = "123456789+"  # of goals in drawings
 
 
 def seeds_of(side: int) -> int:
@@ -276,6 +278,14 @@ class MazeRunner(NativeEnv):
             attempt_end=over,
             success=success,
         )
+
+    def _scene(self, actor: int) -> GridScene:
+        cells = np.where(self.walls[actor], "#", ".")
+        cells[start_of(self.side)] = "S"
+        for number, goal in enumerate(self.goals[actor].tolist()):
+            cells[goal] = "*" if number < self.reached[actor] else _NUMBERS[min(number, len(_NUMBERS) - 1)]
+        row, column = divmod(int(self.cell[actor]), self.side)
+        return GridScene(rows=rows_of(cells, self.side), agent=(row, column))
 
     def tasks(self, indices: np.ndarray) -> list[str]:
         """Rows of the maze, `#` wall and `.` free; goals as row,column; the order of the moves where it is shuffled."""

@@ -149,6 +149,12 @@ class Metaworld(TaskEnv):
     def close(self) -> None:
         self._release()
 
+    def drawn(self, mode: str) -> Any:
+        if mode != "rgb_array" or self._env is None:
+            return None
+        self._env.render_mode = mode
+        return self._env.render()
+
     def _begin(self, *, soft: bool) -> Any:
         """An attempt's first observation."""
         assert self._env is not None

@@ -29,6 +29,7 @@ _WORDS = """go to the a open pick up red green blue purple yellow grey ball box 
 WORDS = tuple(_WORDS.split())
 UNKNOWN, FIRST_WORD, VOCABULARY, MISSION_WORDS = 1, 2, 29, 9
 MISSION_LETTERS = 256
+TILE = 24  # pixels of a cell in drawings
 SPREAD = np.array([25, 51, 85], dtype=np.uint8)  # 10 kinds, 5 colours and 3 states become at most 255
 # Levels with one instruction that is neither a sequence nor about two objects; no debug levels.
 _LEVELS = """GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToObjS4 GoToObjS6 GoToLocal GoToLocalS5N2
@@ -211,6 +212,9 @@ class GridLevels(TaskEnv):
         if level not in self._levels or not seed.isdecimal():
             raise ValueError(f"tasks are LEVEL/SEED, e.g. {next(iter(self._levels))}/1")
         self._named = level, int(seed)
+
+    def drawn(self, mode: str) -> Any:
+        return self._env.pprint_grid() if mode == "ansi" else self._env.get_frame(tile_size=TILE)
 
     def _begin(self) -> dict[str, Any]:
         """An attempt's first observation."""

@@ -126,6 +126,9 @@ class Runner(TaskEnv):
             raise ValueError(f"tasks are named like {self._name(self._draw())}")
         self._named = objective
 
+    def drawn(self, mode: str) -> Any:
+        return self._body.render() if mode == "rgb_array" else None
+
     def close(self) -> None:
         self._body.close()
 
@@ -136,7 +139,7 @@ class HalfCheetahVel(Runner):
     about = "Run at a hidden velocity that only the reward reveals"
 
     def __init__(self, settings: HalfCheetahVelSettings) -> None:
-        super().__init__(HalfCheetahEnv(), settings.attempt_steps)
+        super().__init__(HalfCheetahEnv(render_mode="rgb_array"), settings.attempt_steps)
         self._settings = settings
         self.splits = "a fifth of the velocities is held out" if settings.holdout else "all velocities on both sides"
 
@@ -179,7 +182,7 @@ class CheetahDir(Directed):
     splits = _BOTH_DIRECTIONS
 
     def __init__(self, settings: CheetahDirSettings) -> None:
-        super().__init__(HalfCheetahEnv(), settings.attempt_steps)
+        super().__init__(HalfCheetahEnv(render_mode="rgb_array"), settings.attempt_steps)
         self._cost = settings.control_cost
 
     def _draw(self) -> float:
@@ -202,7 +205,7 @@ class AntDir(Directed):
     about = "An ant walks in a direction that only the reward reveals"
 
     def __init__(self, settings: AntDirSettings) -> None:
-        super().__init__(AntEnv(include_cfrc_ext_in_observation=False), settings.attempt_steps)
+        super().__init__(AntEnv(include_cfrc_ext_in_observation=False, render_mode="rgb_array"), settings.attempt_steps)
         self._settings = settings
         self.splits = "a fifth of the angles is held out" if settings.holdout else "all angles on both sides"
         if settings.directions == "two":

@@ -5,19 +5,23 @@ An action in [-1, 1]^2 moves by `step_size` times it; there are no walls.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from pipelines.envs.drawing import BLUE, GREEN, GREY, PALE, PAPER, SKY, WHITE, Canvas
 from pipelines.envs.draws import spread
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import AttemptsEnv
+from pipelines.envs.scenes import WIDTH
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Spaces
 
 PLACE, HEIGHT = range(2)  # purposes of random draws
 _PARTS = 1_000_000  # coordinates are whole numbers of these, so that their names are exact
+_EDGE = 1.6  # of the part of the plane that is drawn
 
 
 class PointRobotSettings(ProtocolSettings):
@@ -85,6 +89,10 @@ class PointRobot(AttemptsEnv):
         near = distance <= s.goal_radius
         return self._finish(np.where(near, 1.0 - distance, 0.0) if s.sparse else -distance, near)
 
+    def _scene(self, actor: int) -> _Plane:
+        x, y = self.goal[actor] / _PARTS
+        return _Plane(goal=(x, y), place=(self.place[actor, 0], self.place[actor, 1]), settings=self.settings)
+
     def tasks(self, indices: np.ndarray) -> list[str]:
         """The goal's coordinates."""
         return ["goal={:.6f},{:.6f}".format(*(self.goal[i] / _PARTS)) for i in indices]
@@ -94,6 +102,57 @@ class PointRobot(AttemptsEnv):
         way = (self.goal / _PARTS - self.place) / self.settings.step_size
         longest = np.abs(way).max(axis=1, keepdims=True)
         return (way / np.maximum(longest, 1.0)).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plane:
+    """The scene of one robot: the goal, what is near enough to it, and where a goal may be."""
+
+    goal: tuple[float, float]
+    place: tuple[float, float]
+    settings: PointRobotSettings
+
+    def picture(self) -> np.ndarray:
+        canvas = Canvas(WIDTH, WIDTH)
+        unit, (left, top) = WIDTH / (2 * _EDGE), self._pixel(-1.0, 1.0)
+        right, bottom = self._pixel(1.0, -1.0)
+        for at in (0.0, -1.0, 1.0):
+            x, y = self._pixel(at, at)
+            canvas.line(x, 0, x, WIDTH, 1, PALE)
+            canvas.line(0, y, WIDTH, y, 1, PALE)
+        if self.settings.goals == "square":
+            for x0, y0, x1, y1 in ((left, top, right, top), (left, bottom, right, bottom)):
+                canvas.line(x0, y0, x1, y1, 2, SKY)
+            for x0 in (left, right):
+                canvas.line(x0, top, x0, bottom, 2, SKY)
+        else:
+            canvas.ring(WIDTH / 2, WIDTH / 2, unit, 2, SKY)
+            if self.settings.goals == "half-circle":
+                canvas.rectangle(0, WIDTH / 2 + 2, WIDTH, WIDTH, PAPER)
+        x, y = self._pixel(*self.goal)
+        canvas.disc(x, y, self.settings.goal_radius * unit, (187, 247, 208))
+        canvas.disc(x, y, 6, GREEN)
+        canvas.disc(*self._pixel(0.0, 0.0), 4, GREY)
+        x, y = self._pixel(*self.place)
+        canvas.disc(x, y, 14, WHITE)
+        canvas.disc(x, y, 12, BLUE)
+        return canvas.pixels
+
+    def _pixel(self, x: float, y: float) -> tuple[float, float]:
+        """Return where a point is drawn; one that is too far away, at the edge."""
+        across, down = (1 + np.clip(np.array([x, -y]) / _EDGE, -0.97, 0.97)) * WIDTH / 2
+        return float(across), float(down)
+
+    def text(self) -> str:
+        rows = [["."] * 41 for _ in range(21)]
+        for letter, (x, y) in (("+", (0.0, 0.0)), ("G", self.goal), ("@", self.place)):
+            column, row = (int(size * share) for size, share in zip((41, 21), self._shares(x, y), strict=True))
+            rows[row][column] = letter
+        return "\n".join("".join(row) for row in rows)
+
+    def _shares(self, x: float, y: float) -> tuple[float, float]:
+        across, down = self._pixel(x, y)
+        return across / WIDTH, down / WIDTH
 
 
 def settings_model(name: str) -> type[PointRobotSettings]:

@@ -65,6 +65,9 @@ class Robot(TaskEnv):
         self.outcome = (SOLVED if self._solved else FAILED) if over else NOTHING
         return observation, float(reward), terminated, truncated, info
 
+    def drawn(self, mode: str) -> Any:
+        return self._env.render() if mode == "rgb_array" else None
+
     def close(self) -> None:
         self._env.close()
 
@@ -100,7 +103,7 @@ def make(name: str, settings: RoboticsSettings, *, num_envs: int, seed: int, spl
         raise UsageError(f"unknown environment '{name}'", hint=hint)
     if kind.startswith("Fetch"):
         refuse_from("mujoco", (3, 12), name=name, why="gymnasium-robotics sets joints in a way that it refuses")
-    kwargs: dict[str, Any] = {"disable_env_checker": True}
+    kwargs: dict[str, Any] = {"disable_env_checker": True, "render_mode": "rgb_array"}
     if "Maze_" in kind:
         kwargs["continuing_task"] = settings.continuing_task
     if settings.reward_type is not None:

@@ -15,6 +15,7 @@ from pydantic import Field
 from pipelines.config.base import SettingsModel
 from pipelines.envs.env import EnvSpec, StepResult
 from pipelines.envs.native import NativeEnv
+from pipelines.envs.scenes import GridScene
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 SIDE = 0  # purpose of the only random draw
@@ -112,6 +113,17 @@ class TMaze(NativeEnv):
             reset=self._nobody,
             attempt_end=last,
             success=success,
+        )
+
+    def _scene(self, actor: int) -> GridScene:
+        junction, up = self.settings.junction, self.side[actor] > 0
+        arms = ["#" * (junction + 1) + mark + "#" for mark in ("G." if up else ".G")]
+        corridor = f"#{'^' if up else 'v'}{'.' * junction}#"
+        wall = "#" * (junction + 3)
+        return GridScene(
+            rows=[wall, arms[0], corridor, arms[1], wall],
+            agent=(2 - int(self.y[actor]), 1 + int(self.x[actor])),
+            note="" if self.seen[actor] else "the sign is yet to be seen",
         )
 
     def tasks(self, indices: np.ndarray) -> list[str]:

@@ -60,3 +60,18 @@ def test_a_return_is_normalised_by_the_task_that_is_named(amago: Amago, small: P
     plain = amago("evaluate", small, "--episodes", 2, "--set", "evaluate.reference=auto", "--output", "json")
     assert plain.json["status"] == "skipped"  # the same episodes, which no task of D4RL has
     assert "normalized_score" not in plain.json["metrics"]
+
+
+def test_videos_are_written_listed_and_counted(amago: Amago, small: Path) -> None:
+    av = pytest.importorskip("av", reason='PyAV is not installed: pip install "amago[video]"')
+    pytest.importorskip("pygame", reason="pygame is not installed")
+    done = amago("evaluate", small, "--episodes", 3, "--video", 2, "--to", "films", "--output", "json")
+    assert done.code == 0, done.err
+    report, *videos = map(Path, done.json["outputs"])
+    assert [video.parent.name for video in videos] == ["films", "films"]
+    steps = amago("watch", small, "--episode", 1, "--output", "json").json["metrics"]["length"]
+    with av.open(str(videos[1])) as container:
+        frames = sum(1 for _ in container.decode(video=0))
+    assert frames == steps + 1
+    assert report.parent.name == "evaluations"
+    assert "  wrote films/" in amago("evaluate", small, "--episodes", 4, "--video", 1, "--to", "films").out

@@ -1,0 +1,156 @@
+"""EpisodeVideos of an evaluation's episodes, and episodes to watch, both played as `evaluate` plays them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.envs import rendering
+from pipelines.envs.env import Env, EnvSpec
+from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.evaluation.films import Film, PictureReel, captioned, film
+from pipelines.evaluation.values import Values
+from pipelines.events import Listener, Notice, silent
+from pipelines.formats.video_writer import suffix, write_video
+from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.checkpoint import Checkpoint
+from pipelines.rollout.policies import trained
+from pipelines.stages.environment import make_env
+from pipelines.training.learner import use_threads
+
+
+class EpisodeVideos:
+    """The videos that `settings.evaluate` asks for: files `STEM-EPISODE.mp4` (or .gif) in the directory `to`."""
+
+    def __init__(
+        self, settings: Settings, checkpoint: Checkpoint, *, to: Path, stem: str, tasks: Sequence[str] = ()
+    ) -> None:
+        self._settings, self._checkpoint, self._tasks = settings, checkpoint, tasks
+        self._to, self._stem = to, stem
+        self._episodes = range(min(settings.evaluate.video, settings.evaluate.episodes))
+        self.paths = self._found() or []
+
+    def _found(self) -> list[Path] | None:
+        """Return the videos in the order of their episodes, if all are there."""
+        for ending in (".mp4", ".gif"):
+            paths = [self._to / f"{self._stem}-{episode}{ending}" for episode in self._episodes]
+            if paths and all(path.is_file() for path in paths):
+                return paths
+        return None
+
+    @property
+    def _missing(self) -> bool:
+        return bool(self._episodes) and not self.paths
+
+    def require(self, listener: Listener = silent) -> None:
+        """Raise, before anything is played, what would be wrong afterwards: there is no encoder, or no drawing."""
+        if not self._missing:
+            return
+        suffix()
+        with contextlib.closing(_drawn_env(self._settings, actors=1, listener=listener)) as env:
+            rendering.picture(env, env.reset())
+
+    def write(self, listener: Listener = silent, *, strict: bool = True) -> bool:
+        """Play the episodes and write their videos, unless they are there; return whether any were written. Errors are
+        warnings unless `strict`.
+        """
+        if not self._missing:
+            return False
+        try:
+            self._write(listener)
+        except (InputMissing, StageFailed) as error:
+            if strict:
+                raise
+            listener(Notice(stage="evaluate", text=f"no videos: {error.message}", level="warning"))
+        return bool(self.paths)
+
+    def _write(self, listener: Listener) -> None:
+        ending, wanted = suffix(), self._settings.evaluate
+        actors = min(wanted.actors, wanted.episodes)  # as evaluated: then the episodes are the same
+        films, spec = _played(
+            self._settings,
+            self._checkpoint,
+            _pictured,
+            PictureReel,
+            episodes=self._episodes,
+            actors=actors,
+            tasks=self._tasks,
+            listener=listener,
+        )
+        for episode, each in zip(self._episodes, films, strict=True):
+            frames = captioned(each, has_success=spec.has_success, attempts=spec.num_attempts)
+            self.paths.append(write_video(self._to / f"{self._stem}-{episode}{ending}", frames, each.fps))
+            each.frames.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """An episode to be shown in a terminal: its film, whose frames are texts, and what plays it."""
+
+    film: Film
+    spec: EnvSpec
+    update: int
+
+
+def watch(
+    settings: Settings, *, run: Path, episode: int = 0, colors: bool = False, listener: Listener = silent
+) -> Watched:
+    """Play one evaluation episode, by its number, and return it as text. `colors`: an environment without a text of its
+    own is drawn in 24-bit colours.
+    """
+    checkpoint = checkpoints.load(RunDirectory.open(run).checkpoints, settings.evaluate.checkpoint)
+
+    def drawn(env: Env, observation: Any, actor: int) -> str:
+        return rendering.text(env, observation, actor, colors=colors)
+
+    films, spec = _played(settings, checkpoint, drawn, list, episodes=[episode], actors=1, listener=listener)
+    return Watched(film=films[0], spec=spec, update=checkpoint.update)
+
+
+def _pictured(env: Env, observation: Any, actor: int) -> np.ndarray:
+    return rendering.picture(env, observation, actor)
+
+
+def _played(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    drawing: Callable[[Env, Any, int], Any],
+    reel: Callable[[], Any],
+    *,
+    episodes: Sequence[int],
+    actors: int,
+    tasks: Sequence[str] = (),
+    listener: Listener,
+) -> tuple[list[Film], EnvSpec]:
+    wanted = settings.evaluate
+    use_threads(settings.train.threads)
+    with contextlib.closing(_drawn_env(settings, actors=actors, listener=listener)) as env:
+        if tasks:
+            env.play_only(tasks)
+        if actors == 1:
+            env.load_state_dict({"next_episode": episodes[0]})
+        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent)
+        values = _values(checkpoint, settings)
+        films = film(env, acting.policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
+        return films, env.spec
+
+
+def _drawn_env(settings: Settings, *, actors: int, listener: Listener) -> Env:
+    wanted = settings.evaluate
+    return make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, drawn=True, listener=listener)
+
+
+def _values(checkpoint: Checkpoint, settings: Settings) -> Values | None:
+    """Return the agent's critics; None for an agent that has none."""
+    run = checkpoint.path.resolve().parent.parent
+    try:
+        return Values(f"{run}@{checkpoint.update}", own=settings.agent)
+    except UsageError:
+        return None
