@@ -84,6 +84,13 @@ class Request:
             document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
 
+    def followed(self, name: str, settings: Settings) -> dict[str, Any]:
+        """Describe the recipe `name` and what this call changes in it, for the run's record."""
+        from pipelines.runs.recipe import followed
+        from pipelines.stages.environment import env_model
+
+        return followed(name, self.file, self.assignments, settings, env_model=env_model)
+
     def profile(self) -> str:
         """Return the profile that this call chooses and the file does not record; "" if none."""
         asked = {(*path,): value for path, value in self.assignments}.get(("profile",), "")

@@ -55,4 +55,4 @@ def run(
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.stages import run as engine
 
-        return engine.run(settings, run=run, listener=listener, fresh=fresh)
+        return engine.run(settings, run=run, listener=listener, fresh=fresh, recipe=request.followed(name, settings))

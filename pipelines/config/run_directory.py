@@ -22,15 +22,17 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
+from pipelines.config.difference import flattened
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.places import hint, is_run
 from pipelines.config.settings import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES, Settings
-from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explained, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object
 from pipelines.files.locks import exclusive, locked
 
+_LONGEST_ERROR = 500
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
 
 
@@ -75,6 +77,7 @@ class RunDirectory:
         self.videos = self.path / "videos"
         self.lake = self.path / "lake"
         self._id = secrets.token_hex(4)
+        self._begun = ""  # the stage that this object recorded
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
@@ -132,28 +135,47 @@ class RunDirectory:
             stored, wanted = self.load_document(), dump(settings)
             self._refuse_changes(stage, stored, wanted, _owned(stage), undecided=undecided)
 
-    def record(self, stage: str, settings: Settings, *, fresh: bool = False) -> None:
+    def record(
+        self, stage: str, settings: Settings, *, fresh: bool = False, recipe: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the resolved configuration and the circumstances; the tables of other stages stay as they are.
 
-        UsageError as for `refuse_changes`.
+        `recipe`: which one the run follows, and how it differs. How the stage ends is recorded when the run's `lock` is
+        released. UsageError as for `refuse_changes`.
         """
         with explained(f"write '{self.path}'"):
             self.path.mkdir(parents=True, exist_ok=True)
         with self._writing():
             self.refuse_changes(stage, settings, fresh=fresh)
-            self._record(stage, settings, fresh=fresh)
+            self._record(stage, settings, fresh=fresh, recipe=recipe)
+        self._begun = stage
 
-    def _record(self, stage: str, settings: Settings, *, fresh: bool) -> None:
+    def _record(self, stage: str, settings: Settings, *, fresh: bool, recipe: Mapping[str, Any] | None) -> None:
         stored, record, document = self.load_document(), self.load_record(), dump(settings)
         kept = {} if stage == "run" else stored
         merged = {**document, **kept, **{key: document[key] for key in _owned(stage) if key in document}}
         write_atomically(self.config_path, tomli_w.dumps(merged))
-        done = {"argv": sys.argv, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
+        done = {"argv": sys.argv, "time": _now(), "pid": os.getpid()}
         stages = {**record.get("stages", {}), stage: done}
         if fresh and stage != "collect":  # these refer to deleted checkpoints
             record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
-        named = {"name": self.name, "id": record.get("id", self._id)}
-        self._write_record({**record, **named, **_circumstances(), "stages": stages})
+        named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed, "env": settings.env.name}
+        followed = {} if recipe is None else {"recipe": dict(recipe)}
+        self._write_record({**record, **named, **followed, **_circumstances(), "stages": stages})
+
+    def _record_end(self, error: BaseException | None) -> None:
+        """Record how the stage ended, if it was recorded as begun; without room on the disk, nothing."""
+        if not self._begun:
+            return
+        status = "done" if error is None else "interrupted" if _is_interruption(error) else "failed"
+        end: dict[str, Any] = {"status": status, "ended": _now()}
+        if error is not None:
+            end["error"] = (str(error) or type(error).__name__)[:_LONGEST_ERROR]
+        with contextlib.suppress(AmagoError), self._writing():
+            record = self.load_record()
+            stages = record.get("stages", {})
+            self._write_record({**record, "stages": {**stages, self._begun: {**stages.get(self._begun, {}), **end}}})
+        self._begun = ""
 
     def update_record(self, **fields: Any) -> None:
         """Set top-level fields of run.json."""
@@ -181,7 +203,12 @@ class RunDirectory:
                 held.enter_context(exclusive(self.path / f".{stage}.lock", what=what))
             for directory in (self.path, self.evaluations):
                 remove_leftovers(directory)
-            yield
+            try:
+                yield
+            except BaseException as error:
+                self._record_end(error)
+                raise
+            self._record_end(None)
 
     def _refuse_place(self) -> None:
         """Raise UsageError where a run cannot be: in another store, in the root directory, in a lake."""
@@ -201,7 +228,9 @@ class RunDirectory:
         *,
         undecided: bool,
     ) -> None:
-        before, after = _flat(stored, owned), _flat(wanted, owned)
+        before, after = (
+            flattened({key: value for key, value in document.items() if key in owned}) for document in (stored, wanted)
+        )
         changed = [
             f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
             for key in sorted(before.keys() | after.keys())
@@ -230,17 +259,12 @@ def _owned(stage: str) -> tuple[str, ...]:
     return (*STAGE_TABLES[stage], "seed")
 
 
-def _flat(document: Any, keys: Sequence[str] | None = None, prefix: str = "") -> dict[str, Any]:
-    if isinstance(document, Mapping):
-        items = [(str(k), v) for k, v in document.items() if keys is None or k in keys]
-    elif isinstance(document, list):
-        items = [(str(place), value) for place, value in enumerate(document)]
-    else:
-        return {prefix: document}
-    flat: dict[str, Any] = {}
-    for key, value in items:
-        flat |= _flat(value, None, f"{prefix}.{key}" if prefix else key)
-    return flat
+def _is_interruption(error: BaseException) -> bool:
+    return isinstance(error, Interrupted) or is_stop(error)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def _shown(value: Any) -> str:

@@ -57,9 +57,9 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def stage(directory: Path, name: str, write: Callable[[BinaryIO], object]) -> Path:
+def stage(directory: Path, name: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> Path:
     """Write and fsync a file called `name` plus a random ending in `directory`; nothing is left of it on
-    failure.
+    failure. Not `durable`: without fsync.
 
     Raises OSError as the system gives it.
     """
@@ -67,8 +67,9 @@ def stage(directory: Path, name: str, write: Callable[[BinaryIO], object]) -> Pa
     try:
         with open(path, "xb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -90,16 +91,22 @@ def publish_new(staged: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
-def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
-    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses."""
+def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object], *, durable: bool = True) -> None:
+    """Replace `path` by `content` (or what the callable writes). StageFailed when the disk refuses.
+
+    Not `durable`: a power cut may lose the content, which is for what is written often and is worth little.
+    """
     if isinstance(content, str):
         content = content.encode()
     write = _writer_of(content) if isinstance(content, bytes) else content
     with explained(f"write '{path}'"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged = stage(path.parent, f".{path.name}", write)
+        staged = stage(path.parent, f".{path.name}", write, durable=durable)
         try:
-            publish(staged, path)
+            if durable:
+                publish(staged, path)
+            else:
+                os.replace(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)
             raise

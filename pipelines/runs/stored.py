@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.difference import Changes, changes, flattened
 from pipelines.config.load import read_toml
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError
 from pipelines.files.json import parse_object
 from pipelines.files.malformed import read_limited
-from pipelines.runs.difference import Changes, changes, flattened
 from pipelines.runs.evaluations import Evaluation, number, read_evaluations
 from pipelines.runs.metrics import POINTS, MetricColumns, last_line, read_metrics
 from pipelines.runs.state import RunState, state_of

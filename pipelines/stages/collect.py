@@ -35,6 +35,7 @@ from pipelines.lake.tombstones import expired_steps
 from pipelines.rollout.collector import Collector, LakeSink
 from pipelines.rollout.follower import CheckpointFollower
 from pipelines.rollout.policies import Acting, load_policy
+from pipelines.runs.progress import recording
 from pipelines.stages.environment import FEW, STEPS, make_env, with_actors, workers
 from pipelines.stages.result import Result
 from pipelines.training.learner import use_threads
@@ -104,7 +105,8 @@ def run(
             )
 
         try:
-            metrics = collector.collect(steps, listener)
+            tell = listener if directory is None else stack.enter_context(recording(directory.path, listener))
+            metrics = collector.collect(steps, tell)
         except ActorsFailed as error:
             collector.finish()
             error.result = result("failed", collector.metrics())

@@ -11,6 +11,7 @@ from pipelines.config.recipes import find
 from pipelines.envs import make as envs
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
+from pipelines.runs.recipe import followed
 from pipelines.stages.environment import env_model
 from pipelines.stages.library import default_run
 from pipelines.stages.result import Result
@@ -58,7 +59,8 @@ def run(
         directory = default_run(f"{name}-{profile}" if profile else name)
     from pipelines.stages import run as stage
 
-    return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh)
+    described = followed(name, document, assignments, resolved, env_model=env_model)
+    return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh, recipe=described)
 
 
 def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:

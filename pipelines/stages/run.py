@@ -32,6 +32,8 @@ from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.policies import Acting, load_policy
+from pipelines.runs import progress
+from pipelines.runs.progress import recording
 from pipelines.stages import evaluate, export, ingest, relabel
 from pipelines.stages.collect import make_collector, stored_steps
 from pipelines.stages.environment import collect_steps, make_env, with_actors
@@ -47,8 +49,18 @@ _SCORES = ("episodes", "return_mean", "return_ci95", "success_mean", "success_ci
 _GAPS = ("adaptation_gap", "return_adaptation_gap")
 
 
-def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bool = False) -> Result:
-    """Run every unfinished stage of every epoch. UsageError if the recipe has no stages."""
+def run(
+    settings: Settings,
+    *,
+    run: Path,
+    listener: Listener = silent,
+    fresh: bool = False,
+    recipe: Mapping[str, Any] | None = None,
+) -> Result:
+    """Run every unfinished stage of every epoch. UsageError if the recipe has no stages.
+
+    `recipe` is recorded: which one this is, and how the settings differ from it.
+    """
     if not settings.stages:
         raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
     if settings.collect.follow:
@@ -77,7 +89,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
         settings = with_window(settings, horizon, listener)
         if fresh:
             _erase(directory)
-        directory.record("run", settings, fresh=fresh)
+        directory.record("run", settings, fresh=fresh, recipe=recipe)
         steps = list(plan(settings))
         ledger = _Ledger(directory.path / "chain.json")
         done_before = ledger.passed
@@ -85,8 +97,8 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent, fresh: bo
             with ChainRunner(settings, directory) as runner:
                 return runner.summary(seconds=time.monotonic() - started, status="skipped")
         forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=done_before)
-        tell = forecast.listening(listener)
-        with ChainRunner(settings, directory) as runner:
+        with recording(run, listener) as told, ChainRunner(settings, directory) as runner:
+            tell = forecast.listening(told)
             for number, step in enumerate(steps):
                 if number < done_before:
                     continue
@@ -311,5 +323,5 @@ def _erase(directory: RunDirectory) -> None:
     own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
     for product in (directory.path / name for name in own):
         shutil.rmtree(product, ignore_errors=True)
-    for file in (directory.metrics_path, directory.path / "chain.json"):
+    for file in (directory.metrics_path, directory.path / "chain.json", directory.path / progress.NAME):
         file.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from pipelines.lake.sql.selection import select
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake, difference
 from pipelines.rollout.rollout import UNFINISHED
+from pipelines.runs.progress import recording
 from pipelines.stages.resolve import longest_episode, with_environment, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.training.data import wait_for
@@ -73,7 +74,8 @@ def run(
         directory.record("train", settings, fresh=fresh)
         directory.update_record(lakes=described(shared))
         before = trainer.learner.update
-        metrics = trainer.train(data, settings.train.steps, listener)
+        with recording(run, listener) as tell:
+            metrics = trainer.train(data, settings.train.steps, tell)
         metrics |= returns_of(opened, where=settings.train.where, listener=listener)
     return Result(
         command="train",

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
-from pipelines.errors import IntegrityError, Locked, UsageError
+from pipelines.errors import IntegrityError, Interrupted, Locked, StageFailed, UsageError
 
 
 def test_a_record_can_be_run_again_and_names_the_run_for_good(tmp_path: Path) -> None:
@@ -97,3 +97,47 @@ def test_what_a_killed_process_was_writing_is_removed_at_the_next_start(tmp_path
     with run.lock("train"):
         assert not leftover.exists()
         assert (run.path / ".mine.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (None, "done", None),
+        (Interrupted("stopped by SIGTERM", signal_number=15), "interrupted", "stopped by SIGTERM"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (StageFailed("no space left on the disk"), "failed", "no space left on the disk"),
+        (RuntimeError("x" * 10_000), "failed", "x" * 500),
+    ],
+)
+def test_the_record_says_how_a_stage_ended(
+    tmp_path: Path, error: BaseException | None, status: str, text: str | None
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+
+    def work() -> None:
+        with directory.lock("train"):
+            directory.record("train", Settings(), recipe={"name": "maze", "changed": {}})
+            assert "status" not in directory.load_record()["stages"]["train"]
+            if error is not None:
+                raise error
+
+    if error is None:
+        work()
+    else:
+        with pytest.raises(type(error)):
+            work()
+    record = directory.load_record()
+    assert record["recipe"]["name"] == "maze"
+    assert (record["stages"]["train"]["status"], record["stages"]["train"].get("error")) == (status, text)
+
+
+def test_a_stage_that_was_refused_leaves_the_outcome_of_the_last(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    with directory.lock("train"):
+        directory.record("train", Settings())
+    with pytest.raises(UsageError), RunDirectory(tmp_path / "run").lock("train"):
+        raise UsageError("the configuration differs")
+    assert directory.load_record()["stages"]["train"]["status"] == "done"
+    with pytest.raises(UsageError), RunDirectory(tmp_path / "new").lock("train"):
+        raise UsageError("the configuration differs")
+    assert not (tmp_path / "new").exists()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.config.difference import changes, flattened, varying
 from pipelines.errors import InputMissing
-from pipelines.runs.difference import changes, flattened, varying
 from pipelines.runs.find import find_runs
 from tests.runs.factory import make_run
 

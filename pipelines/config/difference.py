@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Changes = dict[str, tuple[Any, Any]]
-MISSING = None
-"""Value of a key that one side does not have."""
 _MOST_KEYS = 20_000
 
 
@@ -19,7 +17,7 @@ def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     waiting: list[tuple[str, Any]] = [("", document)]
-    while waiting and len(flat) < _MOST_KEYS:
+    while waiting and len(flat) < _MOST_KEYS:  # a foreign document may be of any size
         prefix, value = waiting.pop()
         if isinstance(value, Mapping):
             items = [(str(key), part) for key, part in value.items()]

@@ -1,0 +1,35 @@
+"""Which recipe a run follows, and how its settings differ from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.config.difference import changes, flattened
+from pipelines.config.load import EnvModel, resolve
+from pipelines.config.run_directory import dump
+from pipelines.config.settings import Settings
+
+_CHOSEN = (["profile"], ["size"])
+
+
+def followed(
+    name: str,
+    document: Mapping[str, Any],
+    assignments: Sequence[tuple[Sequence[str], Any]],
+    settings: Settings,
+    *,
+    env_model: EnvModel,
+) -> dict[str, Any]:
+    """Return for run.json the recipe `name`, its profile, and what `settings` changed in it: key -> [recipe, run].
+
+    The settings that a size stands for are not listed, only the size.
+    """
+    kept = [(path, value) for path, value in assignments if list(path) in _CHOSEN]
+    sized = dict(document) | ({"size": settings.size} if settings.size else {})
+    plain = resolve(sized, kept, env_model=env_model, source=name)
+    found = changes(flattened(dump(plain)), flattened(dump(settings)))
+    said = document.get("size") or ""
+    if settings.size != said:
+        found["size"] = (said, settings.size)
+    return {"name": name, "profile": settings.profile, "changed": {key: list(pair) for key, pair in found.items()}}
