@@ -26,7 +26,11 @@ from amago_cli.commands import (
     watch,
 )
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
-from amago_cli.help import Command, Group
+from amago_cli.commands.runs import ls as list_runs
+from amago_cli.commands.runs import prune as prune_runs
+from amago_cli.commands.runs import rm as remove_runs
+from amago_cli.commands.runs import sql as query_runs
+from amago_cli.help import Command, DefaultGroup, Group
 from amago_cli.invocation import Invocation
 from amago_cli.stopping import Stopped, stoppable
 
@@ -40,6 +44,12 @@ app = typer.Typer(
 )
 lake_app = typer.Typer(
     cls=Group, rich_markup_mode=None, help="List, describe, query, check and maintain lakes of trajectories."
+)
+
+runs_app = typer.Typer(
+    cls=DefaultGroup,
+    rich_markup_mode=None,
+    help="List, query and remove runs. `amago runs DIR` is `amago runs ls DIR`.",
 )
 
 
@@ -93,6 +103,9 @@ for _function in (
     copy.merge,
 ):
     lake_app.command(cls=Command)(_function)
+app.add_typer(runs_app, name="runs", rich_help_panel="Inspect")
+for _function in (list_runs.ls, query_runs.sql, remove_runs.rm, prune_runs.prune):
+    runs_app.command(cls=Command)(_function)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,6 +27,15 @@ class Group(TyperGroup):
         _write(formatter, rows, "Commands")
 
 
+class DefaultGroup(Group):
+    """Group whose first command is meant where none is named: `amago runs DIR` is `amago runs ls DIR`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
 class Command(TyperCommand):
     """Command whose options are listed by section, with the defaults of the settings that they set."""
 

@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 _GROUPS = ("lake",)
+RUNS_COMMANDS = ("ls", "sql", "rm", "prune")
+"""Commands of `amago runs`, whose first may be left out."""
 
 
 @dataclass
@@ -17,6 +19,7 @@ class Invocation:
 
     command: str = ""
     json: bool = False
+    csv: bool = False
     verbose: bool = False
     quiet: bool = False
     run: Path | None = None
@@ -27,7 +30,8 @@ class Invocation:
     def from_arguments(cls, arguments: Sequence[str]) -> Invocation:
         """Read what is needed before parsing: a parse error must be reported in JSON as well."""
         words = [word for word in arguments[:2] if not word.startswith("-")]
-        command = " ".join(words) if words and words[0] in _GROUPS else "".join(words[:1])
+        is_group = words and (words[0] in _GROUPS or (words[0] == "runs" and words[-1] in RUNS_COMMANDS))
+        command = " ".join(words) if is_group else "".join(words[:1])
         pairs = list(pairwise(arguments))
         json = "--output=json" in arguments or ("--output", "json") in pairs
         return cls(command=command, json=json, verbose="-v" in arguments or "--verbose" in arguments)

@@ -32,6 +32,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class TableFormat(StrEnum):
+    """Forms of a result that is a table."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
 @dataclass(frozen=True)
 class Sets:
     """Marker of an option that sets a setting; the help text shows the setting's default."""
@@ -68,6 +76,15 @@ RunArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/quickstart.", autocompletion=completion.runs),
 ]
+RunsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN...]",
+        help="Runs, directories that contain runs, or patterns such as 'runs/maze-*' (default: runs).",
+        autocompletion=completion.runs,
+    ),
+]
+Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Score of the evaluations, e.g. success_mean.")]
 RunOption = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Directory of the run.", autocompletion=completion.runs)
 ]
@@ -161,6 +178,10 @@ _READER: Mapping[str, tuple[Any, Any]] = {
     "quiet": (_QUIET, False),
     "verbose": (_VERBOSE, False),
 }
+_TABLE_OUTPUT = Annotated[
+    TableFormat, typer.Option("--output", help="Format of the result on stdout.", rich_help_panel=_COMMON)
+]
+_TABLE: Mapping[str, tuple[Any, Any]] = {**_READER, "output": (_TABLE_OUTPUT, TableFormat.TEXT)}
 _STAGE: Mapping[str, tuple[Any, Any]] = {
     "config": (_CONFIG, None),
     "assignments": (_ASSIGNMENTS, None),
@@ -181,7 +202,7 @@ class Common:
     named: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
     assignments: Sequence[str] = ()
-    output: Format = Format.TEXT
+    output: Format | TableFormat = Format.TEXT
     dry_run: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -216,6 +237,11 @@ def reader(function: Callable[..., Any]) -> Callable[..., Any]:
     return _with(_READER, function)
 
 
+def lister(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a command that only reads and whose result is a table: --output (also csv), -q, -v."""
+    return _with(_TABLE, function)
+
+
 def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -> Callable[..., Any]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = inspect.signature(function, eval_str=True).parameters
@@ -238,7 +264,7 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
             from pipelines.trust import trust_everything
 
             trust_everything()
-        invocation.json = options["output"] is Format.JSON
+        invocation.json, invocation.csv = (options["output"].value == form for form in ("json", "csv"))
         invocation.verbose = options["verbose"]
         invocation.quiet = options["quiet"]
         named = {key: _plain(values[name]) for name, key in keys.items()}

@@ -39,7 +39,7 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 
 # The only modules that may import these.
 ONLY_IN = {
-    "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "index", "query", "expression")),
+    "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "index", "query", "expression", "tables")),
     "boto3": ("pipelines/lake/remote/s3.py",),
     "botocore": ("pipelines/lake/remote/s3.py",),
     "flash_attn": ("pipelines/nets/attention.py",),

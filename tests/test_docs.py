@@ -37,7 +37,7 @@ def test_the_reference_of_commands_describes_every_command(site: ModuleType) -> 
     reference = site.commands()
     command = typer.main.get_command(app)
     names = {"amago", *(f"amago {name}" for name in command.commands)}
-    names |= {f"amago lake {name}" for name in command.commands["lake"].commands}
+    names |= {f"amago {group} {name}" for group in ("lake", "runs") for name in command.commands[group].commands}
     assert set(re.findall(r"^## `(.*)`$", reference, re.MULTILINE)) == names
     assert reference.count("-h, --help") == len(names)
 

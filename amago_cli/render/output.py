@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -146,8 +148,29 @@ class JsonOutput:
         }
 
 
+class CsvOutput(TextOutput):
+    """Rows as comma-separated values; anything else as text."""
+
+    def show(self, outcome: Result | Rows | Document) -> None:
+        if not isinstance(outcome, Rows):
+            super().show(outcome)
+            return
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(outcome.columns)
+        for row in outcome.rows:
+            writer.writerow([_csv_cell(plain(value)) for value in row])
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return value if isinstance(value, str | int | float) else dumps(value)
+
+
 def output_of(invocation: Invocation) -> Output:
     """Return the form of results that the call asked for."""
+    if invocation.csv:
+        return CsvOutput(invocation)
     return (JsonOutput if invocation.json else TextOutput)(invocation)
 
 

@@ -23,13 +23,18 @@ def find_runs(places: Sequence[Path | str]) -> list[Path]:
         text = str(place)
         matches = [Path(text)]
         if not Path(text).exists():
-            matches = [Path(match) for match in sorted(glob.glob(text))] if glob.has_magic(text) else []
+            matches = [Path(match) for match in sorted(glob.glob(text))] if is_pattern(text) else []
         if not matches:
             what = "a run is a directory with config.toml, e.g. runs/cartpole"
             raise InputMissing(f"no run at '{text}'", hint=hint(Path(text), is_run, inside="", otherwise=what))
         for match in matches:
             found |= dict.fromkeys(runs_below(match))
     return list(found)
+
+
+def is_pattern(place: str) -> bool:
+    """Return whether `place` is a pattern, and not the name of something that exists."""
+    return glob.has_magic(place) and not Path(place).exists()
 
 
 def runs_below(root: Path, deep: int = _MOST_DEEP) -> Iterator[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import calendar
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,15 +44,22 @@ def running(path: Path) -> tuple[str, LockHolder] | None:
 
 def state_of(path: Path, record: Mapping[str, Any]) -> RunState:
     """Return the state of the run at `path`, whose run.json is `record`."""
+    now, recorded = running(path), recorded_state(record)
+    return recorded if now is None else replace(running_state(*now), started=recorded.started)
+
+
+def running_state(stage: str, process: LockHolder) -> RunState:
+    """Return the state of a run in which `process` runs a stage."""
+    return RunState(status="running", stage=stage, pid=process.pid, host=process.host)
+
+
+def recorded_state(record: Mapping[str, Any]) -> RunState:
+    """Return how the last stage ended, if nothing runs now."""
     stages = record.get("stages")
     entries: dict[str, Mapping[str, Any]] = {"": {}}
     if isinstance(stages, Mapping):
         entries |= {str(name): entry for name, entry in stages.items() if isinstance(entry, Mapping)}
     stage, last = max(entries.items(), key=lambda item: _when(item[1].get("time")) or 0.0)
-    now = running(path)
-    if now is not None:
-        began = _when(entries.get(now[0], {}).get("time"))
-        return RunState(status="running", stage=now[0], pid=now[1].pid, host=now[1].host, started=began)
     status = _OUTCOMES.get(_text(last.get("status")), "interrupted")
     reason = _text(last.get("error")) if status != "finished" else ""
     pid, hardware = last.get("pid"), record.get("hardware")

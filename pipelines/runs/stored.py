@@ -28,16 +28,32 @@ _NOT_SETTINGS = ("about", "expected", "profile", "seed", "size", "env.name")
 class StoredRun:
     """A run as its directory describes it.
 
-    `document` is config.toml, `record` is run.json, both as plain data; `problems` says which files are damaged.
+    `record` is run.json, `progress` is progress.json, as plain data.
     """
 
     path: Path
     name: str
     state: RunState
-    document: Mapping[str, Any] = field(repr=False)
     record: Mapping[str, Any] = field(repr=False)
     progress: Mapping[str, Any] = field(repr=False)
-    problems: tuple[str, ...] = ()
+    damaged_records: tuple[str, ...] = ()
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The settings as nested tables (config.toml); empty if it is damaged."""
+        return self._config[0]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Which of the settings and records are damaged."""
+        return (*self._config[1], *self.damaged_records)
+
+    @cached_property
+    def _config(self) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        try:
+            return read_toml(self.path / "config.toml"), ()
+        except AmagoError as error:
+            return {}, (error.message,)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -64,12 +80,14 @@ class StoredRun:
 
     @property
     def env(self) -> str:
-        value = self.settings.get("env.name")
+        value = self.record.get("env")
+        value = value if isinstance(value, str) else self.settings.get("env.name")
         return value if isinstance(value, str) else ""
 
     @property
     def seed(self) -> int | None:
-        value = self.settings.get("seed")
+        value = self.record.get("seed")
+        value = value if isinstance(value, int) else self.settings.get("seed")
         return value if isinstance(value, int) else None
 
     @cached_property
@@ -132,21 +150,15 @@ def read_run(path: Path | str) -> StoredRun:
     """Read the run at `path`. InputMissing if there is none; damaged files of a run are reported in `problems`."""
     directory = RunDirectory.open(path)
     problems: list[str] = []
-    try:
-        document = read_toml(directory.config_path)
-    except AmagoError as error:
-        document = {}
-        problems.append(error.message)
     record = _object(directory.record_path, problems)
     name = record.get("name")
     return StoredRun(
         path=directory.path,
         name=name if isinstance(name, str) and name else directory.path.resolve().name,
         state=state_of(directory.path, record),
-        document=document,
         record=record,
         progress=_object(directory.path / "progress.json", problems),
-        problems=tuple(problems),
+        damaged_records=tuple(problems),
     )
 
 

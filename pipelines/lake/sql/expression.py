@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,19 +100,9 @@ class _Compiled:
 
     def _named(self) -> tuple[str, ...]:
         """Return the columns in the text; all of them if it has a star."""
-        (tree,) = self._connection.execute("select json_serialize_sql(?)", [f"select (\n{self._text}\n)"]).fetchall()[0]
-        names: set[str] = set()
-        waiting = [json.loads(tree)]
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, list):
-                waiting += node
-            elif isinstance(node, dict):
-                if node.get("class") == "STAR":
-                    return tuple(self._columns)
-                names.update(name.lower() for name in node.get("column_names", ()))
-                waiting += node.values()
-        return tuple(name for name in self._columns if name.lower() in names)
+        found = sql.parsed(self._connection, f"select (\n{self._text}\n)")
+        assert found is not None  # it has been checked
+        return tuple(name for name in self._columns if found.stars or name.lower() in found.columns)
 
     def _require_kind(self, predicate: bool) -> None:
         with self._given({name: np.zeros((0, *c.shape), storage_dtype(c)) for name, c in self._columns.items()}):

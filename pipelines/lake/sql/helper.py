@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.config.parent import end_with_parent
 from pipelines.errors import AmagoError, StorageError
-from pipelines.lake.sql import catalog, expression, selection
+from pipelines.lake.sql import catalog, expression, selection, tables
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits, receive, send
 from pipelines.lake.storage import LocalStorage
@@ -27,7 +27,12 @@ _KEPT_BYTES = 256 << 20  # that questions may leave behind
 Tell = Callable[[str, Any], None]
 
 ON_A_LAKE: Mapping[str, Callable[..., Any]] = {"answer": sql.answer, "select": selection.choose}
-ON_STEPS: Mapping[str, Callable[..., Any]] = {"check": expression.check, "evaluate": expression.evaluate}
+ON_VALUES: Mapping[str, Callable[..., Any]] = {
+    "check": expression.check,
+    "evaluate": expression.evaluate,
+    "answer_tables": tables.answer,
+    "matching": tables.matching,
+}
 
 
 def main() -> None:
@@ -56,7 +61,7 @@ def _serve(request: tuple[Any, ...], tell: Tell) -> bool:
         if lake is None:
             with _confined(limits, writes=False):
                 tell("started", None)
-                tell("answer", ON_STEPS[task](**arguments, limits=limits))
+                tell("answer", ON_VALUES[task](**arguments, limits=limits))
         else:
             _answer(Lake.open(lake), task, arguments, limits, tell)
     except LimitReached as error:

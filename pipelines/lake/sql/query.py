@@ -122,6 +122,9 @@ class ParsedQuery:
         """Table functions and where they are, in bytes."""
         self.lists = False
         """Whether it asks for the names of tables."""
+        self.columns: set[str] = set()
+        self.stars = False
+        """Whether it may use other columns than those that it names."""
         waiting: list[Any] = [tree]
         while waiting:
             node = waiting.pop()
@@ -133,6 +136,8 @@ class ParsedQuery:
 
     def _look_at(self, node: Mapping[str, Any]) -> None:
         kind = node.get("type")
+        self.columns.update(name.lower() for key in ("column_names", "using_columns") for name in node.get(key) or ())
+        self.stars |= node.get("class") == "STAR" or kind == "PIVOT" or node.get("ref_type") == "NATURAL"
         if kind == "BASE_TABLE":
             self.tables.add(node["table_name"].lower())
             self.lists |= bool(node["schema_name"]) or node["table_name"].lower().startswith(

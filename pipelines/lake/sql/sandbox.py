@@ -84,7 +84,7 @@ def ask(
     lake: Lake | None = None,
     listener: Listener = silent,
 ) -> Any:
-    """Run a task of `helper.ON_STEPS`, or of `helper.ON_A_LAKE` on the updated index of `lake`.
+    """Run a task of `helper.ON_VALUES`, or of `helper.ON_A_LAKE` on the updated index of `lake`.
 
     The listener receives Waiting meanwhile, and may raise. UsageError for a wrong text, LimitReached for one that met a
     limit; StageFailed if the helper cannot run.

@@ -1,0 +1,49 @@
+"""`amago runs ls`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, Metric, RunsArgument, lister
+from amago_cli.runs import found, ordered
+
+
+@lister
+def ls(
+    common: Common,
+    runs: RunsArgument = None,
+    where: Annotated[
+        str,
+        typer.Option("--where", metavar="SQL", help="Only runs for which this holds, e.g. \"state = 'failed'\"."),
+    ] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="Column to sort by; -COLUMN: the largest first.")
+    ] = "",
+    metric: Metric = "return_mean",
+) -> Any:
+    """List runs: state, progress, scores, and what differs from the recipe.
+
+    `score` is of the newest evaluation, `best` of the best one in the same environment and task split, both with their
+    95% intervals. JSON and CSV have all columns, which --where and --sort can use: run, name, recipe, env, state,
+    stage, pid, host, reason, progress, seconds_left, score, score_low, score_high, best, best_low, best_high,
+    best_update, evaluations, updates, env_steps, seed, changed, started, age (seconds), bytes, problems.
+
+    Example: amago runs ls --where "score >= 0.5" --sort -score
+    """
+    from amago_cli.render.output import Rows
+    from amago_cli.render.progress import reporter
+    from amago_cli.runs import table
+    from pipelines.runs.summary import COLUMNS, summaries
+    from pipelines.runs.tables import matching
+    from pipelines.stages.result import Result
+
+    rows = summaries(found(runs), metric=metric)
+    if where:
+        with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C stops it at once
+            rows = matching(rows, where, listener=show)
+    rows = ordered(rows, sort)
+    if common.invocation.csv:
+        return Rows(columns=tuple(COLUMNS), rows=[[row.get(name) for name in COLUMNS] for row in rows])
+    return Result(command="runs", metrics={"runs": rows}, tables=(table(rows),) if rows else ())

@@ -1,0 +1,43 @@
+"""`amago runs prune`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli.options import Common, DryRun, Metric, RunsArgument, reader
+from amago_cli.quantities import positive
+
+
+@reader
+def prune(
+    common: Common,
+    runs: RunsArgument = None,
+    keep_best: Annotated[
+        int,
+        typer.Option(
+            "--keep-best", metavar="N", parser=positive, help="Runs to keep of each environment, by their last score."
+        ),
+    ] = ...,  # type: ignore[assignment]
+    failed: Annotated[bool, typer.Option("--failed", help="Also remove runs that failed without a score.")] = False,
+    metric: Metric = "return_mean",
+    dry_run: DryRun = False,
+) -> Any:
+    """Remove all runs but the best of each environment.
+
+    Runs that a process works on stay, as do those without a score (except --failed) and those whose lake or policy a
+    remaining run uses.
+
+    Example: amago runs prune runs --keep-best 3 --dry-run
+    """
+    from amago_cli.runs import found, removal
+    from pipelines.runs.removal import dependents, prunable, remove
+    from pipelines.runs.summary import summaries
+
+    chosen = prunable(summaries(found(runs), metric=metric), keep_best=keep_best, failed=failed)
+    kept: dict[Any, list[str]] = {}
+    while more := {path: reasons for path, reasons in dependents(chosen).items() if path not in kept}:
+        kept |= more
+        chosen = [path for path in chosen if path not in kept]
+    return removal("runs prune", remove(chosen, dry_run=dry_run), dry_run=dry_run, kept=kept)

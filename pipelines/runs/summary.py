@@ -1,0 +1,185 @@
+"""Runs as rows: one per run, for a table, for SQL, for a script. A thousand runs take less than a second."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.files.user_cache import cache_home
+from pipelines.runs import progress
+from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best, read_evaluations
+from pipelines.runs.state import running, running_state
+from pipelines.runs.stored import StoredRun, read_run
+
+COLUMNS: Mapping[str, str] = {
+    **dict.fromkeys(("run", "name", "recipe", "env", "state", "stage", "host", "reason", "changed"), "text"),
+    **dict.fromkeys(("pid", "updates", "env_steps", "seed", "evaluations", "best_update", "bytes"), "count"),
+    **dict.fromkeys(("progress", "seconds_left", "age", "started"), "number"),
+    **dict.fromkeys(("score", "score_low", "score_high", "best", "best_low", "best_high"), "number"),
+    "problems": "text",
+}
+"""Columns of a row and their types: "text", "count" or "number"."""
+
+Row = dict[str, Any]
+_WATCHED = (
+    *("config.toml", "run.json", "metrics.jsonl", progress.NAME, "chain.json"),
+    *("evaluations", "checkpoints", "export", "lake", "lake/segments", "lake/tmp", "lake/wal"),
+)
+_MOST_CACHED = 50_000
+
+
+def summaries(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> list[Row]:
+    """Return a row for each run: the columns of `COLUMNS`.
+
+    `score` is of the newest evaluation that has the metric, `best` of the best in the same environment and split. What
+    a run that has not changed is like is taken from a cache of this user.
+    """
+    with _cache() as cache:
+        return [_row(path, metric, cache) for path in paths]
+
+
+def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
+    """Return the row of one run, without its age."""
+    evaluations, damaged = read_evaluations(run.path / "evaluations")
+    found = last_and_best(evaluations, metric)
+    state = asdict(run.state)
+    return {
+        "run": str(run.path),
+        "name": run.name,
+        "recipe": run.recipe,
+        "env": run.env,
+        "state": state.pop("status"),
+        **{key: state[key] for key in ("stage", "pid", "host", "reason", "started")},
+        "progress": run.share,
+        "seconds_left": run.seconds_left,
+        **_scores("score", found and found[0], metric),
+        **_scores("best", found and found[1], metric),
+        "best_update": found[1].update if found else None,
+        "evaluations": len(evaluations),
+        "env_steps": run.env_steps,
+        "updates": run.updates,
+        "seed": run.seed,
+        "changed": ", ".join(f"{key}={shown(after)}" for key, (_, after) in run.changed.items()),
+        "bytes": disk_bytes(run.path),
+        "problems": "; ".join((*run.problems, *damaged)),
+    }
+
+
+def shown(value: Any) -> str:
+    """Write a setting's value as short as TOML does, without quotes around plain words."""
+    if value is None:
+        return "(unset)"
+    if isinstance(value, str):
+        return value if value and not set(value) & set(" ,='\"") else json.dumps(value)
+    return json.dumps(value, default=str)
+
+
+def disk_bytes(path: Path) -> int:
+    """Return the space that a directory takes, without what links point to."""
+    total, waiting = 0, [str(path)]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def _scores(name: str, evaluation: Evaluation | None, metric: str) -> Row:
+    score = evaluation.score(metric) if evaluation is not None else None
+    low, high = (score.low, score.high) if score is not None else (None, None)
+    return {name: score.value if score is not None else None, f"{name}_low": low, f"{name}_high": high}
+
+
+def _row(path: Path, metric: str, cache: _Cache) -> Row:
+    mark, changed_at = _watched(path)
+    now = running(path)
+    row = cache.get(f"{path.absolute()}\n{metric}", mark, lambda: summary(read_run(path), metric=metric))
+    row |= {"run": str(path), "age": max(time.time() - changed_at, 0.0)}
+    if now is None:
+        return row
+    state = running_state(*now)
+    live = read_run(path)
+    row |= {"state": "running", "stage": state.stage, "pid": state.pid, "host": state.host, "reason": ""}
+    return row | {"progress": live.share, "seconds_left": live.seconds_left}
+
+
+def _watched(path: Path) -> tuple[str, float]:
+    """Return what changes with the run, and when it last changed."""
+    marks, newest = [], 0.0
+    for name in _WATCHED:
+        try:
+            status = os.stat(path / name)
+        except OSError:
+            marks.append("-")
+            continue
+        newest = max(newest, status.st_mtime)
+        marks.append(f"{status.st_mtime_ns}.{status.st_size}.{status.st_ino}")
+    return " ".join(marks), newest
+
+
+class _Cache:
+    """Rows by key, each with the mark of what it was made from; None: no cache."""
+
+    def __init__(self, connection: sqlite3.Connection | None) -> None:
+        self._connection = connection
+        self._known: dict[str, tuple[str, str]] = {}
+        self._new: list[tuple[str, str, str]] = []
+        if connection is not None:
+            connection.execute("create table if not exists rows (key text primary key, mark text, row text)")
+            found = connection.execute("select key, mark, row from rows")
+            self._known = {key: (mark, row) for key, mark, row in found}
+
+    def get(self, key: str, mark: str, make: Callable[[], Row]) -> Row:
+        known = self._known.get(key)
+        if known is not None and known[0] == mark:
+            with contextlib.suppress(ValueError):
+                row = json.loads(known[1])
+                if isinstance(row, dict) and row.keys() >= COLUMNS.keys() - {"age"}:
+                    return row
+        row = make()
+        if row["state"] != "running":
+            self._new.append((key, mark, json.dumps(row)))
+        return row
+
+    def store(self) -> None:
+        if self._connection is None or not self._new:
+            return
+        with self._connection:
+            if len(self._known) + len(self._new) > _MOST_CACHED:
+                self._connection.execute("delete from rows")
+            self._connection.executemany("insert or replace into rows values (?, ?, ?)", self._new)
+
+
+@contextlib.contextmanager
+def _cache() -> Iterator[_Cache]:
+    """Open the cache; one that cannot be used is done without, one that is damaged is removed."""
+    path = cache_home() / "runs-1.sqlite"
+    cache, connection = _Cache(None), None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=0.5)
+        cache = _Cache(connection)
+    except sqlite3.OperationalError:  # locked, or not writable
+        pass
+    except sqlite3.DatabaseError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    except OSError:
+        pass
+    try:
+        yield cache
+        with contextlib.suppress(sqlite3.Error):
+            cache.store()
+    finally:
+        if connection is not None:
+            connection.close()

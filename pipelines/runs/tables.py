@@ -1,0 +1,85 @@
+"""Many runs as SQL tables: `runs`, `settings`, `evaluations` and `metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.events import Listener, silent
+from pipelines.lake.sql import row_tables
+from pipelines.lake.sql.row_tables import LogTable, RowTable, Tables
+from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.runs.evaluations import DEFAULT_METRIC, number
+from pipelines.runs.metrics import read_metrics
+from pipelines.runs.stored import StoredRun, read_run
+from pipelines.runs.summary import COLUMNS, Row, shown, summaries
+
+_NAMES_FROM = 20  # lines of each log
+_EVALUATIONS = {
+    **dict.fromkeys(("run", "series", "env", "split", "label"), "text"),
+    "update": "count",
+    **dict.fromkeys(("env_steps", "seconds", "time", "return_mean", "return_low", "return_high"), "number"),
+}
+
+
+def query(
+    paths: Sequence[Path],
+    text: str,
+    *,
+    metric: str = DEFAULT_METRIC,
+    limits: QueryLimits | None = None,
+    listener: Listener = silent,
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return the column names and rows of one SELECT over the tables of `tables`. UsageError for anything else."""
+    return row_tables.query(tables(paths, metric=metric), text, limits=limits, listener=listener)
+
+
+def matching(rows: Sequence[Row], where: str, *, listener: Listener = silent) -> list[Row]:
+    """Return the rows of runs for which a user's SQL expression holds. UsageError for anything but one expression."""
+    table = RowTable(columns=COLUMNS, rows=rows)
+    return [rows[place] for place in row_tables.matching("runs", table, where, listener=listener)]
+
+
+def tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:
+    """Return the tables.
+
+    runs: the columns of `summary.COLUMNS`. settings: `run`, `key`, `value` (as text). evaluations: a row for each, with
+    every score and its interval (`return_mean`, `return_low`, `return_high`). metrics: every line of the logs.
+    """
+    runs = [read_run(path) for path in paths]
+    names = dict.fromkeys(name for path in paths for name in _metric_names(path))
+    return {
+        "runs": RowTable(columns=COLUMNS, rows=summaries(paths, metric=metric)),
+        "settings": RowTable(
+            columns=dict.fromkeys(("run", "key", "value"), "text"), rows=[row for run in runs for row in _settings(run)]
+        ),
+        "evaluations": RowTable(columns=_EVALUATIONS, rows=[row for run in runs for row in _evaluations(run)]),
+        "metrics": LogTable(
+            files=[(str(path), str((path / "metrics.jsonl").absolute())) for path in paths], columns=tuple(names)
+        ),
+    }
+
+
+def _metric_names(path: Path) -> Iterator[str]:
+    for stage in ("train", "evaluate"):
+        yield from read_metrics(path / "metrics.jsonl", stage=stage, points=_NAMES_FROM).columns
+
+
+def _settings(run: StoredRun) -> Iterator[Row]:
+    for key, value in run.settings.items():
+        yield {"run": str(run.path), "key": key, "value": value if isinstance(value, str) else shown(value)}
+
+
+def _evaluations(run: StoredRun) -> Iterator[Row]:
+    for each in run.evaluations:
+        row: Row = {"run": str(run.path), "series": each.series, "env": each.env, "split": each.split}
+        row |= {"label": each.label, "update": each.update, "time": each.time}
+        row |= {"env_steps": each.env_steps, "seconds": each.seconds}
+        for name, value in each.metrics.items():
+            if number(value) is not None and name not in row:
+                row[name] = number(value)
+            elif name.endswith("_ci95") and isinstance(value, list) and len(value) == 2:
+                stem = name.removesuffix("_ci95")
+                row |= {f"{stem}_low": number(value[0]), f"{stem}_high": number(value[1])}
+        yield row
