@@ -90,8 +90,9 @@ def _lines(files: Sequence[tuple[str, str]], names: Sequence[str], limits: Query
         shown = ", ".join(f"read_ndjson.{_identifier(name)}" for name, _ in wanted)
         with sql.within(connection, limits):
             return connection.execute(
-                f"select runs.run, {shown} from read_ndjson(?, columns={{{columns}}}, ignore_errors=true, filename=true,"
-                f' maximum_object_size={_LONGEST_LINE}) join runs on filename = runs.path where "update" is not null',
+                f"select runs.run, {shown} from read_ndjson(?, columns={{{columns}}}, ignore_errors=true,"
+                f" filename=true, maximum_object_size={_LONGEST_LINE})"
+                ' join runs on filename = runs.path where "update" is not null',
                 [list(regular)],
             ).to_arrow_table()
 
