@@ -20,6 +20,7 @@ from amago_cli.commands import (
     export,
     init,
     relabel,
+    report,
     run,
     settings,
     train,
@@ -82,7 +83,8 @@ def amago(
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Inspect", (watch.watch, envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
+    ("Inspect", (report.report, watch.watch, envs.envs, examples.examples, settings.settings)),
+    ("Inspect", (doctor.doctor, completion.completion)),
 )
 for _panel, _functions in _COMMANDS:
     for _function in _functions:

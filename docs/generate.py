@@ -1,4 +1,5 @@
-"""Write the catalogue of environments into README.md and docs/environments.md: `python docs/generate.py`.
+"""Write the catalogue of environments into README.md and docs/environments.md, and what metrics mean into
+docs/learning.md: `python docs/generate.py`.
 
 In each page it replaces the lines between `<!-- NAME -->` and `<!-- end of NAME -->`; the rest is written by hand.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.envs.suites.catalogue import ENTRIES, suites
+from pipelines.report.meanings import meanings
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELDS = {
@@ -28,8 +30,14 @@ FIELDS = {
 
 def pages() -> dict[Path, str]:
     """Return the pages that have generated parts, as they should be."""
-    parts = {"environments by extra": by_extra, "list of environments": listing, "environments": sections}
-    return {page: _filled(page.read_text(), parts) for page in (ROOT / "README.md", ROOT / "docs/environments.md")}
+    parts = {
+        "environments by extra": by_extra,
+        "list of environments": listing,
+        "environments": sections,
+        "metrics": metrics,
+    }
+    names = ("README.md", "docs/environments.md", "docs/learning.md")
+    return {ROOT / name: _filled((ROOT / name).read_text(), parts) for name in names}
 
 
 def _filled(text: str, parts: dict[str, Callable[[], Iterator[str]]]) -> str:
@@ -58,6 +66,14 @@ def listing() -> Iterator[str]:
         names = ", ".join(f"`{own['name']}`" for own in suite["environment"])
         extra = f"`{suite['extra']}`" if "extra" in suite else ""
         yield f"| [{suite['title']}](#{_anchor(suite['title'])}) | {names} | {extra} |"
+
+
+def metrics() -> Iterator[str]:
+    """Yield a table of the metrics of training."""
+    yield "| metric | meaning |"
+    yield "|---|---|"
+    for entry in meanings():
+        yield f"| {', '.join(f'`{name}`' for name in entry.names)} | {entry.meaning} |"
 
 
 def sections() -> Iterator[str]:

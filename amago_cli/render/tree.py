@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from amago_cli.render import escaping
 
-
-@dataclass(frozen=True)
-class Node:
-    """A line with its children."""
-
-    text: str
-    children: Sequence[Node] = ()
+if TYPE_CHECKING:
+    from pipelines.report.lineage_tree import Node
 
 
 def draw(node: Node, *, unicode: bool = True) -> str:

@@ -15,6 +15,15 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-se
 _MARKED = 16  # points of a line that are marked, at most
 # 20k, 0 and 0.4 rather than 0k and 400m.
 _NUMBERS = {"labelExpr": "abs(datum.value) < 1 ? format(datum.value, '.4~r') : format(datum.value, '~s')"}
+# A wheel alone scrolls the page; a drag moves the chart, except that of a finger.
+_ZOOM = {
+    "type": "interval",
+    "translate": "[pointerdown[event.pointerType === 'mouse'], window:pointerup] > window:pointermove!",
+    "zoom": "wheel![event.ctrlKey || event.metaKey || event.shiftKey]",
+}
+_PADDED = {"zero": False, "nice": False, "padding": 5}
+# A text without a format is looked up in the wrong place where the nearest point is shown (Vega-Lite 6.4).
+_CUT = {"formatType": "truncate", "format": "120"}
 _DOTTED, _DASHED = [2, 3], [7, 4]
 
 
@@ -40,6 +49,7 @@ class Theme:
         }
         return {
             "background": None,
+            "customFormatTypes": True,
             "font": _FONT,
             "view": {"stroke": None},
             "axis": {**axis, "ticks": False, "labelPadding": 6, "labelOverlap": True},
@@ -138,38 +148,79 @@ class Lines:
         return (min(places), max(places)) if places else (0.0, 1.0)
 
     def spec(self, theme: Theme, *, width: int | str = 520, height: int = 300) -> dict[str, Any]:
-        """Return the specification without data, for a table named `rows`."""
+        """Return the specification of a picture, without its data."""
         low, high = self._span()
         room = 0.15 if self.whole else 0.0
-        x: dict[str, Any] = {"field": "x", "type": "quantitative", "title": self.x_title}
+        x = self._x(int(low), int(high))
         x["scale"] = {"domain": [low - room, high + room], "nice": False} if high > low else {"zero": False}
-        x["axis"] = {"values": ticks(int(low), int(high)), "format": "d"} if self.whole else dict(_NUMBERS, tickCount=7)
-        y: dict[str, Any] = {
-            "field": "y",
-            "type": "quantitative",
-            "title": self.y_title,
-            "axis": dict(_NUMBERS, tickCount=5),
-        }
-        if self.share:
-            y["scale"], y["axis"] = {"domain": [-0.02, 1.02]}, {"values": [0, 0.25, 0.5, 0.75, 1], "format": ".0%"}
-        else:
-            y["scale"] = {"zero": False}
-        return {"width": width, "height": height, "encoding": {"x": x}, "layer": list(self._layers(theme, y))}
-
-    def _layers(self, theme: Theme, y: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         own, references = [each.name for each in self.own], [each.name for each in self.references]
         colors = [theme.lines[place % len(theme.lines)] for place in range(len(own))] + [theme.soft] * len(references)
-        dashes = [[1, 0]] * len(own) + [_DOTTED if name.startswith("random") else _DASHED for name in references]
-        names = own + references
-        legend: dict[str, Any] | None = {} if self.legend else None
-        color = {"field": "series", "scale": {"domain": names, "range": colors}, "legend": legend}
-        dash = {"field": "series", "scale": {"domain": names, "range": dashes}, "legend": legend}
+        color = {"field": "series", "type": "nominal", "scale": {"domain": own + references, "range": colors}}
+        layers = list(self._layers(color, {} if self.legend else None))
+        return {"width": width, "height": height, "encoding": {"x": x}, "layer": layers}
+
+    def interactive_spec(self, *, height: int = 260, tick_count: int = 7) -> dict[str, Any]:
+        """Return the specification for a page, where a script adds data and colours: hover, zoom, and no legend."""
+        low, high = self._span()
+        x = self._x(int(low), int(high)) if self.whole else self._x(0, 0, tick_count)
+        x["scale"] = {"domain": [low - 0.15, high + 0.15]} if self.whole and high > low else _PADDED
+        hover = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
+        is_near = {"condition": {"param": "hover", "value": 1, "empty": False}, "value": 0}
+        number = ".1%" if self.share else ".5~g"
+        tooltip: list[dict[str, Any]] = [
+            {"field": "series", "type": "nominal", "title": "line", **_CUT},
+            {"field": "x", "title": self.x_title, "type": "quantitative", "format": ",~r"},
+            {"field": "y", "title": self.y_title or "value", "type": "quantitative", "format": number},
+        ]
         if any(each.low is not None for each in self.series):
-            band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color}
+            bounds = (("low", "95% from"), ("high", "95% to"))
+            tooltip += [{"field": f, "title": t, "type": "quantitative", "format": number} for f, t in bounds]
+        color = {"field": "series", "type": "nominal"}
+        layers = list(self._layers(color, None))
+        for layer in layers:
+            layer["mark"] |= {"clip": True}
+        layers[-1]["params"] = [{"name": "zoom", "select": _ZOOM, "bind": "scales"}]
+        layers.append(
+            {
+                "params": [{"name": "hover", "select": hover}],
+                "mark": {"type": "point", "filled": True, "size": 70, "clip": True},
+                "encoding": {
+                    "y": self._y(),
+                    "color": {**color, "legend": None},
+                    "opacity": is_near,
+                    "tooltip": tooltip,
+                },
+            }
+        )
+        return {"width": "container", "height": height, "encoding": {"x": x}, "layer": layers}
+
+    def _x(self, low: int, high: int, tick_count: int = 7) -> dict[str, Any]:
+        axis = {"values": ticks(low, high), "format": "d"} if self.whole else dict(_NUMBERS, tickCount=tick_count)
+        return {"field": "x", "type": "quantitative", "title": self.x_title, "axis": axis}
+
+    def _y(self) -> dict[str, Any]:
+        y = {"field": "y", "type": "quantitative", "title": self.y_title or None}
+        if self.share:
+            axis = {"values": [0, 0.25, 0.5, 0.75, 1], "format": ".0%"}
+            return {**y, "scale": {"domain": [-0.02, 1.02]}, "axis": axis}
+        return {**y, "scale": {"zero": False}, "axis": dict(_NUMBERS, tickCount=5)}
+
+    def _layers(self, color: Mapping[str, Any], legend: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+        """Yield bands, references and the series' own lines."""
+        own, references, y = [each.name for each in self.own], [each.name for each in self.references], self._y()
+        dashes = [[1, 0]] * len(own) + [_DOTTED if is_random(name) else _DASHED for name in references]
+        dash = {
+            "field": "series",
+            "type": "nominal",
+            "scale": {"domain": own + references, "range": dashes},
+            "legend": legend,
+        }
+        color = {**color, "legend": legend}
+        if any(each.low is not None for each in self.series):
             yield {
                 "transform": [{"filter": "isValid(datum.low)"}],
                 "mark": {"type": "area", "opacity": 0.16, "strokeWidth": 0},
-                "encoding": band,
+                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
             }
         if references:
             yield {
@@ -183,6 +234,34 @@ class Lines:
             "mark": {"type": "line", "point": {"size": 36, "filled": True} if 0 < most <= _MARKED else False},
             "encoding": {"y": y, "color": color, "strokeDash": dash},
         }
+
+
+def is_random(name: str) -> bool:
+    """Return whether a reference is drawn dotted, as random play, rather than dashed."""
+    return name.startswith("random")
+
+
+def bars(*, value: str, height: int = 180, stacked: bool = False) -> dict[str, Any]:
+    """Return the specification of horizontal bars of rows with `name` and `value`; stacked: and `part`."""
+    x = {"field": "value", "type": "quantitative", "title": value, "axis": dict(_NUMBERS, tickCount=6)}
+    y = {"field": "name", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170, "domain": False}}
+    shown = {"field": "value", "type": "quantitative", "title": value, "format": ",.4~r"}
+    tooltip = [{"field": "name", "title": "name"}, *([{"field": "part"}] if stacked else []), shown]
+    return {"width": "container", "height": height, "mark": "bar", "encoding": {"x": x, "y": y, "tooltip": tooltip}}
+
+
+def histogram(*, value: str, height: int = 180) -> dict[str, Any]:
+    """Return the specification of a histogram of rows with `low`, `high` and `count`."""
+    x = {"field": "low", "type": "quantitative", "bin": {"binned": True}, "title": value, "axis": dict(_NUMBERS)}
+    x["scale"] = {"zero": False, "nice": False}
+    y = {"field": "count", "type": "quantitative", "title": "trajectories", "axis": dict(_NUMBERS, tickCount=4)}
+    tooltip = [
+        {"field": "low", "title": "from", "type": "quantitative", "format": ",.4~r"},
+        {"field": "high", "title": "to", "type": "quantitative", "format": ",.4~r"},
+        {"field": "count", "title": "trajectories", "type": "quantitative", "format": ","},
+    ]
+    encoding = {"x": x, "x2": {"field": "high"}, "y": y, "tooltip": tooltip}
+    return {"width": "container", "height": height, "mark": "bar", "encoding": encoding}
 
 
 def _rows(series: Series, span: tuple[float, float]) -> Iterator[dict[str, Any]]:

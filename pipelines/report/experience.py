@@ -1,0 +1,141 @@
+"""The lake of a run: its tasks, returns and lengths of its episodes, and the age of the policies that acted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipelines.events import Listener, silent
+from pipelines.lake.sql.describing import describe
+from pipelines.lake.store import Lake
+from pipelines.report.charts import histogram
+from pipelines.report.markup import Markup, element, facts, folded, joined, table
+from pipelines.report.page import Charts, Curve
+from pipelines.report.shown import ShownRun, text
+
+_BINS = 30
+_MOST_TASKS = 20
+_MOST_VERSIONS = 300
+_ORIGINAL = "base_uid is null"
+# Of more versions than _MOST_VERSIONS, neighbours share a point.
+_BY_VERSION = f"""
+with acted as (
+    select policy_version as v, "return" as r, success, length,
+           greatest(1, ceil((max(policy_version) over () - min(policy_version) over ()) / {_MOST_VERSIONS})) as w
+    from trajectories where {_ORIGINAL} and policy_version >= 0
+)
+select max(v) as version, avg(r) as r, avg(success::int) as success, avg(length) as length, count(*) as count
+from acted group by floor(v / w) order by 1
+"""
+_HISTOGRAM = f"""
+with found as (select {{column}}::double as x from trajectories where {_ORIGINAL} and isfinite({{column}}::double)),
+range as (select min(x) as low, max(x) as high from found)
+select low, high, least(floor((x - low) / nullif(high - low, 0) * {_BINS}), {_BINS - 1})::int as bin, count(*) as count
+from found, range group by all order by bin
+"""
+
+
+def lake_of(run: ShownRun) -> Lake | None:
+    """Return the run's own lake, else the first one that it was trained on, if it is there."""
+    recorded = run.stored.record.get("lakes")
+    entries = recorded if isinstance(recorded, list) else []
+    places = [entry.get("lake") for entry in entries if isinstance(entry, Mapping)]
+    for place in (run.stored.path / "lake", *places):
+        if isinstance(place, str) and "://" in place:  # a report opens nothing on the network that a file names
+            continue
+        if place is not None and (lake := Lake.find(place)) is not None:
+            return lake
+    return None
+
+
+def collected(run: ShownRun, lake: Lake, charts: Charts) -> Iterator[Markup]:
+    """Yield what the episodes in the lake returned, by the version of the policy that acted."""
+    rows = list(lake.sql(_BY_VERSION))
+    if len(rows) < 2:
+        return
+    along = run.along_of([float(row["version"]) for row in rows])
+    counts = [float(row["count"]) for row in rows]
+    for key, name, share in (("success", "Success", True), ("r", "Return", False)):
+        if all(row[key] is None for row in rows):
+            continue
+        values = [float("nan") if row[key] is None else float(row[key]) for row in rows]
+        curve = Curve(name=f"{name.lower()} while collecting", values=values, along=along, run=run.number)
+        about = f"Mean of {sum(counts) / len(counts):,.0f} episodes at a time, exploration included, by who acted."
+        yield charts.lines(f"{name} while collecting", [curve], y=name.lower(), about=about, share=share)
+        return
+
+
+def section(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
+    """Describe a lake."""
+    found = describe(lake, listener=listener)
+    size = found["bytes"]
+    known = facts(
+        [
+            ("lake", lake.name),
+            ("trajectories", f"{found['trajectories']:,}"),
+            ("relabelled copies among them", f"{found['overlays']:,}" if found["overlays"] else None),
+            ("environment steps", f"{found['steps']:,}"),
+            ("tasks", f"{found['task_count']:,}"),
+            ("size", f"{size / 2**20:,.1f} MiB in {found['segments']:,} segments"),
+            ("expired trajectories", f"{found['expired_trajectories']:,}" if found["expired_trajectories"] else None),
+        ]
+    )
+    shown = [
+        _histogram(lake, charts, "Returns", '"return"', "return"),
+        _histogram(lake, charts, "Lengths", "length", "steps"),
+        _histogram(lake, charts, "Policy versions", "policy_version", "update at which the policy acted"),
+    ]
+    tables = [_tasks(found), _policies(found), _collectors(found)]
+    return joined(known, element("div", *shown, class_="grid small"), *tables)
+
+
+def _histogram(lake: Lake, charts: Charts, title: str, column: str, value: str) -> Markup | None:
+    rows = list(lake.sql(_HISTOGRAM.format(column=column)))
+    if not rows or rows[0]["bin"] is None:  # all are equal
+        return None
+    low, high = float(rows[0]["low"]), float(rows[0]["high"])
+    width = (high - low) / _BINS
+    counts = {row["bin"]: row["count"] for row in rows}
+    found = [
+        {"low": low + place * width, "high": low + (place + 1) * width, "count": counts.get(place, 0)}
+        for place in range(_BINS)
+    ]
+    columns = {"low": "from", "high": "to", "count": "trajectories"}
+    return charts.rows(title, histogram(value=value, height=150), found, columns)
+
+
+def _tasks(found: Mapping[str, Any]) -> Markup:
+    names = ("env", "task", "trajectories", "steps", "length_mean", "return_mean", "success_mean")
+    rows = [[_cell(row[name]) for name in names] for row in found["tasks"][:_MOST_TASKS]]
+    titles = ["environment", "task", "trajectories", "steps", "mean length", "mean return", "success"]
+    most = f", the {_MOST_TASKS} with the most trajectories" if found["task_count"] > _MOST_TASKS else ""
+    return folded(f"Tasks ({found['task_count']:,})", table(titles, rows, caption=f"Tasks{most}"))
+
+
+def _policies(found: Mapping[str, Any]) -> Markup | None:
+    names = ("policy_id", "trajectories", "versions", "oldest_version", "newest_version", "newest_checkpoint", "lag")
+    rows = [[_cell(row[name]) for name in names] for row in found["policies"]]
+    titles = ["policy", "trajectories", "versions", "oldest", "newest", "newest checkpoint", "updates behind"]
+    caption = "Policies that acted, and how far the newest of each is behind its run's newest checkpoint"
+    return folded("Policies and staleness", table(titles, rows, caption=caption)) if rows else None
+
+
+def _collectors(found: Mapping[str, Any]) -> Markup | None:
+    names = ("collector", "trajectories", "steps", "run", "host")
+    rows = [[_cell(row[name]) for name in names] for row in found["collectors"]]
+    return folded("Collectors", table(list(names), rows, caption="Collectors")) if rows else None
+
+
+def compared(lakes: Sequence[tuple[ShownRun, Lake]], listener: Listener = silent) -> Markup | None:
+    """Return a table of the lakes of several runs."""
+    rows = []
+    for run, lake in lakes:
+        found = describe(lake, listener=listener)
+        size = f"{found['bytes'] / 2**20:,.1f} MiB"
+        rows.append([run.label, lake.name, found["trajectories"], found["steps"], found["task_count"], size])
+    titles = ["run", "lake", "trajectories", "environment steps", "tasks", "size"]
+    return table(titles, rows, caption="The runs' lakes") if rows else None
+
+
+def _cell(value: Any) -> Any:
+    return text(value, 120) if isinstance(value, str) else value

@@ -1,0 +1,230 @@
+"""The page about one run, or about several beside each other."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import AmagoError, masked
+from pipelines.events import Listener, duration, silent
+from pipelines.files.atomic import write_atomically
+from pipelines.files.malformed import UNREADABLE
+from pipelines.report import episodes, experience, provenance, scores, training
+from pipelines.report.lineage_tree import tree
+from pipelines.report.markup import Child, Markup, element, joined, table
+from pipelines.report.page import Charts, Page
+from pipelines.report.scores import interval
+from pipelines.report.shown import ShownRun, axes_of, shown_runs, text
+from pipelines.runs.evaluations import DEFAULT_METRIC, last_and_best
+from pipelines.runs.stored import StoredRun
+
+_POINTS = 10_000  # of one metric, of all runs together
+_MOST_POINTS = 600  # of one run
+_LEAST_POINTS = 60
+_MOST_LAKES = 20
+_UNSHOWN: tuple[type[Exception], ...] = (AmagoError, *UNREADABLE)
+
+Sections = Iterator[tuple[str, str, Markup]]
+
+
+def write_report(
+    to: Path, stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = True, listener: Listener = silent
+) -> Path:
+    """Write the page about `stored` to the file `to`.
+
+    `sample`: number of episodes that are shown with the agent's values, for one run. `lakes`: whether lakes and lineage
+    are read. What cannot be read is named in place of its section.
+    """
+    page = make_page(stored, sample=sample, lakes=lakes, listener=listener)
+    write_atomically(to, page.html())
+    return to
+
+
+def make_page(stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = True, listener: Listener = silent) -> Page:
+    """Return the page that `write_report` writes."""
+    points = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS // len(stored)))
+    runs, charts = shown_runs(stored, points=points), Charts()
+    several = len(runs) > 1
+    title = f"{len(runs)} runs" if several else runs[0].label
+    return Page(
+        title=f"{title} - amago report",
+        head=_compared(runs) if several else _summary(runs[0]),
+        sections=[part for part in _sections(runs, charts, sample, lakes, listener) if part[2]],
+        charts=charts,
+        axes=axes_of(runs),
+        runs=[(run.label, run.number) for run in runs],
+        foot=f"Written by amago on {time.strftime('%Y-%m-%d %H:%M:%S %Z')}.",
+    )
+
+
+def _sections(runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool, listener: Listener) -> Sections:
+    one = runs[0] if len(runs) == 1 else None
+    found = []
+    for run in runs[:_MOST_LAKES] if lakes else ():
+        if (lake := _try(functools.partial(experience.lake_of, run))) is not None:
+            found.append((run, lake))
+
+    def collected() -> list[Markup]:
+        return list(experience.collected(one, found[0][1], charts)) if one and found else []
+
+    def described() -> Markup | None:
+        if one:
+            return experience.section(found[0][1], charts, listener) if found else None
+        return experience.compared(found, listener)
+
+    parts: list[tuple[str, str, Callable[[], Markup | None]]] = [
+        ("scores", "Scores", lambda: scores.section(runs, charts, _try(collected) or [])),
+        ("time", "Speed and time", lambda: training.speed(runs, charts)),
+        ("metrics", "Metrics of training", lambda: training.metrics(runs, charts)),
+    ]
+    if one and found and sample:
+        parts.append(("episodes", "Episodes", lambda: _episodes(one, found[0][1], charts, sample, listener)))
+    if found:
+        parts.append(("lake", "Lake" if one else "Lakes", described))
+    parts.append(("settings", "Settings", lambda: provenance.settings(runs)))
+    if one and lakes:
+        parts.append(("lineage", "Lineage", lambda: _lineage(one, listener)))
+    parts += [
+        ("machine", "Hardware and versions", lambda: provenance.machine(runs)),
+        ("repeat", "Repeat it", lambda: joined(*(_repeated(run, len(runs) > 1) for run in runs))),
+    ]
+    for id, title, make in parts:
+        try:
+            contents = make()
+        except _UNSHOWN as error:
+            contents = element("p", f"This part cannot be shown: {_reason(error)}", class_="warning")
+        if contents:
+            yield id, title, contents
+
+
+def _try(read: Callable[[], Any]) -> Any:
+    """Return what `read` returns; None where that is impossible: the section that needs it says why, or is left out."""
+    try:
+        return read()
+    except _UNSHOWN:
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    said = error.message if isinstance(error, AmagoError) else f"{type(error).__name__}: {error}"
+    return masked(text(said))
+
+
+def _episodes(run: ShownRun, lake: Any, charts: Charts, count: int, listener: Listener) -> Markup:
+    critic, note = None, ""
+    if (run.stored.path / "checkpoints").is_dir():
+        from pipelines.evaluation.values import Values
+
+        try:
+            critic = Values(str(run.stored.path))
+        except _UNSHOWN as error:
+            note = f"Without the agent's values: {_reason(error)}"
+    shown = episodes.section(lake, charts, count=count, critic=critic, note=note, listener=listener)
+    about = "Episodes of the newest policy in the lake, chosen by chance."
+    if critic is not None:
+        about += f" Values are those of checkpoint {critic.update:,}, in reward units, for the acting discount."
+    return joined(element("p", about), shown)
+
+
+def _lineage(run: ShownRun, listener: Listener) -> Markup | None:
+    from pipelines.lake import lineage
+
+    if not (run.stored.path / "checkpoints").is_dir():
+        return None
+    root = tree(lineage.trace(run.stored.path, listener=listener))
+    about = "The newest checkpoint, the lakes it was trained on, who collected them, and which checkpoints acted."
+    return joined(element("p", about), provenance.lineage(root))
+
+
+def _repeated(run: ShownRun, several: bool) -> Markup:
+    return joined(element("h3", run.label) if several else None, provenance.repeat(run))
+
+
+def _summary(run: ShownRun) -> Markup:
+    """Return the name of a run, its state, and its figures as tiles."""
+    stored, state = run.stored, run.stored.state
+    about = [
+        f"recipe {text(stored.recipe, 80)}" if stored.recipe else "",
+        text(stored.env, 80),
+        f"seed {stored.seed}" if stored.seed is not None else "",
+        _when(state.started, "begun"),
+        text(str(stored.path), 200),
+    ]
+    problems = [*stored.problems, *stored.damaged_evaluations]
+    return joined(
+        element("h1", run.label, " ", element("span", state.status, class_=f"state {state.status}")),
+        element("p", " \N{MIDDLE DOT} ".join(part for part in about if part), class_="about"),
+        element("p", f"{state.status.capitalize()}: {text(state.reason)}", class_="warning") if state.reason else None,
+        element("p", "; ".join(text(problem) for problem in problems[:20]), class_="warning") if problems else None,
+        element("dl", *_tiles(run), class_="tiles"),
+    )
+
+
+def _tiles(run: ShownRun) -> Iterator[Markup]:
+    stored = run.stored
+    found = last_and_best(stored.evaluations)
+    if found is not None:
+        last, best = found
+        for name, each in (("return, last", last), *([("return, best", best)] if best is not last else [])):
+            score = each.score(DEFAULT_METRIC)
+            assert score is not None
+            yield _tile(name, f"{score.value:.4g}", f"{interval(score)}, update {each.update:,}".removeprefix(", "))
+        if (success := last.score("success_mean")) is not None:
+            yield _tile("success, last", f"{success.value:.1%}", f"{text(last.split, 30)} tasks")
+    if stored.share is not None and stored.state.status == "running":
+        left = f"{duration(stored.seconds_left)} left" if stored.seconds_left is not None else ""
+        yield _tile("done", f"{stored.share:.0%}", left)
+    if stored.env_steps is not None:
+        yield _tile("environment steps", f"{stored.env_steps:,}")
+    if stored.updates is not None:
+        yield _tile("gradient updates", f"{stored.updates:,}")
+    seconds = stored.metrics.columns["seconds"]
+    if len(seconds) and seconds[-1] > 0:
+        yield _tile("time", duration(float(seconds[-1])), "since the first line of training")
+
+
+def _tile(name: str, value: str, more: str = "") -> Markup:
+    return element(
+        "div", element("dt", name), element("dd", value, element("small", more) if more else None), class_="tile"
+    )
+
+
+def _compared(runs: Sequence[ShownRun]) -> Markup:
+    """Return a table of runs and their scores."""
+    rows = []
+    for run in runs:
+        stored, found = run.stored, last_and_best(run.stored.evaluations)
+        cells: list[Any] = [run.label, text(stored.recipe, 60), text(stored.env, 60), stored.seed, stored.state.status]
+        for place in range(2):
+            score = found[place].score(DEFAULT_METRIC) if found else None
+            cells += [score.value if score else None, interval(score) if score else None]
+        rows.append([*cells, stored.env_steps, stored.updates])
+    columns = [
+        "run",
+        "recipe",
+        "environment",
+        "seed",
+        "state",
+        "last return",
+        "95%",
+        "best return",
+        "95%",
+        "environment steps",
+    ]
+    problems: list[Child] = [
+        element("p", f"{run.label}: {'; '.join(text(p) for p in run.stored.problems)}", class_="warning")
+        for run in runs
+        if run.stored.problems
+    ]
+    return joined(
+        element("h1", f"{len(runs)} runs"),
+        *problems,
+        table([*columns, "updates"], rows, caption="Runs and their last scores"),
+    )
+
+
+def _when(seconds: float | None, verb: str) -> str:
+    return "" if seconds is None else f"{verb} {time.strftime('%Y-%m-%d %H:%M', time.localtime(seconds))}"

@@ -1,0 +1,154 @@
+"""Scores of runs: learning curves of their evaluations, and adaptation by attempt."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pipelines.report.markup import Markup, element, folded, joined, table
+from pipelines.report.page import Charts, Curve
+from pipelines.report.shown import ShownRun, text
+from pipelines.runs.evaluations import Evaluation, ScoreInterval
+
+_METRICS = ("success_mean", "return_mean", "normalized_score", "achievement_score")
+_KINDS = ("success", "return")
+_MOST_EVALUATIONS = 200
+_MOST_LINES = 12
+
+
+def learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
+    """Yield a chart for each score that the runs were evaluated by."""
+    for metric in _METRICS:
+        curves = [curve for run in runs for curve in _curves(run, metric, several=len(runs) > 1)]
+        if curves:
+            name = metric.removesuffix("_mean").replace("_", " ")
+            about = "Mean of each evaluation, with its 95% interval."
+            yield charts.lines(name.capitalize(), curves, y=name, about=about, share=metric == "success_mean")
+
+
+def _curves(run: ShownRun, metric: str, *, several: bool) -> Iterator[Curve]:
+    """Yield a line for each kind of evaluation: of the same tasks, as many episodes, and so on."""
+    scored = [each for each in run.stored.evaluations if each.score(metric) is not None]
+    kinds: dict[str, dict[int, Evaluation]] = {}
+    for each in scored:
+        kinds.setdefault(each.series, {})[each.update] = each
+    longest = sorted(kinds.values(), key=len, reverse=True)[: 2 if several else _MOST_LINES]
+    named = Counter(_tasks(next(iter(kind.values()))) for kind in longest)
+    for place, kind in enumerate(longest):
+        points = [kind[update] for update in sorted(kind)]
+        tasks = _tasks(points[0])
+        name = tasks if named[tasks] == 1 else f"{tasks}, settings {points[0].series}"
+        scores = [score for each in points if (score := each.score(metric)) is not None]
+        low, high = _bounds(scores)
+        yield Curve(
+            name=f"{run.label}: {name}" if several else name,
+            values=[score.value for score in scores],
+            along=run.along_of([each.update for each in points]),
+            low=low,
+            high=high,
+            run=run.number,
+            color=run.number if several else place,
+        )
+
+
+def _tasks(evaluation: Evaluation) -> str:
+    return f"{text(evaluation.split, 40) or 'all'} tasks"
+
+
+def _bounds(scores: Sequence[ScoreInterval]) -> tuple[list[float] | None, list[float] | None]:
+    if all(score.low is None or score.high is None for score in scores):
+        return None, None
+    known = [(math.nan, math.nan) if s.low is None or s.high is None else (s.low, s.high) for s in scores]
+    return [low for low, _ in known], [high for _, high in known]
+
+
+def adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
+    """Yield success and return by attempt, beside random and optimal play where they are known."""
+    chosen = [(run, name, each) for run in runs for name, each in _compared(run, several=len(runs) > 1)]
+    drawn: list[list[list[float]]] = []
+    for kind in _KINDS:
+        curves = []
+        for place, (run, name, each) in enumerate(chosen):
+            scores = each.attempts(kind)
+            if len(scores) > 1:
+                low, high = _bounds(scores)
+                values = [score.value for score in scores]
+                curves.append(Curve(name=name, values=values, low=low, high=high, run=run.number, color=place))
+        found = [list(curve.values) for curve in curves]
+        if not curves or found in drawn:  # where a success is a return of 1, one chart says all
+            continue
+        drawn.append(found)
+        yield charts.lines(
+            f"{kind.capitalize()} by attempt",
+            [*curves, *_references([each for _, _, each in chosen], kind, attempts=max(map(len, found)))],
+            x="attempt in the episode",
+            y=kind,
+            about="With fixed weights, what rises from left to right is adaptation. Bands are 95% intervals.",
+            share=kind == "success",
+            whole=True,
+            names="evaluation",
+        )
+
+
+def _compared(run: ShownRun, *, several: bool) -> list[tuple[str, Evaluation]]:
+    """Return the evaluations whose attempts are shown: of one run those with a label, else the first and the last."""
+    tried = [each for each in run.stored.evaluations if any(len(each.attempts(kind)) > 1 for kind in _KINDS)]
+    if not tried:
+        return []
+    labelled = [each for each in tried if each.label]
+    if several:
+        return [(run.label, (labelled or tried)[-1])]
+    chosen = labelled or [tried[0], *([tried[-1]] if len(tried) > 1 else [])]
+    named = {(text(each.label, 60) or f"update {each.update:,}"): each for each in chosen}
+    return list(itertools.islice(named.items(), _MOST_LINES))
+
+
+def _references(evaluations: Sequence[Evaluation], kind: str, *, attempts: int) -> Iterator[Curve]:
+    if len({each.env for each in evaluations}) > 1:
+        return
+    for who in ("random", "optimal"):
+        known = next((found for each in evaluations if (found := each.known_attempts(who, kind))), [])
+        if len(known) == 1:
+            known = known * attempts
+        if known:
+            yield Curve(name=who, values=known, reference=True)
+
+
+def evaluations_table(runs: Sequence[ShownRun]) -> Markup | None:
+    """Return all evaluations, the newest first."""
+    rows = []
+    for run in runs:
+        for each in reversed(run.stored.evaluations[-_MOST_EVALUATIONS:]):
+            scores = [cell for metric in _METRICS[:2] for cell in (_score(each, metric), _interval(each, metric))]
+            about = [text(each.label, 60) or None, text(each.env, 80), _tasks(each), each.metrics.get("episodes")]
+            rows.append([*([run.label] if len(runs) > 1 else []), each.update, *about, *scores])
+    if not rows:
+        return None
+    columns = ["update", "label", "environment", "tasks", "episodes", "success", "95%", "return", "95%"]
+    named = ["run", *columns] if len(runs) > 1 else columns
+    return folded(f"All evaluations ({len(rows)})", table(named, rows, caption="Evaluations, the newest first"))
+
+
+def _score(evaluation: Evaluation, metric: str) -> float | None:
+    score = evaluation.score(metric)
+    return None if score is None else score.value
+
+
+def _interval(evaluation: Evaluation, metric: str) -> str | None:
+    score = evaluation.score(metric)
+    return None if score is None else interval(score) or None
+
+
+def interval(score: ScoreInterval) -> str:
+    """Format the interval of a score; empty if there is none."""
+    return "" if score.low is None or score.high is None else f"{score.low:.4g} to {score.high:.4g}"
+
+
+def section(runs: Sequence[ShownRun], charts: Charts, collected: Sequence[Markup] = ()) -> Markup | None:
+    """Return everything about scores; None if there is nothing. `collected`: charts of the episodes in the lakes."""
+    shown = [*adaptation(runs, charts), *learning_curves(runs, charts), *collected]
+    if not shown:
+        return None
+    return joined(element("div", *shown, class_="grid"), evaluations_table(runs))

@@ -1,0 +1,127 @@
+"""Training as a page shows it: metrics as small charts, speed, and where the time went."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.events import duration
+from pipelines.files.json import read_object
+from pipelines.report.charts import bars
+from pipelines.report.markup import Markup, element, facts, joined
+from pipelines.report.meanings import meaning_of, ordered
+from pipelines.report.page import Charts, Curve
+from pipelines.report.shown import ShownRun, text
+from pipelines.runs.evaluations import number
+
+_NOT_CHARTS = frozenset({"update", "time", "cpu_seconds", "seconds", "steps_seen", "env_steps", "updates_per_second"})
+_MOST_METRICS = 80
+_TIMES = {
+    "collect.env": "collecting: environments",
+    "collect.policy": "collecting: policy",
+    "collect.other": "collecting: recording",
+    "ingest": "importing",
+    "relabel": "relabelling",
+    "train.update": "training: updates",
+    "train.data": "training: waiting for data",
+    "evaluate": "evaluation",
+    "export": "export",
+}
+
+
+def metrics(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
+    """Return a small chart for each metric of training; None if nothing was logged."""
+    names = {name for run in runs for name in run.stored.metrics.columns} - _NOT_CHARTS
+    bases = [name for name in names if "@" not in name and not (name.startswith("grad_norm_") and "grad_norm" in names)]
+    shown = []
+    for name in ordered(bases)[:_MOST_METRICS]:
+        curves = list(_of_one(runs[0], name, names) if len(runs) == 1 else _of_several(runs, name))
+        if curves:
+            about = _meaning(name)
+            shown.append(charts.lines(text(name, 80), curves, y="", about=about, height=150))
+    return element("div", *shown, class_="grid small") if shown else None
+
+
+def _of_one(run: ShownRun, name: str, names: set[str]) -> Iterator[Curve]:
+    """Yield a metric with its variants: for other discounts, or of the parts of the network."""
+    variants = {"acting discount" if any(n.startswith(f"{name}@") for n in names) else name: name}
+    variants |= {f"discount {n.removeprefix(f'{name}@')}": n for n in sorted(names) if n.startswith(f"{name}@")}
+    if name == "grad_norm":
+        parts = sorted(n for n in names if n.startswith("grad_norm_"))
+        variants = {"whole network": name} | {n.removeprefix("grad_norm_"): n for n in parts}
+    for place, (label, column) in enumerate(variants.items()):
+        if (curve := _curve(run, column, label, color=place)) is not None:
+            yield curve
+
+
+def _of_several(runs: Sequence[ShownRun], name: str) -> Iterator[Curve]:
+    for run in runs:
+        if (curve := _curve(run, name, run.label, color=run.number)) is not None:
+            yield curve
+
+
+def _curve(run: ShownRun, column: str, label: str, *, color: int) -> Curve | None:
+    values = run.column(column)
+    if not np.isfinite(values).any() or (column == "skipped_updates" and not np.nan_to_num(values).any()):
+        return None
+    return Curve(name=text(label, 80), values=values.tolist(), along=run.along, run=run.number, color=color)
+
+
+def _meaning(name: str) -> Markup | str:
+    """Return what a metric means, with code where the text has backticks."""
+    parts = re.split(r"`([^`]*)`", meaning_of(name))
+    return (
+        joined(*(element("code", part) if place % 2 else part for place, part in enumerate(parts))) if parts[0:] else ""
+    )
+
+
+def speed(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
+    """Return throughput, and where the time went; None if nothing is known."""
+    shown = []
+    rates = [curve for run in runs if (curve := _curve(run, "updates_per_second", run.label, color=run.number))]
+    if rates:
+        about = meaning_of("updates_per_second").capitalize() + ", since each training stage began."
+        shown.append(charts.lines("Updates per second", rates, y="updates per second", about=about, height=200))
+    spent = {run.label: found for run in runs if (found := _spent(run))}
+    if len(runs) == 1 and spent:
+        rows = [{"name": _TIMES[key], "value": value} for key, value in spent[runs[0].label].items()]
+        columns = {"name": "part", "value": "seconds"}
+        spec = bars(value="seconds", height=max(90, 34 * len(rows)))
+        shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages of `amago run`."))
+    elif spent:
+        rows = [
+            {"name": label, "part": _TIMES[key], "value": value}
+            for label, found in spent.items()
+            for key, value in found.items()
+        ]
+        columns = {"name": "run", "part": "part", "value": "seconds"}
+        spec = bars(value="seconds", height=max(90, 34 * len(spent)), stacked=True)
+        shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages of `amago run`."))
+    known = facts(_figures(runs[0], spent.get(runs[0].label, {}))) if len(runs) == 1 else None
+    if not shown:
+        return None
+    return joined(element("div", *shown, class_="grid"), known)
+
+
+def _spent(run: ShownRun) -> dict[str, float]:
+    """Return the seconds of each part of a chain that took any, as its chain.json says."""
+    recorded = (read_object(run.stored.path / "chain.json") or {}).get("seconds")
+    if not isinstance(recorded, Mapping):
+        return {}
+    known = {key: number(recorded.get(key)) or 0.0 for key in _TIMES}
+    return {key: value for key, value in known.items() if value > 0}
+
+
+def _figures(run: ShownRun, spent: Mapping[str, float]) -> Iterator[tuple[str, str | None]]:
+    last: Mapping[str, Any] = run.stored.last_training
+    collecting = sum(value for key, value in spent.items() if key.startswith("collect."))
+    updating = sum(value for key, value in spent.items() if key.startswith("train."))
+    steps, updates, seen = run.stored.env_steps, run.stored.updates, number(last.get("steps_seen"))
+    yield "environment steps per second of collecting", f"{steps / collecting:,.0f}" if steps and collecting else None
+    yield "updates per second of training", f"{updates / updating:,.1f}" if updates and updating else None
+    yield "steps trained on per second", f"{seen / updating:,.0f}" if seen and updating else None
+    yield "replay ratio", f"{ratio:.3g}" if (ratio := number(last.get("replay_ratio"))) else None
+    yield "CPU time of the last process", duration(cpu) if (cpu := number(last.get("cpu_seconds"))) else None

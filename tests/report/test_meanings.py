@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.report.meanings import meaning_of, meanings, ordered
+
+
+def test_patterns_match_any_ending_and_exact_names_come_first() -> None:
+    assert meaning_of("auxiliary_loss_3") == meaning_of("auxiliary_loss_0") != ""
+    assert meaning_of("grad_norm") != meaning_of("grad_norm_actor") != ""
+    assert meaning_of("mine") == ""
+
+
+def test_metrics_are_shown_in_the_listed_order_and_others_last() -> None:
+    assert ordered(["zeta", "entropy", "alpha", "loss", "q"]) == ["loss", "q", "entropy", "alpha", "zeta"]
+
+
+def test_the_documentation_lists_the_same_metrics() -> None:
+    page = (Path(__file__).parents[2] / "docs/learning.md").read_text()
+    for entry in meanings():
+        assert f"| {', '.join(f'`{name}`' for name in entry.names)} | {entry.meaning} |" in page

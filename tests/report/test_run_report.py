@@ -1,0 +1,148 @@
+"""Pages about runs, made from directories that no training wrote."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.report.run_report import make_page, write_report
+from pipelines.runs.stored import read_run
+from tests.report.test_markup import HOSTILE, Elements
+from tests.runs.factory import make_run, write_evaluation
+
+
+def data_of(html: str) -> dict[str, Any]:
+    """Return the data that the page's script reads."""
+    found = re.search(r'<script type="application/json" id="report-data">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def column(data: dict[str, Any], title: str, series: str, which: str = "y") -> list[float]:
+    """Return what a line of the chart `title` draws."""
+    charts = [chart for chart in data["charts"] if chart.get("y") == title or chart.get("title") == title]
+    (line,) = [each for chart in charts for each in chart["series"] if each["name"] == series]
+    return data["columns"][line["along"]["steps"] if which == "steps" else line[which]]
+
+
+def page_of(*runs: Path) -> str:
+    return make_page([read_run(run) for run in runs]).html()
+
+
+def test_scores_are_drawn_with_their_intervals_and_environment_steps(tmp_path: Path) -> None:
+    data = data_of(page_of(make_run(tmp_path / "maze", scores={10: 0.5, 30: 1.5})))
+    assert column(data, "return", "test tasks") == [0.5, 1.5]
+    assert column(data, "return", "test tasks", "low") == pytest.approx([0.4, 1.4])
+    assert column(data, "return", "test tasks", "steps") == [100, 300]
+    assert [axis["name"] for axis in data["axes"]] == ["updates", "steps", "seconds"]
+
+
+def test_metrics_are_small_charts_in_the_documented_order(tmp_path: Path) -> None:
+    html = page_of(make_run(tmp_path / "maze", metrics=("mine", "q", "q@0.9", "loss")))
+    assert re.findall(r"<h3>(loss|q|mine)</h3>", html) == ["loss", "q", "mine"]
+    assert "regression target" not in html
+    assert "value of the dataset actions" in html
+    assert "discount 0.9" in html
+
+
+def test_several_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"r{seed}", scores={10: seed}, settings={"seed": seed, "train": {"batch_size": 8 + seed}})
+        for seed in range(3)
+    ]
+    page = make_page([read_run(run) for run in runs])
+    html = page.html()
+    assert [name for name, _ in page.runs] == ["r0", "r1", "r2"]
+    assert "train.batch_size" in html
+    assert len(re.findall(r'<input type="checkbox" name="run"', html)) == 3
+
+
+def test_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / folder / "maze") for folder in ("a", "b")]
+    assert [name for name, _ in make_page([read_run(run) for run in runs]).runs] == [str(run) for run in runs]
+
+
+def hostile_run(path: Path) -> Path:
+    """Return a run whose names, settings, metrics, labels and record are hostile texts."""
+    run = make_run(path, metrics=(*HOSTILE, "loss"), settings={"env": {"name": HOSTILE[0]}})
+    record = json.loads((run / "run.json").read_text())
+    record |= {
+        "name": HOSTILE[1],
+        "hardware": {"host": HOSTILE[2], "machine": HOSTILE[3], "cores": HOSTILE[0]},
+        "versions": {HOSTILE[1]: HOSTILE[1]},
+        "git_commit": HOSTILE[4],
+        "compute": {"device": HOSTILE[2]},
+        "recipe": {"name": HOSTILE[5], "profile": HOSTILE[1], "changed": {HOSTILE[2]: [HOSTILE[1], HOSTILE[0]]}},
+    }
+    record["stages"][HOSTILE[0]] = {"argv": ["amago", *HOSTILE], "time": HOSTILE[1], "error": HOSTILE[2]}
+    (run / "run.json").write_text(json.dumps(record))
+    attempts = [{"attempt": n, "success_mean": n / 5, "success_ci95": [0.0, 1.0]} for n in range(5)]
+    for number, text in enumerate(HOSTILE):
+        write_evaluation(
+            run,
+            number,
+            0.5,
+            series=f"s{number}",
+            settings={"split": text, "label": text},
+            env={"name": text},
+            metrics={"return_mean": 0.5, "episodes": text, "per_attempt": attempts},
+        )
+    return run
+
+
+def test_hostile_texts_stay_text(tmp_path: Path) -> None:
+    html = page_of(hostile_run(tmp_path / "<img src=x onerror=hacked=1>"))
+    found = Elements(html)
+    assert [tag for tag, _ in found.tags].count("script") == 3
+    assert not [tag for tag, _ in found.tags if tag in ("img", "iframe", "object", "base", "form")]
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    names = {line["name"] for chart in data_of(html)["charts"] for line in chart.get("series", ())}
+    assert names >= {HOSTILE[0], HOSTILE[1]}
+
+
+def test_only_the_two_scripts_of_the_page_may_run_and_nothing_is_loaded(tmp_path: Path) -> None:
+    html = page_of(make_run(tmp_path / "maze", scores={10: 0.5}))
+    policy = next(a["content"] for tag, a in Elements(html).tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts}
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert set(directives["script-src"].split()) == hashes
+    assert directives["default-src"] == "'none'"
+    attributes = [(tag, name) for tag, given in Elements(html).tags for name in given]
+    assert not {("link", "href"), ("script", "src"), ("iframe", "src")} & set(attributes)
+
+
+def test_a_damaged_part_does_not_hide_the_others(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "maze", scores={10: 0.5, 20: 0.7})
+    (run / "run.json").write_text("{")
+    (run / "evaluations" / "000020-9318ba67.json").write_text("[]")
+    (run / "lake").mkdir()
+    (run / "lake" / "lake.json").write_text('{"format": "amago-lake", "version": 99}')
+    (run / "checkpoints").mkdir()
+    html = page_of(run)
+    assert "run.json is damaged" in html
+    assert "000020-9318ba67.json is damaged" in html
+    assert column(data_of(html), "return", "test tasks") == [0.5]
+
+
+def test_a_run_without_anything_is_a_page_too(tmp_path: Path) -> None:
+    run = tmp_path / "new"
+    run.mkdir()
+    (run / "config.toml").write_text("seed = 3\n")
+    html = page_of(run)
+    assert "seed 3" in html
+    assert "nan" not in html.partition("<style>")[0]
+
+
+def test_the_page_of_many_runs_stays_small(tmp_path: Path) -> None:
+    metrics = [f"metric_{number}" for number in range(40)]
+    runs = [make_run(tmp_path / f"r{n}", scores={10: n}, metrics=metrics, lines=600) for n in range(20)]
+    written = write_report(tmp_path / "report.html", [read_run(run) for run in runs])
+    assert written.stat().st_size < 5_000_000
