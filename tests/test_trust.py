@@ -98,6 +98,24 @@ def test_a_checkpoint_imports_nothing(
     assert executed.exists()
 
 
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: next(iter(agent)))
+def test_a_report_imports_nothing(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    executed: Path,
+    agent: dict[str, Any],
+) -> None:
+    set_checkpoint(small, **agent)
+    set_config(small, "agent.kind", "evil:Anything")
+    assert amago("report", small, "--episodes", 1).code == 0
+    page = (small / "report.html").read_text()
+    assert "Without the agent&#x27;s values" in page
+    assert "--trust" in page
+    assert not executed.exists()
+    amago("report", small, "--trust")
+    assert executed.exists()
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("command", [["evaluate", "small", "--episodes", 2], ["collect", "--run", "small"]])

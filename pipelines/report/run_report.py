@@ -109,8 +109,9 @@ def _try(read: Callable[[], Any]) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    said = error.message if isinstance(error, AmagoError) else f"{type(error).__name__}: {error}"
-    return masked(text(said))
+    if not isinstance(error, AmagoError):
+        return masked(text(f"{type(error).__name__}: {error}"))
+    return masked(text(f"{error.message}; {error.hint}" if error.hint else error.message))
 
 
 def _episodes(run: ShownRun, lake: Any, charts: Charts, count: int, listener: Listener) -> Markup:

@@ -207,9 +207,7 @@ def test_a_run_is_hidden_in_all_charts(browser: Browser, tmp_path: Path) -> None
     page = drawn(browser.open(write_report(tmp_path / "r.html", runs)).page)
     assert page.locator(".key button", has_text="second").first.is_visible()
     page.get_by_role("checkbox", name="second").uncheck()
-    page.wait_for_function(
-        "() => ![...document.querySelectorAll('.key button')].some(b => b.innerText.includes('second'))"
-    )
+    page.locator(".key button:visible", has_text="second").first.wait_for(state="detached")
     assert page.locator(".key button", has_text="first").first.is_visible()
 
 

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-import pytest
 
 from tests.cli.conftest import Amago
 from tests.report.test_markup import Elements
@@ -62,19 +59,3 @@ def test_a_place_that_cannot_be_written(amago: Amago) -> None:
     assert failed.code == 1
     assert "file" in failed.err
     assert "Traceback" not in failed.err
-
-
-def test_modules_that_a_run_names_are_not_imported(
-    amago: Amago, small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('hacked').touch()\n")
-    for path in (small / "checkpoints").rglob("checkpoint.json"):
-        record = json.loads(path.read_text())
-        record["agent"]["kind"] = "evil:AGENT"
-        path.write_text(json.dumps(record))
-    config = small / "config.toml"
-    config.write_text(config.read_text().replace('"actor-critic"', '"evil:AGENT"'))
-    assert amago("report", small).code == 0
-    assert not Path("hacked").exists()
-    assert "Without the agent's values" in (small / "report.html").read_text()
