@@ -21,7 +21,11 @@ _MODULES = {
     "minari": ("minari",),
     "ray": ("ray",),
     "s3": ("boto3",),
+    "mlflow": ("mlflow",),
+    "tensorboard": ("tensorboard", "PIL"),
+    "trackio": ("trackio",),
     "video": ("av",),
+    "wandb": ("wandb",),
 }
 _SECONDS = 120
 

@@ -111,6 +111,15 @@ Profile = Annotated[
     ),
     Sets("profile"),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="TRACKER",
+        help="Send metrics, pictures and videos there: tensorboard, wandb:PROJECT, mlflow, trackio; repeatable.",
+    ),
+    Sets("track.to"),
+]
 CHECKPOINT = typer.Option(
     "--checkpoint", metavar="NAME", help="latest, best, or an update number.", autocompletion=completion.checkpoints
 )

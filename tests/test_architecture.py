@@ -23,6 +23,7 @@ LAYERS = (
     ("report",),
     ("runs",),
     ("training", "evaluation", "export"),
+    ("tracking",),
     ("rollout",),
     ("relabelers",),
     ("learning",),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import CHECKPOINT, Common, Environment, EnvTimeout, RunArgument, Sets, stage
+from amago_cli.options import CHECKPOINT, Common, Environment, EnvTimeout, RunArgument, Sets, Track, stage
 from amago_cli.quantities import count
 
 
@@ -45,6 +45,7 @@ def evaluate(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="Directory for videos instead of RUN/videos.")
     ] = None,
+    track: Track = None,
     env_timeout: EnvTimeout = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")

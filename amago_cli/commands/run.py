@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, EnvTimeout, Fresh, Profile, RunOption, Seed, Size, stage
+from amago_cli.options import Common, EnvTimeout, Fresh, Profile, RunOption, Seed, Size, Track, stage
 
 
 @stage
@@ -25,6 +25,7 @@ def run(
     profile: Profile = None,
     size: Size = None,
     env_timeout: EnvTimeout = None,
+    track: Track = None,
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, Sets, Size, stage
+from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, Sets, Size, Track, stage
 from amago_cli.quantities import count
 
 
@@ -55,6 +55,7 @@ def train(
         ),
         Sets("train.follow"),
     ] = None,
+    track: Track = None,
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:

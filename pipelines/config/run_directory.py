@@ -75,6 +75,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
         self.videos = self.path / "videos"
+        self.track_path = self.path / "track.json"
         self.lake = self.path / "lake"
         self._id = secrets.token_hex(4)
         self._begun = ""  # the stage that this object recorded
@@ -252,7 +253,7 @@ def dump(settings: Settings) -> dict[str, Any]:
 
 
 def _may_change(stage: str, key: str) -> bool:
-    return key in EXTENSIBLE or (stage == "collect" and key.startswith(BEHAVIOUR))
+    return key in EXTENSIBLE or key.startswith("track.") or (stage == "collect" and key.startswith(BEHAVIOUR))
 
 
 def _owned(stage: str) -> tuple[str, ...]:

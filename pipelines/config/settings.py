@@ -25,7 +25,7 @@ TABLES: Mapping[str, str] = {"ingest": "source"}
 # Tables that determine a stage's result: a change in one of them makes it another experiment.
 STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
     "collect": ("env", "exploration", "collect", "lake", "source"),
-    "train": ("size", "agent", "train"),
+    "train": ("size", "agent", "train", "track"),
     "run": (
         "profile",
         "size",
@@ -37,6 +37,7 @@ STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
         "lake",
         "relabel",
         "train",
+        "track",
         "stages",
     ),
 }
@@ -280,6 +281,14 @@ class EvaluateSettings(SettingsModel):
     """Gate such as `return_mean >= 0.9`; not met: exit 5."""
 
 
+class TrackSettings(SettingsModel):
+    """`[track]`: experiment trackers that a run is sent to while it runs."""
+
+    to: tuple[str, ...] = ()
+    """Trackers: `tensorboard[:DIR]`, `wandb[:[ENTITY/]PROJECT]`, `mlflow[:EXPERIMENT]`, `trackio[:PROJECT]`, or
+    `module:attr[:ARGUMENT]`."""
+
+
 class ExportSettings(SettingsModel):
     """`[export]`: a policy bundle that acts without the lake or the run, or trajectories in formats of other tools."""
 
@@ -347,6 +356,7 @@ class Settings(SettingsModel):
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     export: ExportSettings = ExportSettings()
+    track: TrackSettings = TrackSettings()
     stages: tuple[StageSettings, ...] = ()
 
     def for_stage(self, entry: StageSettings) -> Settings:

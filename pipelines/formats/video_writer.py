@@ -38,6 +38,16 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int) -> Path:
     return path
 
 
+def as_gif(path: Path) -> bytes:
+    """Return an MP4 file that was written here as a GIF of the same speed."""
+    import av
+
+    with av.open(str(path), "r", format="mp4") as container:
+        stream = container.streams.video[0]
+        fps = round(stream.average_rate or 1)
+        return _gif((frame.to_ndarray(format="rgb24") for frame in container.decode(stream)), fps)
+
+
 def _mp4(frames: Iterator[np.ndarray], fps: int) -> bytes:
     import av
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.run_directory import RunDirectory
+from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
@@ -36,6 +36,7 @@ from pipelines.stages import filming
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result, Table
+from pipelines.tracking.background import tracked
 from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
@@ -51,15 +52,21 @@ def run(
     *,
     run: Path,
     videos: Path | None = None,
-    require_videos: bool = True,
+    in_chain: bool = False,
     listener: Listener = silent,
 ) -> Result:
     """Evaluate a checkpoint of the run. RequirementNotMet carries the result.
 
     The settings' videos are written to the directory `videos` (default: the run's own); if they cannot be made, that is
-    an error before anything is played, or, unless `require_videos`, a warning.
+    an error before anything is played, or, `in_chain`, a warning. A chain sends its evaluations to trackers itself.
     """
     directory = RunDirectory.open(run)
+    videos = videos or directory.videos
+    with tracked(() if in_chain else settings.track.to, directory, dump(settings), listener, videos=videos):
+        return _run(settings, directory, videos=videos, in_chain=in_chain, listener=listener)
+
+
+def _run(settings: Settings, directory: RunDirectory, *, videos: Path, in_chain: bool, listener: Listener) -> Result:
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
     scale = known_returns(settings)
@@ -71,8 +78,8 @@ def run(
     tasks = _tasks(settings, directory, listener)
     path = directory.evaluations / f"{checkpoint.update:06d}-{_identity(settings, tasks)}.json"
     report = stored(path)
-    filmed = filming.EpisodeVideos(settings, checkpoint, to=videos or directory.videos, stem=path.stem, tasks=tasks)
-    if require_videos:
+    filmed = filming.EpisodeVideos(settings, checkpoint, to=videos, stem=path.stem, tasks=tasks)
+    if not in_chain:
         filmed.require(listener)
     known = report is not None
     if report is None:
@@ -84,11 +91,11 @@ def run(
     report = scored(report, scale)
     if wanted.mark_best:
         _mark_best(directory, checkpoint.update, report["metrics"], wanted.best_by)
-    made = filmed.write(listener, strict=require_videos)
+    made = filmed.write(listener, strict=not in_chain)
     result = Result(
         command="evaluate",
         status="skipped" if known and not made else "done",
-        run=run,
+        run=directory.path,
         metrics={"update": checkpoint.update, **report["metrics"]},
         outputs=[path, *filmed.paths],
         tables=tables(report),

@@ -118,6 +118,7 @@ def train(
     given = [str(from_lake)] if isinstance(from_lake, str | Path) else [str(place) for place in from_lake]
     directory, source = training_run(given, None if run is None else Path(run))
     base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
+    base = _without_trackers(base)
     resolved = _resolve(base, {"train.steps": steps}, settings)
     lakes = shares(given or resolved.train.lakes, directory)
     from pipelines.stages import train as engine
@@ -161,7 +162,8 @@ def evaluate(
     named = {"env.name": env, "evaluate.episodes": episodes, "evaluate.checkpoint": checkpoint}
     from pipelines.stages import evaluate as engine
 
-    return engine.run(_resolve(directory.load_document(), named, settings), run=directory.path, listener=listener)
+    resolved = _resolve(_without_trackers(directory.load_document()), named, settings)
+    return engine.run(resolved, run=directory.path, listener=listener)
 
 
 def shares(lakes: Sequence[str], run: Path) -> list[tuple[Path | str, float, float | None]]:
@@ -197,6 +199,11 @@ def without_behaviour(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's configuration without its last policy: each call gives its own."""
     table = {key: value for key, value in document.get("collect", {}).items() if key not in _OF_ONE_CALL}
     return {**document, "collect": table}
+
+
+def _without_trackers(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration without its trackers: where to send something is the caller's choice."""
+    return {key: value for key, value in document.items() if key != "track"}
 
 
 def _resolve(base: Mapping[str, Any], named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Settings:

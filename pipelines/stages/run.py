@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from pipelines.config.lakes import located
-from pipelines.config.run_directory import RunDirectory
+from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
 from pipelines.data.mixture import Share
 from pipelines.envs.env import Env
@@ -42,6 +42,7 @@ from pipelines.stages.plan import in_chain, open_in_chain, places_in_chain, plan
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
 from pipelines.stages.train import described
+from pipelines.tracking.background import tracked
 from pipelines.training.learner import use_threads
 from pipelines.training.trainer import Trainer
 
@@ -94,10 +95,17 @@ def run(
         ledger = _Ledger(directory.path / "chain.json")
         done_before = ledger.passed
         if done_before >= len(steps):
-            with ChainRunner(settings, directory) as runner:
+            with (
+                tracked(settings.track.to, directory, dump(settings), listener),
+                ChainRunner(settings, directory) as runner,
+            ):
                 return runner.summary(seconds=time.monotonic() - started, status="skipped")
         forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=done_before)
-        with recording(run, listener) as told, ChainRunner(settings, directory) as runner:
+        with (
+            recording(run, listener) as told,
+            tracked(settings.track.to, directory, dump(settings), told),
+            ChainRunner(settings, directory) as runner,
+        ):
             tell = forecast.listening(told)
             for number, step in enumerate(steps):
                 if number < done_before:
@@ -247,7 +255,7 @@ class ChainRunner:
 
     def _evaluate(self, settings: Settings, target: int, listener: Listener) -> None:
         self._training(listener).save()
-        result = evaluate.run(settings, run=self.directory.path, listener=listener, require_videos=False)
+        result = evaluate.run(settings, run=self.directory.path, listener=listener, in_chain=True)
         self._figures["evaluate"] = result.metrics
         label, record = settings.evaluate.label, self.directory.load_record()
         text = evaluate.headline(result.metrics, record.get("best"))
@@ -323,5 +331,6 @@ def _erase(directory: RunDirectory) -> None:
     own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
     for product in (directory.path / name for name in own):
         shutil.rmtree(product, ignore_errors=True)
-    for file in (directory.metrics_path, directory.path / "chain.json", directory.path / progress.NAME):
+    records = ("metrics.jsonl", "track.json", "chain.json", progress.NAME)
+    for file in (directory.path / name for name in records):
         file.unlink(missing_ok=True)

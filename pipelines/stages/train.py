@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.config.run_directory import RunDirectory
+from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
@@ -24,6 +24,7 @@ from pipelines.rollout.rollout import UNFINISHED
 from pipelines.runs.progress import recording
 from pipelines.stages.resolve import longest_episode, with_environment, with_stored_window, with_window
 from pipelines.stages.result import Result
+from pipelines.tracking.background import tracked
 from pipelines.training.data import wait_for
 from pipelines.training.trainer import Trainer
 
@@ -74,7 +75,7 @@ def run(
         directory.record("train", settings, fresh=fresh)
         directory.update_record(lakes=described(shared))
         before = trainer.learner.update
-        with recording(run, listener) as tell:
+        with recording(run, listener) as tell, tracked(settings.track.to, directory, dump(settings), tell):
             metrics = trainer.train(data, settings.train.steps, tell)
         metrics |= returns_of(opened, where=settings.train.where, listener=listener)
     return Result(
@@ -122,7 +123,8 @@ def forget(directory: RunDirectory) -> None:
     shutil.rmtree(directory.checkpoints, ignore_errors=True)
     for made in (directory.evaluations, directory.videos):
         shutil.rmtree(made, ignore_errors=True)
-    directory.metrics_path.unlink(missing_ok=True)
+    for file in (directory.metrics_path, directory.track_path):
+        file.unlink(missing_ok=True)
 
 
 def require_shares(sources: Sequence[Source], train: TrainSettings | None) -> None:

@@ -1,0 +1,1 @@
+"""Experiment trackers: where a run's configuration, metrics, evaluations, pictures and videos are sent."""

@@ -1,0 +1,97 @@
+"""What a tracker is, and how one is named: `NAME`, `NAME:ARGUMENT`, or `module:attr[:ARGUMENT]` of the user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from pipelines.errors import InputMissing
+from pipelines.registry import Registry
+
+Ending = Literal["finished", "failed", "interrupted"]
+
+_BUILT_IN = ("tensorboard", "wandb", "mlflow", "trackio")  # each is a module of this package, an extra and a package
+_TRACKERS = Registry(
+    "tracker",
+    {
+        "tensorboard": "pipelines.tracking.tensorboard:TensorBoardTracker",
+        "wandb": "pipelines.tracking.wandb:WandbTracker",
+        "mlflow": "pipelines.tracking.mlflow:MlflowTracker",
+        "trackio": "pipelines.tracking.trackio:TrackioTracker",
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A run as trackers know it. `identity` is its name with its unique id; `config` all its settings; `id` is what the
+    tracker called it when it was tracked before ("": it was not).
+    """
+
+    name: str
+    identity: str
+    directory: Path
+    config: Mapping[str, Any]
+    id: str = ""
+
+
+class Tracker(Protocol):
+    """One run in one tracker, made by `factory(argument, run)` and used by one thread.
+
+    `id` makes a later call continue the same run; `place` says where to look at it.
+    """
+
+    id: str
+    place: str
+
+    def log(self, figures: Mapping[str, float], *, step: int, seconds: float) -> None:
+        """Add figures of update `step`; `seconds` since the epoch is when they were measured."""
+        ...
+
+    def picture(self, name: str, path: Path, *, step: int) -> None:
+        """Add a PNG file."""
+        ...
+
+    def video(self, name: str, path: Path, *, step: int) -> None:
+        """Add an MP4 or GIF file."""
+        ...
+
+    def close(self, ending: Ending) -> None:
+        """Send what is left, and end the run in the tracker."""
+        ...
+
+
+class TrackerName(NamedTuple):
+    """The parts of a tracker's name: that of the registry, and the argument for it."""
+
+    member: str
+    argument: str
+
+
+def parse(text: str) -> TrackerName:
+    """Split the name of a tracker.
+
+    >>> parse("wandb:my-project")
+    TrackerName(member='wandb', argument='my-project')
+    """
+    first, _, rest = text.partition(":")
+    if first in _TRACKERS.names() or not rest:
+        return TrackerName(first, rest)
+    attribute, _, argument = rest.partition(":")
+    return TrackerName(f"{first}:{attribute}", argument)
+
+
+def factory(text: str) -> Callable[[str, TrackedRun], Tracker]:
+    """Return what makes the tracker that `text` names. UsageError if there is none, InputMissing without its package,
+    or where it is a module that is not trusted.
+    """
+    member = parse(text).member
+    if member in _BUILT_IN and importlib.util.find_spec(member) is None:
+        raise InputMissing(
+            f"tracker '{member}' needs {member}, which is not installed", hint=f'pip install "amago[{member}]"'
+        )
+    made: Callable[[str, TrackedRun], Tracker] = _TRACKERS.get(member)
+    return made
