@@ -11,7 +11,7 @@ from amago_cli import extras
 from tests.cli.conftest import Amago
 
 ROOT = Path(amago_cli.__file__).parent.parent
-GROUPS = {"test", "dev", "docs", "bench", "clients", "suites"}  # of tools, or of other extras
+GROUPS = {"test", "dev", "docs", "bench", "clients", "suites", "trackers"}  # of tools, or of other extras
 
 
 def described(monkeypatch: pytest.MonkeyPatch, requires: dict[str, list[str]], versions: dict[str, str]) -> None:
