@@ -12,6 +12,7 @@ from amago_cli import completion as completing
 from amago_cli import streams
 from amago_cli.commands import (
     collect,
+    compare,
     completion,
     doctor,
     envs,
@@ -83,7 +84,7 @@ def amago(
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Inspect", (report.report, watch.watch, envs.envs, examples.examples, settings.settings)),
+    ("Inspect", (compare.compare, report.report, watch.watch, envs.envs, examples.examples, settings.settings)),
     ("Inspect", (doctor.doctor, completion.completion)),
 )
 for _panel, _functions in _COMMANDS:

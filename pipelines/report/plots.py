@@ -40,7 +40,14 @@ def learning_curve(
     placed = [
         each if each.reference and len(each.values) == 1 else replace(each, x=x[: len(each.values)]) for each in series
     ]
-    return save(path, Lines(series=placed, x_title=unit, y_title=metric, share=metric == "success"), title=title)
+    return learning_curve_of(path, placed, title=title, metric=metric, unit=unit)
+
+
+def learning_curve_of(
+    path: Path, series: Sequence[Series], *, title: str = "", metric: str = "return", unit: str = "gradient updates"
+) -> Path:
+    """Draw `metric` at `path` by series that have their own x."""
+    return save(path, Lines(series=series, x_title=unit, y_title=metric, share=metric == "success"), title=title)
 
 
 def save(path: Path, chart: Lines, *, title: str = "") -> Path:

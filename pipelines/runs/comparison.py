@@ -1,0 +1,268 @@
+"""Comparison of runs: grouped by what differs except the seed, with the statistics of Agarwal et al. (2021, arXiv
+2108.13264): interquartile means, probability of improvement, and stratified bootstrap intervals.
+
+A group has a score for each run. Runs in several environments are strata: values are drawn within each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from pipelines.config.difference import varying
+from pipelines.errors import InputMissing, UsageError
+from pipelines.evaluation.statistics import LEVEL, RESAMPLES, iqm, mean_of_strata_ci, stratified_ci
+from pipelines.nearest import did_you_mean
+from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best
+from pipelines.runs.stored import StoredRun
+from pipelines.runs.summary import shown
+
+Statistic = Literal["iqm", "mean"]
+Axis = Literal["updates", "steps", "seconds"]
+# Settings that decide how a run is carried out, not what it does.
+_NOT_COMPARED = (
+    *("about", "expected", "seed", "collect.workers", "collect.on_env_error", "collect.env_timeout_seconds"),
+    *(f"train.{name}" for name in ("threads", "device", "prefetch", "compile", "refresh_seconds", "log_every")),
+    *(f"train.{name}" for name in ("checkpoint_every", "keep_checkpoints", "verify")),
+)
+_MOST_POINTS = 200
+_MOST_KEYS = 4
+_CURVE_RESAMPLES = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunGroup:
+    """Runs that differ in their seed only. `settings` are those that distinguish the group; `scores` by environment."""
+
+    name: str
+    settings: Mapping[str, Any]
+    runs: tuple[StoredRun, ...]
+    scores: Mapping[str, tuple[float, ...]]
+    score: ScoreInterval | None
+
+    @property
+    def unfinished(self) -> int:
+        """Number of runs that are running, or ended before they were done."""
+        return sum(run.state.status != "finished" for run in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improvement:
+    """Probability that a run of the group `better` scores higher than one of the group `than`."""
+
+    better: str
+    than: str
+    probability: ScoreInterval
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCurve:
+    """Scores of a group by `x`, with their interval."""
+
+    name: str
+    x: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+
+def grouped(
+    runs: Sequence[StoredRun],
+    *,
+    metric: str = DEFAULT_METRIC,
+    statistic: Statistic = "iqm",
+    by: Sequence[str] = (),
+) -> list[RunGroup]:
+    """Group runs by the settings `by`, or by all that differ but the seed, in the order in which the groups appear.
+
+    If the environments differ and other settings do too, the environments are strata of each group. InputMissing if no
+    run has the metric; UsageError for a setting that none has.
+    """
+    if not runs:
+        raise InputMissing("no runs to compare", hint="amago runs DIR lists the runs in a directory")
+    _require_metric(runs, metric)
+    tables = [{key: value for key, value in run.settings.items() if key not in _NOT_COMPARED} for run in runs]
+    keys = _require_keys(by, tables) if by else varying(tables)
+    if not by and (other := [key for key in keys if not key.startswith("env.")]):
+        keys = other
+    members: dict[tuple[str, ...], list[int]] = {}
+    for place, table in enumerate(tables):
+        members.setdefault(_values(table, keys), []).append(place)
+    named = keys if by else _telling(keys, tables, runs, len(members))
+    groups = []
+    for places in members.values():
+        own = {key: tables[places[0]].get(key) for key in named}
+        groups.append(_group(_name(own, runs[places[0]]), own, [runs[place] for place in places], metric, statistic))
+    return _with_names_that_differ(groups)
+
+
+def improvements(groups: Sequence[RunGroup], *, resamples: int = RESAMPLES, seed: int = 0) -> list[Improvement]:
+    """Return the probability of improvement of each group over each other, of those that have scores."""
+    scored = [group for group in groups if group.scores]
+    return [
+        Improvement(
+            better=first.name, than=second.name, probability=improvement(first.scores, second.scores, resamples, seed)
+        )
+        for first in scored
+        for second in scored
+        if first is not second and first.scores.keys() & second.scores.keys()
+    ]
+
+
+def improvement(
+    first: Mapping[str, Sequence[float]],
+    second: Mapping[str, Sequence[float]],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> ScoreInterval:
+    """Return the probability that a score of `first` is higher than one of `second` (a tie counts half), the mean over
+    the environments that both have, with its stratified bootstrap interval; none if each has one run only.
+
+    >>> improvement({"maze": [1, 2, 3]}, {"maze": [0, 2, 2]}).value
+    0.7777777777777778
+    """
+    rng = np.random.default_rng(seed)
+    shared = sorted(first.keys() & second.keys())
+    value, drawn = 0.0, np.zeros(resamples)
+    for env in shared:
+        ours, theirs = np.asarray(first[env], float), np.asarray(second[env], float)
+        wins = (ours[:, None] > theirs[None, :]) + 0.5 * (ours[:, None] == theirs[None, :])  # (runs, runs)
+        value += float(wins.mean()) / len(shared)
+        rows = rng.integers(len(ours), size=(resamples, len(ours)))
+        columns = rng.integers(len(theirs), size=(resamples, len(theirs)))
+        drawn += wins[rows[:, :, None], columns[:, None, :]].mean(axis=(1, 2)) / len(shared)
+    if all(len(first[env]) == len(second[env]) == 1 for env in shared):
+        return ScoreInterval(value=value)
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return ScoreInterval(value=value, low=float(low), high=float(high))
+
+
+def aggregate(
+    scores: Mapping[str, Sequence[float]], statistic: Statistic = "iqm", resamples: int = RESAMPLES
+) -> ScoreInterval | None:
+    """Return the statistic over the scores of all environments, with its interval where an environment has two runs or
+    more; None without scores.
+
+    >>> aggregate({"maze": [0, 1, 2, 3, 100]}).value
+    2.0
+    """
+    strata = [np.asarray(values, float) for values in scores.values() if len(values)]
+    if not strata:
+        return None
+    if statistic == "iqm":
+        value, interval = iqm(np.concatenate(strata)), stratified_ci
+    else:
+        value, interval = float(np.mean([values.mean() for values in strata])), mean_of_strata_ci
+    if all(len(values) == 1 for values in strata):
+        return ScoreInterval(value=value)
+    low, high = interval(strata, resamples=resamples)
+    return ScoreInterval(value=value, low=low, high=high)
+
+
+def curves(
+    groups: Sequence[RunGroup], *, metric: str = DEFAULT_METRIC, axis: Axis = "updates", statistic: Statistic = "iqm"
+) -> list[GroupCurve]:
+    """Return the learning curve of each group: the statistic of its runs, interpolated between their evaluations, where
+    at least half of them have got."""
+    return [found for group in groups if (found := _curve(group, metric, axis, statistic)).x]
+
+
+def _curve(group: RunGroup, metric: str, axis: Axis, statistic: Statistic) -> GroupCurve:
+    lines: list[tuple[str, np.ndarray, np.ndarray]] = []
+    for run in group.runs:
+        points = sorted(
+            (place, score.value)
+            for each in curve(run.evaluations, metric)
+            if (place := {"updates": each.update, "steps": each.env_steps, "seconds": each.seconds}[axis]) is not None
+            and (score := each.score(metric)) is not None
+        )
+        if points:
+            lines.append((run.env, np.array([x for x, _ in points]), np.array([y for _, y in points])))
+    found = GroupCurve(name=group.name)
+    places = np.unique(np.concatenate([x for _, x, _ in lines])) if lines else np.zeros(0)
+    if len(places) > _MOST_POINTS:
+        places = np.linspace(places[0], places[-1], _MOST_POINTS)
+    for place in places:
+        at: dict[str, list[float]] = {}
+        for env, x, y in lines:
+            if x[0] <= place <= x[-1]:
+                at.setdefault(env, []).append(float(np.interp(place, x, y)))
+        score = aggregate(at, statistic, _CURVE_RESAMPLES)
+        if score is None or 2 * sum(map(len, at.values())) < len(lines):
+            continue
+        found.x.append(float(place))
+        found.values.append(score.value)
+        found.low.append(score.value if score.low is None else score.low)
+        found.high.append(score.value if score.high is None else score.high)
+    return found
+
+
+def _group(
+    name: str, settings: Mapping[str, Any], runs: Sequence[StoredRun], metric: str, statistic: Statistic
+) -> RunGroup:
+    scores: dict[str, list[float]] = {}
+    for run in runs:
+        found = last_and_best(run.evaluations, metric)
+        if found is not None and (score := found[0].score(metric)) is not None:
+            scores.setdefault(run.env, []).append(score.value)
+    values = {env: tuple(each) for env, each in scores.items()}
+    return RunGroup(name=name, settings=settings, runs=tuple(runs), scores=values, score=aggregate(values, statistic))
+
+
+def _values(table: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(repr(table.get(key)) for key in keys)
+
+
+def _telling(
+    keys: Sequence[str], tables: Sequence[Mapping[str, Any]], runs: Sequence[StoredRun], count: int
+) -> list[str]:
+    """Return as few of the keys as tell the groups apart: the size before what it stands for, then what was changed."""
+    changed = {key for run in runs for key in run.changed}
+    chosen: list[str] = []
+    parts = 1
+    for key in sorted(keys, key=lambda key: (key != "size", key not in changed, key)):
+        finer = len({_values(table, [*chosen, key]) for table in tables})
+        if finer > parts:
+            chosen, parts = [*chosen, key], finer
+        if parts == count:
+            break
+    return chosen
+
+
+def _name(settings: Mapping[str, Any], run: StoredRun) -> str:
+    if not settings or len(settings) > _MOST_KEYS:
+        return run.recipe or run.env or run.name
+    return ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
+
+
+def _with_names_that_differ(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    names = [group.name for group in groups]
+    if len(set(names)) == len(names):
+        return list(groups)
+    return [replace(group, name=f"{group.name}: {group.runs[0].name}") for group in groups]
+
+
+def _require_metric(runs: Sequence[StoredRun], metric: str) -> None:
+    known: dict[str, None] = {}
+    for run in runs:
+        for evaluation in run.evaluations:
+            if evaluation.score(metric) is not None:
+                return
+            known |= dict.fromkeys(name for name in evaluation.metrics if evaluation.score(name) is not None)
+    if not known:
+        raise InputMissing("none of these runs has an evaluation", hint="amago evaluate RUN makes one")
+    hint = did_you_mean(metric, known, otherwise=f"known: {', '.join(sorted(known))}")
+    raise InputMissing(f"no evaluation of these runs has the metric '{metric}'", hint=hint)
+
+
+def _require_keys(keys: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    known = {key for table in tables for key in table}
+    for key in keys:
+        if key not in known:
+            raise UsageError(
+                f"no setting '{key}' to group by", hint=did_you_mean(key, known, otherwise="amago settings lists them")
+            )
+    return list(keys)
