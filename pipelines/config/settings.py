@@ -346,6 +346,8 @@ class Settings(SettingsModel):
     `train` and `run` choose `tiny` where there is no GPU and no setting of the network is given."""
     epochs: int = Field(1, ge=1)
     """Rounds of a chain."""
+    report: bool = True
+    """Whether `amago run` keeps a page about the run, `report.html` in its directory, up to date."""
     env: EnvSettings = EnvSettings()
     exploration: ExplorationSettings = ExplorationSettings()
     agent: AgentSettings = AgentSettings()

@@ -35,11 +35,11 @@ def _curves(run: ShownRun, metric: str, *, several: bool) -> Iterator[Curve]:
     for each in scored:
         kinds.setdefault(each.series, {})[each.update] = each
     longest = sorted(kinds.values(), key=len, reverse=True)[: 2 if several else _MOST_LINES]
-    named = Counter(_tasks(next(iter(kind.values()))) for kind in longest)
+    firsts = [next(iter(kind.values())) for kind in longest]
+    names = _told_apart(firsts)
     for place, kind in enumerate(longest):
         points = [kind[update] for update in sorted(kind)]
-        tasks = _tasks(points[0])
-        name = tasks if named[tasks] == 1 else f"{tasks}, settings {points[0].series}"
+        name = names[place]
         scores = [score for each in points if (score := each.score(metric)) is not None]
         low, high = _bounds(scores)
         yield Curve(
@@ -51,6 +51,21 @@ def _curves(run: ShownRun, metric: str, *, several: bool) -> Iterator[Curve]:
             run=run.number,
             color=run.number if several else place,
         )
+
+
+def _told_apart(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the tasks of evaluations, with as much of their settings as tells them apart."""
+    names = [_tasks(each) for each in evaluations]
+    episodes = [
+        f"{name}, {text(each.metrics.get('episodes'), 20)} episodes"
+        for name, each in zip(names, evaluations, strict=True)
+    ]
+    exact = [f"{name}, settings {each.series}" for name, each in zip(names, evaluations, strict=True)]
+    for candidates in (names, episodes):
+        if len(set(candidates)) == len(candidates):
+            return candidates
+    counts = Counter(names)
+    return [plain if counts[plain] == 1 else full for plain, full in zip(names, exact, strict=True)]
 
 
 def _tasks(evaluation: Evaluation) -> str:

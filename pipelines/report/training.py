@@ -90,7 +90,7 @@ def speed(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
         rows = [{"name": _TIMES[key], "value": value} for key, value in spent[runs[0].label].items()]
         columns = {"name": "part", "value": "seconds"}
         spec = bars(value="seconds", height=max(90, 34 * len(rows)))
-        shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages of `amago run`."))
+        shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages."))
     elif spent:
         rows = [
             {"name": label, "part": _TIMES[key], "value": value}
@@ -99,7 +99,7 @@ def speed(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
         ]
         columns = {"name": "run", "part": "part", "value": "seconds"}
         spec = bars(value="seconds", height=max(90, 34 * len(spent)), stacked=True)
-        shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages of `amago run`."))
+        shown.append(charts.rows("Where the time went", spec, rows, columns, "Wall time of the stages."))
     known = facts(_figures(runs[0], spent.get(runs[0].label, {}))) if len(runs) == 1 else None
     if not shown:
         return None

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
+from pipelines.report import live
 from pipelines.report.run_report import write_report
 from pipelines.runs.find import find_runs
 from pipelines.runs.stored import read_run
 from pipelines.stages.result import Result
-
-NAME = "report.html"
 
 
 def run(
@@ -33,7 +32,7 @@ def run(
             raise UsageError(
                 f"where to write the report of {len(paths)} runs?", hint="give --to, e.g. --to report.html"
             )
-        to = paths[0] / NAME
+        to = paths[0] / live.NAME
     listener(Notice(stage="report", text=f"reading {len(paths)} run{'s' * (len(paths) != 1)}", level="debug"))
     written = write_report(to, [read_run(path) for path in paths], sample=episodes, listener=listener)
     return Result(

@@ -12,6 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
+from pipelines.report import live
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
@@ -62,6 +64,19 @@ def run(
 
     `recipe` is recorded: which one this is, and how the settings differ from it.
     """
+    try:
+        result = _run(settings, run=run, listener=listener, fresh=fresh, recipe=recipe)
+    except Exception:
+        if settings.report:
+            live.write_stopped(run, listener)
+        raise
+    page = run / live.NAME
+    if not settings.report or (result.status == "skipped" and page.exists()):
+        return result
+    return replace(result, outputs=[*result.outputs, *live.write_final(run, listener)])
+
+
+def _run(settings: Settings, *, run: Path, listener: Listener, fresh: bool, recipe: Mapping[str, Any] | None) -> Result:
     if not settings.stages:
         raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
     if settings.collect.follow:
@@ -101,18 +116,19 @@ def run(
             ):
                 return runner.summary(seconds=time.monotonic() - started, status="skipped")
         forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=done_before)
-        with (
-            recording(run, listener) as told,
-            tracked(settings.track.to, directory, dump(settings), told),
-            ChainRunner(settings, directory) as runner,
-        ):
+        with contextlib.ExitStack() as stack:
+            told = stack.enter_context(recording(run, listener))
+            if settings.report:
+                told = stack.enter_context(live.refreshing(run, told))
+            stack.enter_context(tracked(settings.track.to, directory, dump(settings), told))
+            runner = stack.enter_context(ChainRunner(settings, directory))
             tell = forecast.listening(told)
             for number, step in enumerate(steps):
                 if number < done_before:
                     continue
-                runner.perform(step.entry.stage, step.settings, target=step.target, listener=tell)
+                spent = runner.perform(step.entry.stage, step.settings, target=step.target, listener=tell)
                 forecast.finish()
-                ledger.advance(number + 1)
+                ledger.advance(number + 1, spent)
             return runner.summary(seconds=time.monotonic() - started, status="done")
 
 
@@ -146,9 +162,23 @@ class ChainRunner:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def perform(self, stage: str, settings: Settings, *, target: int, listener: Listener = silent) -> None:
-        """Run one stage; `target` is the cumulative count that completes a collect or a train."""
+    def perform(self, stage: str, settings: Settings, *, target: int, listener: Listener = silent) -> dict[str, float]:
+        """Run one stage; `target` is the cumulative count at which `collect` or `train` is done.
+
+        Returns the seconds that its parts took, e.g. `collect.env` and `collect.policy`.
+        """
+        before, began = self._figures.get(stage), time.monotonic()
         self._perform[stage](settings, target, listener)
+        seconds, figures = time.monotonic() - began, self._figures.get(stage)
+        if figures is None or figures is before:  # nothing was left to do
+            figures = {}
+        if stage == "collect":
+            acting = figures.get("seconds", 0.0)
+            shares = {"env": figures.get("env_share", 0.0), "policy": figures.get("policy_share", 0.0)}
+            return _parts(stage, seconds, {name: share * acting for name, share in shares.items()}, rest="other")
+        if stage == "train":
+            return _parts(stage, seconds, {"data": figures.get("data_seconds", 0.0)}, rest="update")
+        return {stage: seconds}
 
     def _ingest(self, settings: Settings, target: int, listener: Listener) -> None:
         lake = located(settings.source.lake, self.directory.path)
@@ -311,26 +341,38 @@ class ChainRunner:
         return figures | {key: scores[key] for key in (*_SCORES, *_GAPS) if key in scores}
 
 
+def _parts(stage: str, seconds: float, parts: Mapping[str, float], *, rest: str) -> dict[str, float]:
+    """Return the seconds of the parts of a stage; what is not in `parts` is its `rest`."""
+    found = {f"{stage}.{name}": value for name, value in parts.items()}
+    return found | {f"{stage}.{rest}": max(0.0, seconds - sum(found.values()))}
+
+
 class _Ledger:
-    """Number of completed steps of the plan."""
+    """Number of completed steps of the plan, and the seconds that the parts of its stages took so far."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.passed = path, 0
+        self._seconds: dict[str, float] = {}
         if path.exists():
-            passed = (read_object(path) or {}).get("passed")
+            stored = read_object(path) or {}
+            passed, seconds = stored.get("passed"), stored.get("seconds")
             if not isinstance(passed, int):
                 raise IntegrityError(f"'{path}' is damaged", hint="restore it from a copy, or start over with --fresh")
             self.passed = passed
+            known = seconds.items() if isinstance(seconds, dict) else ()
+            self._seconds = {name: float(spent) for name, spent in known if isinstance(spent, int | float)}
 
-    def advance(self, passed: int) -> None:
+    def advance(self, passed: int, spent: Mapping[str, float]) -> None:
         self.passed = passed
-        write_atomically(self.path, json.dumps({"passed": passed}))
+        for name, seconds in spent.items():
+            self._seconds[name] = round(self._seconds.get(name, 0.0) + seconds, 3)
+        write_atomically(self.path, json.dumps({"passed": passed, "seconds": self._seconds}))
 
 
 def _erase(directory: RunDirectory) -> None:
     own = ("lake", "offline", "checkpoints", "evaluations", "videos", "export")
     for product in (directory.path / name for name in own):
         shutil.rmtree(product, ignore_errors=True)
-    records = ("metrics.jsonl", "track.json", "chain.json", progress.NAME)
+    records = ("metrics.jsonl", "track.json", "chain.json", progress.NAME, live.NAME)
     for file in (directory.path / name for name in records):
         file.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import torch
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
+from pipelines.data.batch import Batch
 from pipelines.data.mixture import Share
 from pipelines.data.prefetch import Prefetch
 from pipelines.errors import InputMissing, Interrupted
@@ -114,8 +115,17 @@ class Trainer:
         learnt = data.mixture.prioritise if train.per_alpha else None
         first = learner.update
         figures: dict[str, Any] = {"loss": self._last_loss()} if first >= target else {}
+        waited = 0.0
+
+        def draw(_: int) -> Batch:
+            nonlocal waited
+            asked = time.monotonic()
+            batch = batches.next()
+            waited += time.monotonic() - asked
+            return batch
+
         while learner.update < target:
-            self._recent.append(learner.step(lambda _: batches.next(), learnt))
+            self._recent.append(learner.step(draw, learnt))
             if text := self._cost.after(learner.update - first, target - first):
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0
@@ -142,6 +152,7 @@ class Trainer:
             "updates": learner.update,
             "updates_done": learner.update - first,
             "updates_per_second": (learner.update - first) / seconds if learner.update > first else 0.0,
+            "data_seconds": waited,
             **self._counts(data),
         }
 

@@ -114,8 +114,8 @@ def table_of(page: Any, chart: str) -> list[list[str]]:
 def test_the_table_behind_a_chart_has_its_data(browser: Browser, report: Path) -> None:
     head, *rows = table_of(drawn(browser.open(report).page), "Return")
     assert head[:3] == ["line", "gradient updates", "return"]
-    assert [row[:3] for row in rows if row[0] == "test tasks, settings 9318ba67"] == [
-        ["test tasks, settings 9318ba67", str(update), str(update / 50)] for update in (10, 20, 30, 40)
+    assert [row[:3] for row in rows if row[0] == "test tasks, 50 episodes"] == [
+        ["test tasks, 50 episodes", str(update), str(update / 50)] for update in (10, 20, 30, 40)
     ]
 
 

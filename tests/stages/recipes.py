@@ -11,6 +11,7 @@ from pipelines.events import Event, Listener, Progress
 from pipelines.stages.environment import env_model
 
 TINY: dict[str, Any] = {
+    "report": False,  # a page costs more than such a run
     "env": {"name": "tmaze", "corridor": 4},
     "agent": {
         "gammas": [0.9],

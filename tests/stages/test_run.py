@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipelines.errors import IntegrityError, Interrupted, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.report import live
 from pipelines.stages import evaluate
 from pipelines.stages import run as chain
 from pipelines.stages.environment import env_model
@@ -86,6 +88,39 @@ def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:
         "  95% interval",
     ]
     assert checkpoints.load(run / "checkpoints", "best").update == 6
+
+
+def test_a_chain_writes_a_page_and_records_where_its_time_went(tmp_path: Path) -> None:
+    began, run = time.monotonic(), tmp_path / "run"
+    settings = tiny(env=lake_env(), epochs=2, stages=STAGES, report=True)
+    result = chain.run(settings, run=run)
+    page = (run / "report.html").read_text()
+    assert result.outputs[-1] == run / "report.html"
+    assert "finished" in page
+    assert "Where the time went" in page
+    assert "cannot be shown" not in page
+    seconds = json.loads((run / "chain.json").read_text())["seconds"]
+    assert seconds.keys() == {
+        *("collect.env", "collect.policy", "collect.other", "train.data", "train.update", "evaluate", "export")
+    }
+    assert all(value >= 0 for value in seconds.values())
+    assert 0 < sum(seconds.values()) < time.monotonic() - began
+    (run / "report.html").unlink()
+    again = chain.run(settings, run=run)
+    assert again.status == "skipped"
+    assert (run / "report.html").exists()
+    chain.run(settings.model_copy(update={"report": False}), run=tmp_path / "other")
+    assert not (tmp_path / "other/report.html").exists()
+
+
+def test_the_page_of_a_stopped_chain_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_FIRST_SECONDS", 0.0)
+    settings = tiny(env=lake_env(), epochs=3, stages=STAGES, report=True)
+    with pytest.raises(Interrupted):
+        chain.run(settings, run=tmp_path / "run", listener=stopping(6))
+    assert "interrupted" in (tmp_path / "run/report.html").read_text()
+    assert chain.run(settings, run=tmp_path / "run").status == "done"
+    assert "finished" in (tmp_path / "run/report.html").read_text()
 
 
 def test_a_finished_chain_is_skipped(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""The page of a run that is being trained: refreshed now and then, written whole at the end, and never in the way.
+
+While the run is in progress a page has neither lakes nor episodes and costs about .2 s. The next one waits for a
+multiple of what the last one took, so that pages take less than 2% of a run's time. What goes wrong in a page costs a
+notice, not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import is_stop
+from pipelines.events import Event, Listener, Notice, Progress
+from pipelines.report.run_report import write_report
+from pipelines.runs.stored import read_run
+
+NAME = "report.html"
+_FIRST_SECONDS = 20.0
+_LEAST_SECONDS = 20.0
+_PAUSE = 75  # times what the last page took
+_EPISODES = 3
+
+
+@contextlib.contextmanager
+def refreshing(
+    run: Path,
+    listener: Listener,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    write: Callable[[], Any] | None = None,
+) -> Iterator[Listener]:
+    """Yield a listener that also refreshes the page of `run` while there is progress."""
+    due = clock() + _FIRST_SECONDS
+    refresh = write or (lambda: _written(run, listener, sample=0, lakes=False))
+
+    def tell(event: Event) -> None:
+        nonlocal due
+        listener(event)
+        if isinstance(event, Progress) and (began := clock()) >= due:
+            refresh()
+            ended = clock()
+            due = ended + max(_LEAST_SECONDS, _PAUSE * (ended - began))
+
+    yield tell
+
+
+def write_final(run: Path, listener: Listener) -> list[Path]:
+    """Write the whole page of a run that has ended; return it, or nothing where that is impossible."""
+    return [run / NAME] if _written(run, listener, sample=_EPISODES, lakes=True) else []
+
+
+def write_stopped(run: Path, listener: Listener) -> None:
+    """Refresh the page of a run that was stopped or failed, if it has one."""
+    if (run / NAME).exists():
+        _written(run, listener, sample=0, lakes=False)
+
+
+def _written(run: Path, listener: Listener, *, sample: int, lakes: bool) -> bool:
+    try:
+        write_report(run / NAME, [read_run(run)], sample=sample, lakes=lakes)
+    except Exception as error:  # of any kind: a page is not worth a run
+        if is_stop(error):
+            raise
+        listener(Notice(stage="report", text=f"'{run / NAME}' cannot be written: {error}", level="warning"))
+        return False
+    return True
