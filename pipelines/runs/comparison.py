@@ -24,7 +24,7 @@ Statistic = Literal["iqm", "mean"]
 Axis = Literal["updates", "steps", "seconds"]
 # Settings that decide how a run is carried out, not what it does.
 _NOT_COMPARED = (
-    *("about", "expected", "seed", "collect.workers", "collect.on_env_error", "collect.env_timeout_seconds"),
+    *("about", "expected", "seed", "report", "collect.workers", "collect.on_env_error", "collect.env_timeout_seconds"),
     *(f"train.{name}" for name in ("threads", "device", "prefetch", "compile", "refresh_seconds", "log_every")),
     *(f"train.{name}" for name in ("checkpoint_every", "keep_checkpoints", "verify")),
 )
