@@ -24,6 +24,7 @@ from amago_cli.commands import (
     report,
     run,
     settings,
+    sweep,
     train,
     watch,
 )
@@ -84,6 +85,7 @@ def amago(
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
+    ("Stages", (sweep.sweep,)),
     ("Inspect", (compare.compare, report.report, watch.watch, envs.envs, examples.examples, settings.settings)),
     ("Inspect", (doctor.doctor, completion.completion)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 
@@ -18,3 +19,14 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS)
     os._exit(0)
+
+
+def stop_with_parent() -> None:
+    """Send SIGTERM to this process soon after its parent has ended, so that it stops at its next safe point."""
+    threading.Thread(target=_watch_to_stop, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch_to_stop(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
