@@ -26,6 +26,7 @@ from amago_cli.commands import (
     settings,
     sweep,
     train,
+    view,
     watch,
 )
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
@@ -86,8 +87,8 @@ _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
     ("Stages", (sweep.sweep,)),
-    ("Inspect", (compare.compare, report.report, watch.watch, envs.envs, examples.examples, settings.settings)),
-    ("Inspect", (doctor.doctor, completion.completion)),
+    ("Inspect", (compare.compare, report.report, view.view, watch.watch)),
+    ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )
 for _panel, _functions in _COMMANDS:
     for _function in _functions:
@@ -135,6 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return outcome
             output_of(invocation).show(outcome)
             sys.stdout.flush()
+            if (then := getattr(outcome, "then", None)) is not None:
+                with stoppable(), trust.only(words):
+                    then()
             if not (invocation.json or invocation.quiet) and (step := next_step.line(outcome)) is not None:
                 print(step, file=sys.stderr)
             return 0

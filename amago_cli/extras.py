@@ -25,6 +25,7 @@ _MODULES = {
     "tensorboard": ("tensorboard", "PIL"),
     "trackio": ("trackio",),
     "video": ("av",),
+    "view": ("starlette", "uvicorn"),
     "wandb": ("wandb",),
 }
 _SECONDS = 120

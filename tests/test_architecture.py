@@ -20,6 +20,7 @@ LONGEST_FILE = 400
 LAYERS = (
     ("amago_cli",),
     ("stages",),
+    ("view",),
     ("report",),
     ("runs",),
     ("training", "evaluation", "export"),
@@ -45,6 +46,8 @@ ONLY_IN = {
     "botocore": ("pipelines/lake/remote/s3.py",),
     "flash_attn": ("pipelines/nets/attention.py",),
     "vl_convert": ("pipelines/report/",),
+    "starlette": ("pipelines/view/",),
+    "uvicorn": ("amago_cli/commands/view.py",),
     "typer": ("amago_cli/",),
     "rich": ("amago_cli/",),
     "tqdm": ("amago_cli/",),

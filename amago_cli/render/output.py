@@ -33,11 +33,13 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text to print verbatim; `fields` hold its content for JSON."""
+    """A text to print verbatim; `fields` hold its content for JSON. `then` is called once it is printed, e.g. to serve
+    requests until a signal."""
 
     text: str
     status: str = "done"
     fields: Mapping[str, Any] = field(default_factory=dict)
+    then: Callable[[], None] | None = None
 
 
 @runtime_checkable

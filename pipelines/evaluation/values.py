@@ -44,9 +44,9 @@ class Values:
         self.update, self.window = checkpoint.update, int(checkpoint.record["context_length"])
         self.discounts: tuple[float, ...] = self._agent.gammas
 
-    def __call__(self, trajectory: Trajectory, schema: Schema) -> dict[str, np.ndarray]:
+    def __call__(self, trajectory: Trajectory, schema: Schema, *, offset: int = 0) -> dict[str, np.ndarray]:
         """Return each of `FIGURES`: (T, discounts) float32, in reward units. InputMissing if the trajectory's spaces
-        differ from those of the agent."""
+        differ from those of the agent. `offset`: the step at which the given part of a longer trajectory begins."""
         ours = self._agent.spaces
         if schema.spaces != ours:
             differs = "; ".join(difference(ours, schema.spaces, ("trained on", "in the lake")))
@@ -55,15 +55,15 @@ class Values:
             )
         steps = trajectory.length
         out = {name: np.full((steps, len(self.discounts)), np.nan, np.float32) for name in FIGURES}
-        for batch, kept in self._windows(trajectory.columns, steps):
+        for batch, kept in self._windows(trajectory.columns, steps, offset):
             found = inspect(self._agent, TensorBatch.from_numpy(batch, ours), seed=self._seed)
-            for place, (start, first) in enumerate(zip(batch.start.tolist(), kept, strict=True)):
+            for place, (start, first) in enumerate(zip((batch.start - offset).tolist(), kept, strict=True)):
                 stop = min(start + self.window, steps)
                 for name, figure in out.items():
                     figure[first:stop] = found[name][place, first - start : stop - start]
         return out
 
-    def _windows(self, columns: Mapping[str, np.ndarray], steps: int) -> Iterator[tuple[Batch, list[int]]]:
+    def _windows(self, columns: Mapping[str, np.ndarray], steps: int, offset: int) -> Iterator[tuple[Batch, list[int]]]:
         """Yield batches of windows, with the first step to evaluate in each."""
         half = max(self.window // 2, 1)
         starts = [0, *range(half, steps - self.window + half, half)] if steps > self.window else [0]
@@ -74,7 +74,7 @@ class Values:
             lengths = np.minimum(steps - start, self.window) + 1
             rows = int(lengths.max())
             cut = {name: _stacked(column, start, lengths, rows) for name, column in columns.items()}
-            yield Batch(columns=cut, lengths=lengths, start=start), firsts[at : at + count]
+            yield Batch(columns=cut, lengths=lengths, start=start + offset), firsts[at : at + count]
 
 
 def _stacked(column: np.ndarray, start: np.ndarray, lengths: np.ndarray, rows: int) -> np.ndarray:

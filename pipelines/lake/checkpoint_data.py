@@ -80,7 +80,7 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
 
 def _as_of(snapshot: Mapping[str, Any], update: int) -> dict[str, Any]:
     """Cut a snapshot to what could be drawn for the first `update` updates."""
-    seen = max((int(count) for at, count in snapshot["history"] if at < update), default=0)
+    seen = max((int(count) for at, count in snapshot["history"] if at <= update), default=0)
     return {**snapshot, "segments": list(snapshot["segments"])[:seen]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +79,13 @@ def test_who_cannot_judge_is_named(tmp_path: Path) -> None:
         values(next(reading.trajectories(lake)), lake.only_schema())
     with pytest.raises(InputMissing, match="no run at"):
         Values(str(tmp_path / "none"))
+
+
+def test_a_part_of_a_trajectory_is_at_its_place_in_time(tmp_path: Path) -> None:
+    home = trained(tmp_path / "run", train={"context_length": 9})
+    lake, values = Lake.open(home), Values(str(home))
+    trajectory = next(reading.trajectories(lake))
+    part = replace(trajectory, columns={name: column[2:] for name, column in trajectory.columns.items()})
+    expected, figures = judged(home, 2, 5), values(part, lake.only_schema(), offset=2)
+    for name in set(FIGURES) - {"target"}:
+        np.testing.assert_allclose(figures[name], expected[name][0], atol=1e-5, err_msg=name)

@@ -70,10 +70,15 @@ update bookkeeping.rows set live = not live where rowid in (
 
 
 def query(
-    lake: Lake, text: str, *, limits: QueryLimits | None = None, listener: Listener = silent
+    lake: Lake,
+    text: str,
+    *,
+    limits: QueryLimits | None = None,
+    most: int | None = None,
+    listener: Listener = silent,
 ) -> tuple[list[str], sql.Rows]:
-    """Return the column names and rows of one SELECT. UsageError, with the parser's message and the place, for anything
-    else.
+    """Return the column names and rows, `most` of them at most, of one SELECT. UsageError, with the parser's message
+    and the place, for anything else.
 
     `limits`: the text comes from a user, and runs in the helper process within these limits.
     """
@@ -81,11 +86,11 @@ def query(
     def ask() -> tuple[list[str], sql.Rows]:
         if limits is not None:
             found: tuple[list[str], sql.Rows] = sandbox.ask(
-                "answer", {"text": text}, limits, lake=lake, listener=listener
+                "answer", {"text": text, "most": most}, limits, lake=lake, listener=listener
             )
             return found
         with reading(lake, listener) as connection:
-            return sql.answer(connection, lake, text, listener=listener)
+            return sql.answer(connection, lake, text, most=most, listener=listener)
 
     return sql.healed(ask)
 

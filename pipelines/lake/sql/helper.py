@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.config.parent import end_with_parent
 from pipelines.errors import AmagoError, StorageError
-from pipelines.lake.sql import catalog, expression, selection, tables
+from pipelines.lake.sql import catalog, expression, pages, selection, tables
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql.sandbox import LimitReached, QueryLimits, receive, send
 from pipelines.lake.storage import LocalStorage
@@ -26,7 +26,13 @@ _KEPT_BYTES = 256 << 20  # that questions may leave behind
 
 Tell = Callable[[str, Any], None]
 
-ON_A_LAKE: Mapping[str, Callable[..., Any]] = {"answer": sql.answer, "select": selection.choose}
+ON_A_LAKE: Mapping[str, Callable[..., Any]] = {
+    "answer": sql.answer,
+    "select": selection.choose,
+    "page": pages.page,
+    "count": pages.count,
+    "curve": pages.curve,
+}
 ON_VALUES: Mapping[str, Callable[..., Any]] = {
     "check": expression.check,
     "evaluate": expression.evaluate,

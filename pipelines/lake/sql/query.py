@@ -95,10 +95,15 @@ def problems(connection: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def answer(
-    connection: duckdb.DuckDBPyConnection, lake: Lake, text: str, *, listener: Listener = silent
+    connection: duckdb.DuckDBPyConnection,
+    lake: Lake,
+    text: str,
+    *,
+    most: int | None = None,
+    listener: Listener = silent,
 ) -> tuple[list[str], Rows]:
-    """Return the column names and rows of one SELECT. UsageError, with the parser's message and the place, for anything
-    else.
+    """Return the column names and rows, `most` of them at most, of one SELECT. UsageError, with the parser's message
+    and the place, for anything else.
     """
     with in_users_words({1: text}):
         statements = connection.extract_statements(text)
@@ -109,7 +114,8 @@ def answer(
     with in_users_words({1: text}):
         offer(connection, lake, inner, listener)
         result = connection.execute(text)
-        return [column[0] for column in result.description or []], result.fetchall()
+        rows = result.fetchall() if most is None else result.fetchmany(most)
+        return [column[0] for column in result.description or []], rows
 
 
 class ParsedQuery:

@@ -71,13 +71,13 @@ def choose(
     start, end = "(select * from trajectories where " + (" and ".join(conditions) or "true"), ") as trajectories"
     rows, value = [start, end], ["1.0"]
     if where.strip():
-        _expect(connection, lake, where, _PREDICATE, rows)
-        rows = [start, " and (\n", _Users(where), "\n)", end]
+        expect_predicate(connection, lake, where, rows)
+        rows = [start, " and (\n", UsersText(where), "\n)", end]
     if weight.strip():
         _expect(connection, lake, weight, _WEIGHT, rows)
-        value = ["(\n", _Users(weight), "\n)"]
+        value = ["(\n", UsersText(weight), "\n)"]
     query = ["select unhex(uid) as uid, ", *value, "::double as weight from ", *rows]
-    with _running(connection, lake, query) as found:
+    with running(connection, lake, query) as found:
         uids, weights, missing = _fetched(found.to_arrow_reader(65_536))
     order = np.argsort(uids)
     uids = uids[order]
@@ -104,16 +104,16 @@ _WEIGHT = _Kind(
 )
 
 
-class _Users(str):
+class UsersText(str):
     """The part of a query that a user wrote."""
 
 
 @contextlib.contextmanager
-def _running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
+def running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
     """Run the query made of the parts; errors point into the user's text."""
     query, begins, line = "".join(parts), {}, 1
     for part in parts:
-        if isinstance(part, _Users):
+        if isinstance(part, UsersText):
             begins[line] = str(part)
         line += part.count("\n")
     try:
@@ -129,10 +129,15 @@ def _running(connection: Any, lake: Lake, parts: list[str]) -> Iterator[Any]:
         raise
 
 
+def expect_predicate(connection: Any, lake: Lake, text: str, rows: list[str]) -> None:
+    """Raise UsageError unless the text is one predicate over `rows`."""
+    _expect(connection, lake, text, _PREDICATE, rows)
+
+
 def _expect(connection: Any, lake: Lake, text: str, kind: _Kind, rows: list[str]) -> None:
     """Raise UsageError unless the text is one expression of the right type in `rows`."""
     sql.check_expression(connection, text)
-    with _running(connection, lake, ["select (\n", _Users(text), "\n) from ", *rows, " limit 0"]) as found:
+    with running(connection, lake, ["select (\n", UsersText(text), "\n) from ", *rows, " limit 0"]) as found:
         given = str(found.description[0][1])
     if not given.startswith(kind.types) or given.endswith("]"):
         raise UsageError(f"SQL: '{text.strip()}' is not a {kind.name}: its type is {given}", hint=kind.hint)

@@ -139,6 +139,7 @@ def add_segment(lake: Lake, schema: Schema, count: int, *, hour: str, number: in
         "kind": "steps",
         "schema": schema.id,
         "writer": writer,
+        "sequence": number,
         "t_commit": 1e9 + number,
         "rows": 2 * count,
         "columns": {name: segment.checksum(array) for name, array in values.items()},

@@ -1,0 +1,199 @@
+"""Pages of the table `trajectories`: those that match a user's predicate, in an order, some at a time.
+
+A page begins after, or ends before, a trajectory that is named by its uid, so that a page in the middle of a million
+costs as much as the first one. Text is cut, so that a page has a bounded size. The functions that take a connection run
+in the helper process.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipelines.errors import UsageError
+from pipelines.lake.sql import query as sql
+from pipelines.lake.sql import sandbox
+from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.sql.selection import UsersText, expect_predicate, running
+
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
+MOST_ROWS = 500
+_LETTERS = 400
+_SHOWN_ATTEMPTS = 200
+_TEXTS = (
+    *("uid", "env", "task", "source", "policy_id", "collector", "goal_text", "base_uid", "relabel_method"),
+    *("segment", "schema"),
+)
+_NUMBERS = (
+    *("return", "length", "success", "policy_version", "t_commit", "t_start", "t_end", "epsilon", "seed"),
+    *("terminated", "truncated", "base_offset", "row0"),
+)
+ORDERS = (*_TEXTS, *_NUMBERS)
+"""Columns that a page can be in the order of."""
+_TAGS = "array_to_string(list_transform(map_entries(tags), e -> e.key || '=' || e.value), ', ')"
+_CELLS = ", ".join(
+    [
+        *(f'left("{name}", {_LETTERS}) as "{name}"' for name in _TEXTS),
+        *(f'"{name}"' for name in _NUMBERS),
+        f"attempts[:{_SHOWN_ATTEMPTS}] as attempts",
+        f"left({_TAGS}, {_LETTERS}) as tags",
+    ]
+)
+_FINITE = "and isfinite(x) and isfinite(y)"
+
+
+class TrajectoryPage(NamedTuple):
+    """Rows of `columns`. `start`: the position of the first one among all that match; `more`: whether others follow."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+    start: int
+    more: bool
+
+
+def fetch_page(
+    lake: Lake,
+    *,
+    where: str = "",
+    order: str = "t_commit",
+    descending: bool = True,
+    after: str = "",
+    before: str = "",
+    rows: int = 100,
+    limits: QueryLimits,
+) -> TrajectoryPage:
+    """Return the page that begins after the trajectory `after`, or ends before `before`, or is the first one.
+
+    NULL is last in either direction; equal values are in the order of their uids. UsageError for wrong SQL, and for an
+    order or uid that there cannot be.
+    """
+    if order not in ORDERS:
+        raise UsageError(f"trajectories cannot be sorted by '{order}'", hint=f"by {', '.join(ORDERS)}")
+    for uid in (after, before):
+        if uid and not is_uid(uid):
+            raise UsageError(f"'{uid}' is not a uid", hint="a uid has 32 hex digits")
+    arguments = {
+        "where": where,
+        "order": order,
+        "descending": descending,
+        "anchor": after or before,
+        "backwards": bool(before and not after),
+        "most": max(1, min(rows, MOST_ROWS)),
+    }
+    return TrajectoryPage(*sql.healed(lambda: sandbox.ask("page", arguments, limits, lake=lake)))
+
+
+def fetch_count(lake: Lake, where: str, *, limits: QueryLimits) -> dict[str, Any]:
+    """Return `trajectories`, `steps`, `return_mean` and `success_mean` of those that match."""
+    found: dict[str, Any] = sql.healed(lambda: sandbox.ask("count", {"where": where}, limits, lake=lake))
+    return found
+
+
+def fetch_curve(lake: Lake, where: str, *, across: str, bins: int, limits: QueryLimits) -> list[dict[str, Any]]:
+    """Return the returns of those that match in `bins` equal intervals of the column `across`, empty ones left out:
+    `x` (mean), `trajectories`, `mean`, `low` and `high` (10 and 90%), `success`.
+    """
+    if across not in _NUMBERS:
+        raise UsageError(f"no curve over '{across}'", hint=f"over {', '.join(_NUMBERS)}")
+    arguments = {"where": where, "across": across, "bins": max(1, min(bins, 500))}
+    found: list[dict[str, Any]] = sql.healed(lambda: sandbox.ask("curve", arguments, limits, lake=lake))
+    return found
+
+
+def is_uid(text: str) -> bool:
+    """Return whether `text` has the form of a uid."""
+    return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
+
+
+def page(
+    connection: Any, lake: Lake, where: str, order: str, descending: bool, anchor: str, backwards: bool, most: int
+) -> tuple[list[str], list[tuple[Any, ...]], int, bool]:
+    """Return the fields of a `TrajectoryPage`. Runs in the helper process."""
+    matching = _matching(connection, lake, where)
+    start, beyond = 0, ""
+    if anchor:
+        found = connection.execute(f'select "{order}" from trajectories where uid = ?', [anchor]).fetchall()
+        if found:  # otherwise it expired: begin at the first page
+            beyond = _beyond(order, found[0][0], anchor, descending=descending, backwards=backwards)
+            with running(connection, lake, ["select count(*) from ", *matching, f" where {beyond}"]) as counted:
+                ((others,),) = counted.fetchall()
+            with running(connection, lake, ["select count(*) from ", *matching]) as counted:
+                ((every,),) = counted.fetchall()
+            start = max(others - most, 0) if backwards else every - others
+    backwards = backwards and bool(beyond)
+    direction, nulls = ("desc" if descending != backwards else "asc"), ("first" if backwards else "last")
+    tie = "desc" if backwards else "asc"
+    query = [
+        f"select {_CELLS} from (select * from ",
+        *matching,
+        f' where {beyond or "true"} order by "{order}" {direction} nulls {nulls}, uid {tie} limit {most + 1}) as shown',
+        f' order by shown."{order}" {direction} nulls {nulls}, shown.uid {tie}',
+    ]
+    with running(connection, lake, query) as result:
+        names, rows = [column[0] for column in result.description], result.fetchall()
+    others_follow = len(rows) > most
+    rows = rows[:most]
+    if backwards:
+        rows.reverse()
+        others_follow = True
+    return names, rows, start, others_follow
+
+
+def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
+    """Summarise those that match. Runs in the helper process."""
+    text = (
+        "select count(*) as trajectories, coalesce(sum(length), 0)::bigint as steps,"
+        ' avg("return") filter (where isfinite("return")) as return_mean, avg(success::int) as success_mean from '
+    )
+    with running(connection, lake, [text, *_matching(connection, lake, where)]) as result:
+        names = [column[0] for column in result.description]
+        return dict(zip(names, result.fetchall()[0], strict=True))
+
+
+def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> list[dict[str, Any]]:
+    """Bin the returns of those that match. Runs in the helper process."""
+    query = [
+        f'with shown as materialized (select "{across}"::double as x, "return" as y, success::int as s from ',
+        *_matching(connection, lake, where),
+        f" where x is not null and y is not null {_FINITE}),",
+        " edges as (select min(x) as low, max(x) as high from shown)",
+        f" select avg(x) as x, count(*) as trajectories, avg(y) as mean, quantile_cont(y, 0.1) as low,"
+        f" quantile_cont(y, 0.9) as high, avg(s) as success from (select x, y, s,"
+        f" case when edges.high > edges.low then least(floor({bins} * (x - edges.low) / (edges.high - edges.low)),"
+        f" {bins - 1}) else 0 end as bin from shown, edges) as binned group by bin order by bin",
+    ]
+    with running(connection, lake, query) as result:
+        names = [column[0] for column in result.description]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def _matching(connection: Any, lake: Lake, where: str) -> list[str]:
+    """Return the parts of a query's FROM clause for the trajectories that match a user's predicate."""
+    if not where.strip():
+        return ["trajectories"]
+    expect_predicate(connection, lake, where, ["trajectories"])
+    return ["(select * from trajectories where (\n", UsersText(where), "\n)) as trajectories"]
+
+
+def _beyond(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
+    """Return the condition for rows after a row in the order, or before it."""
+    column, sign = f'"{order}"', "<" if backwards else ">"
+    if value is None:
+        same = f"({column} is null and uid {sign} '{uid}')"
+        return f"({column} is not null or {same})" if backwards else same
+    literal = _literal(value)
+    further = ">" if descending == backwards else "<"
+    beyond = f"{column} {further} {literal} or ({column} = {literal} and uid {sign} '{uid}')"
+    return f"({beyond})" if backwards else f"({beyond} or {column} is null)"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"'{value!r}'::double" if math.isfinite(value) else f"'{value}'::double"
+    return str(int(value))

@@ -1,0 +1,103 @@
+"""Who may ask the local server for what: checks before a request, headers of every response.
+
+The server shows experience, and evaluates SQL, to its user only. Other users of the machine lack the token. Pages of
+other sites in the user's browser lack it too, cannot read a response (no CORS), cannot become our host by DNS (the Host
+header is checked), and cannot frame a page. Scripts run only from our own files, so text of a lake stays text.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HOSTS = frozenset({"127.0.0.1", "localhost"})
+_POLICY = "; ".join(
+    [
+        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data: blob:"),
+        *("connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+    ]
+)
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+    "permissions-policy": "camera=(), microphone=(), geolocation=(), interest-cohort=()",
+}
+_READS = ("GET", "HEAD")
+_NO_TOKEN = "Open the address that `amago view` printed: it has the token of this server.\n"
+
+
+class GuardedApp:
+    """An application that answers only requests with the token, for this host, that do not write.
+
+    `posts`: the paths that may be sent a query. `port` distinguishes the cookies of several servers on one host.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, port: int, posts: frozenset[str]) -> None:
+        self._app, self._token, self._posts = app, token, posts
+        self._cookie = f"amago_view_{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        if scope["type"] != "http":  # a websocket
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refusal = self._refusal(scope)
+        await (self._app if refusal is None else refusal)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Return the response to a request that is refused, or redirected; None for one that may pass."""
+        headers, path = Headers(scope=scope), scope["path"]
+        if not _is_ours(headers.get("host", "")):
+            return PlainTextResponse("This server answers for 127.0.0.1 and localhost only.\n", 421)
+        if scope["method"] not in _READS and not (scope["method"] == "POST" and path in self._posts):
+            return PlainTextResponse("This server only reads.\n", 405, {"allow": ", ".join(_READS)})
+        if _is_of_another_site(headers, path):
+            return PlainTextResponse("Requests from other sites are refused.\n", 403)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if path == "/" and self._is_token(given):
+            response = RedirectResponse("/", 303)  # the address no longer has the token; what is after # remains
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+            return response
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        if self._is_token(cookie) or (scheme.lower() == "bearer" and self._is_token(bearer)):
+            return None
+        return PlainTextResponse(_NO_TOKEN, 403)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode())
+
+
+def _is_ours(host: str) -> bool:
+    """Return whether a Host header names this machine; any port, as one may be forwarded."""
+    name, _, port = host.partition(":")
+    return name.lower() in _HOSTS and (not port or port.isdigit())
+
+
+def _is_of_another_site(headers: Headers, path: str) -> bool:
+    """Return whether a browser says that another origin sent this. A link elsewhere may lead to the page itself."""
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        return True
+    return path != "/" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")

@@ -1,0 +1,180 @@
+"""The local server of `amago view`: JSON of a `LakeViewer`, its pictures, and the static files of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pipelines.errors import AmagoError, InputMissing, IntegrityError, StorageError, UsageError
+from pipelines.report.bundle import charting_script
+from pipelines.view.guard import GuardedApp
+from pipelines.view.viewer import LakeViewer
+
+_KINDS = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_FILES = (
+    *("index.html", "style.css", "icon.svg"),
+    *("app.js", "api.js", "charts.js", "dom.js", "format.js", "query.js", "state.js", "table.js", "timeline.js"),
+    *("trajectory.js", "frames.js", "overview.js"),
+)
+_SQL = "/api/sql"
+_MOST_BODY = 64 << 10
+_STATUS: tuple[tuple[type[AmagoError], int], ...] = ((UsageError, 400), (InputMissing, 404), (IntegrityError, 500))
+
+
+def application(viewer: LakeViewer, *, token: str, port: int) -> ASGIApp:
+    """Return the ASGI application that shows a lake to those who have the token."""
+    routes = [
+        Route("/", partial(_static, "index.html")),
+        *(Route(f"/{name}", partial(_static, name)) for name in _FILES[1:]),
+        Route("/vega.js", _vega),
+        *(Route(path, partial(_answer, viewer, ask)) for path, ask in _ASKED.items()),
+        *(Route(path, partial(_picture, viewer, ask)) for path, ask in _PICTURES.items()),
+        Route(_SQL, partial(_sql, viewer), methods=["POST"]),
+    ]
+    return GuardedApp(Starlette(routes=routes), token=token, port=port, posts=frozenset({_SQL}))
+
+
+@cache
+def _file(name: str) -> bytes:
+    return resources.files("pipelines.view").joinpath("static", name).read_bytes()
+
+
+async def _static(name: str, request: Request) -> Response:
+    return Response(_file(name), headers={"content-type": _KINDS[name.rpartition(".")[2]]})
+
+
+async def _vega(request: Request) -> Response:
+    script = await run_in_threadpool(charting_script)
+    headers = {"content-type": _KINDS["js"], "cache-control": "private, max-age=86400"}
+    return Response(script, headers=headers)
+
+
+class _Query:
+    """The parameters of a request."""
+
+    def __init__(self, request: Request) -> None:
+        self._given = request.query_params
+
+    def text(self, name: str) -> str:
+        return self._given.get(name, "")
+
+    def texts(self, name: str) -> list[str]:
+        return self._given.getlist(name)
+
+    def number(self, name: str, default: int) -> int:
+        """Return a whole number. UsageError for anything else."""
+        text = self._given.get(name, "")
+        if not text:
+            return default
+        if len(text) > 15 or not text.removeprefix("-").isdecimal():
+            raise UsageError(f"'{name}' is a whole number")
+        return int(text)
+
+
+def _page(viewer: LakeViewer, uid: str, given: _Query) -> Any:
+    order = given.text("order") or "-t_commit"
+    return viewer.page(
+        where=given.text("where"),
+        order=order.removeprefix("-"),
+        descending=order.startswith("-"),
+        after=given.text("after"),
+        before=given.text("before"),
+        rows=given.number("rows", 100),
+    )
+
+
+def _curve(viewer: LakeViewer, uid: str, given: _Query) -> Any:
+    return viewer.curve(given.text("where"), given.text("across") or "t_commit", given.number("bins", 60))
+
+
+def _steps(viewer: LakeViewer, uid: str, given: _Query) -> Any:
+    start, stop = given.number("start", 0), given.number("stop", 2**53)
+    return viewer.steps(uid, start, stop, given.number("points", 1000), given.texts("column"))
+
+
+_ASKED: Mapping[str, Callable[[LakeViewer, str, _Query], Any]] = {
+    "/api/lake": lambda viewer, uid, given: viewer.about(),
+    "/api/state": lambda viewer, uid, given: viewer.state(),
+    "/api/trajectories": _page,
+    "/api/count": lambda viewer, uid, given: viewer.count(given.text("where")),
+    "/api/curve": _curve,
+    "/api/trajectory/{uid}": lambda viewer, uid, given: viewer.trajectory(uid),
+    "/api/origin/{uid}": lambda viewer, uid, given: viewer.origin(uid),
+    "/api/steps/{uid}": _steps,
+    "/api/values/{uid}": lambda viewer, uid, given: viewer.values(
+        uid, given.number("start", 0), given.number("stop", 2**53)
+    ),
+}
+_PICTURES: Mapping[str, Callable[[LakeViewer, str, _Query], bytes]] = {
+    "/api/frame/{uid}": lambda viewer, uid, given: viewer.frame(
+        uid, given.text("column"), given.number("step", 0), given.number("side", 512)
+    ),
+    "/api/strip/{uid}": lambda viewer, uid, given: viewer.strip(
+        uid,
+        given.text("column"),
+        given.number("start", 0),
+        given.number("stop", 2**53),
+        given.number("count", 16),
+        given.number("side", 96),
+    ),
+}
+
+
+async def _answer(viewer: LakeViewer, ask: Callable[[LakeViewer, str, _Query], Any], request: Request) -> Response:
+    return await _said(lambda: ask(viewer, request.path_params.get("uid", ""), _Query(request)))
+
+
+async def _picture(viewer: LakeViewer, ask: Callable[[LakeViewer, str, _Query], bytes], request: Request) -> Response:
+    def draw() -> Response:
+        return Response(ask(viewer, request.path_params["uid"], _Query(request)), media_type="image/png")
+
+    return await _said(draw)
+
+
+async def _sql(viewer: LakeViewer, request: Request) -> Response:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return JSONResponse({"error": "a query is sent as JSON"}, 415)
+    body = b""
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_BODY:
+                return JSONResponse({"error": f"a query has at most {_MOST_BODY:,} bytes"}, 413)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    try:
+        text = json.loads(body)["sql"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = None
+    if not isinstance(text, str):
+        return JSONResponse({"error": 'a query is {"sql": "select ..."}'}, 400)
+    return await _said(lambda: viewer.query(text))
+
+
+async def _said(ask: Callable[[], Any]) -> Response:
+    """Return the answer of the engine, run in a thread, or its error."""
+    try:
+        found = await run_in_threadpool(ask)
+    except AmagoError as error:
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+        return JSONResponse({"error": error.message, "hint": error.hint}, status)
+    except StorageError as error:
+        return JSONResponse({"error": f"object store: {error}"}, 502)
+    except OSError as error:
+        return JSONResponse({"error": f"cannot read the lake: {error.strerror or error}"}, 500)
+    return found if isinstance(found, Response) else JSONResponse(found)

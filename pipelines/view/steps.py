@@ -1,0 +1,117 @@
+"""Steps of one trajectory: a few rows of a few columns, wherever they are stored.
+
+A trajectory is located by the SQL index, so that the footers of a large lake need not be read. What is read at a time
+is bounded, whatever the length of the trajectory and the width of its columns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pipelines.errors import InputMissing, UsageError
+from pipelines.lake.schema import Schema
+from pipelines.lake.segment import OpenSegments
+from pipelines.lake.sql import catalog
+from pipelines.lake.sql.pages import is_uid
+from pipelines.lake.store import Lake
+
+_LETTERS = 20_000  # of a text in a trajectory's facts
+_TEXTS = (
+    *("env", "task", "source", "policy_id", "collector", "goal_text", "relabel_method", "segment", "schema"),
+    *("uid", "base_uid"),
+)
+_FACTS = f"""
+select {", ".join(f"left(t.{name}, {_LETTERS}) as {name}" for name in _TEXTS)},
+       t.row0, t.length, t.policy_version, t.seed, t."return", t.success, t.attempts[:1000] as attempts, t.terminated,
+       t.truncated, t.epsilon, t.t_start, t.t_end, t.t_commit, t.base_offset,
+       list_transform(map_entries(t.tags)[:100], e -> [left(e.key, 200), left(e.value, {_LETTERS})]) as tags,
+       b.segment as base_segment, b.row0 + t.base_offset as base_row0, s.columns as stored
+from (from trajectories where uid = '{{uid}}') t
+left join trajectories b on b.uid = t.base_uid left join segments s on s.segment = t.segment
+"""
+_KEPT = 64  # trajectories whose place is remembered
+_OPEN_FILES = 16
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class StoredTrajectory:
+    """A trajectory's row of the table `trajectories`, its schema, and where its columns are: those in `stored` in the
+    file of `segment` from `row0` on, the others (of an overlay) in that of its base.
+    """
+
+    facts: dict[str, Any]
+    schema: Schema
+
+    @property
+    def uid(self) -> str:
+        return str(self.facts["uid"])
+
+    @property
+    def length(self) -> int:
+        """T, the number of actions."""
+        return int(self.facts["length"])
+
+    @property
+    def changed(self) -> list[str]:
+        """The columns that an overlay stores; none of an original."""
+        if self.facts["base_uid"] is None:
+            return []
+        return [column.name for column in self.schema.columns if column.name in self.facts["stored"]]
+
+
+class StepReader:
+    """Random access to steps. Calls may come from several threads."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+        self._files = OpenSegments(lake, limit=_OPEN_FILES, scattered=True)
+        self._known: OrderedDict[str, StoredTrajectory] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, uid: str) -> StoredTrajectory:
+        """Locate a trajectory. InputMissing if the lake does not have it."""
+        if not is_uid(uid):
+            raise UsageError("a uid has 32 hex digits")
+        with self._lock:
+            if (known := self._known.get(uid)) is not None:
+                return known
+        names, rows = catalog.query(self.lake, _FACTS.format(uid=uid))
+        if not rows:
+            raise InputMissing(f"lake '{self.lake.name}' has no trajectory {uid}", hint="it may have expired")
+        facts = dict(zip(names, rows[0], strict=True))
+        found = StoredTrajectory(facts, self.lake.schema(facts["schema"]))
+        with self._lock:
+            self._known[uid] = found
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return found
+
+    def rows(self, uid: str, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows [start, stop) of a column (rows, *shape)."""
+        return self._again(uid, lambda found: self._read(found, name, start, stop))
+
+    def _again(self, uid: str, read: Callable[[StoredTrajectory], _T]) -> _T:
+        """Return `read` of a trajectory, a second time if its file was rewritten meanwhile."""
+        try:
+            return read(self.find(uid))
+        except FileNotFoundError:
+            with self._lock:
+                self._known.pop(uid, None)
+            return read(self.find(uid))
+
+    def _read(self, found: StoredTrajectory, name: str, start: int, stop: int) -> np.ndarray:
+        facts = found.facts
+        own = facts["base_uid"] is None or name in facts["stored"]
+        segment, row0 = (facts["segment"], facts["row0"]) if own else (facts["base_segment"], facts["base_row0"])
+        if segment is None:
+            raise InputMissing(f"the trajectory that {found.uid} derives from is no longer in the lake")
+        with self._lock:
+            file = self._files.open(segment, found.schema.id)
+            return file.read_rows(name, row0 + start, row0 + stop)

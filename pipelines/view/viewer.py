@@ -1,0 +1,211 @@
+"""What the pages of `amago view` show of a lake, as JSON objects of bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.run_directory import RunDirectory
+from pipelines.errors import AmagoError, InputMissing
+from pipelines.events import Event, Notice
+from pipelines.lake import collectors
+from pipelines.lake.checkpoint_data import kept_updates
+from pipelines.lake.sql import catalog, pages
+from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.store import Lake
+from pipelines.lake.training_history import TrainingHistory
+from pipelines.report.bundle import charting_script
+from pipelines.view import lanes, pictures
+from pipelines.view.columns import describe
+from pipelines.view.critic import CriticLanes, Evaluator
+from pipelines.view.plain import plain
+from pipelines.view.steps import StepReader
+
+_MOST_ROWS = 1000  # of a query
+_MOST_LETTERS = 4_000_000  # of its rows
+_MOST_DERIVED = 100
+_MOST_WARNINGS = 3
+_MOST_CHECKPOINTS = 50
+_DERIVED = """
+select uid, relabel_method, base_offset, length, "return", success from trajectories where base_uid = '{uid}'
+order by relabel_method, t_commit, uid limit {most}
+"""
+_STATE = """
+select count(*) as trajectories, coalesce(sum(length) filter (where base_uid is null), 0)::bigint as steps,
+       max(t_commit) as newest, count(*) filter (where base_uid is not null) as derived,
+       (select coalesce(list(distinct env order by env)[:20], []) from trajectories) as environments
+from trajectories
+"""
+
+
+class LakeViewer:
+    """A lake, and optionally the agent of a run, behind the pages. Calls may come from several threads.
+
+    `seconds` and `megabytes` limit each query of the user.
+    """
+
+    def __init__(
+        self, lake: Lake, evaluator: Evaluator | None = None, *, seconds: float = 20.0, megabytes: int = 1024
+    ) -> None:
+        self.lake = lake
+        self.limits = QueryLimits(seconds=seconds, megabytes=megabytes)
+        self._steps = StepReader(lake)
+        self._critic = None if evaluator is None else CriticLanes(evaluator)
+        self._history = TrainingHistory(lake, () if evaluator is None else (evaluator.run,))
+
+    def about(self) -> dict[str, Any]:
+        """Describe the lake and the agent; the columns that trajectories can be sorted by."""
+        return {
+            "lake": self.lake.name,
+            "run": None if self.lake.run is None or not RunDirectory(self.lake.run).exists() else str(self.lake.run),
+            "values": None if self._critic is None else self._critic.about,
+            "orders": pages.ORDERS,
+            **self.state(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes while a collector writes: numbers of trajectories and steps, the time of the newest, and
+        the first warnings, e.g. of segments that cannot be read.
+        """
+        warnings: list[str] = []
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Notice) and event.level == "warning":
+                warnings.append(event.text)
+
+        names, rows = catalog.query(self.lake, _STATE, listener=hear)
+        shown = [plain(text) for text in warnings[:_MOST_WARNINGS]]
+        if len(warnings) > _MOST_WARNINGS:
+            shown.append(f"and {len(warnings) - _MOST_WARNINGS} more like these")
+        return {**dict(zip(names, plain(rows[0]), strict=True)), "warnings": shown}
+
+    def warm(self) -> None:
+        """Prepare what the first page needs: the index, the process that evaluates SQL, the charting library."""
+        with contextlib.suppress(AmagoError, OSError):
+            self.page(where="", order="t_commit", descending=True, rows=1)
+        charting_script()
+
+    def page(
+        self, *, where: str, order: str, descending: bool, after: str = "", before: str = "", rows: int = 100
+    ) -> dict[str, Any]:
+        """Return one page of the table; see `pages.fetch_page`."""
+        found = pages.fetch_page(
+            self.lake,
+            where=where,
+            order=order,
+            descending=descending,
+            after=after,
+            before=before,
+            rows=rows,
+            limits=self.limits,
+        )
+        return plain(found._asdict())
+
+    def count(self, where: str) -> dict[str, Any]:
+        """Summarise the trajectories that match."""
+        return plain(pages.fetch_count(self.lake, where, limits=self.limits))
+
+    def curve(self, where: str, across: str, bins: int) -> dict[str, Any]:
+        """Return the curve of returns of the trajectories that match."""
+        return {"bins": plain(pages.fetch_curve(self.lake, where, across=across, bins=bins, limits=self.limits))}
+
+    def query(self, text: str) -> dict[str, Any]:
+        """Return the first rows of one SELECT of the user."""
+        columns, rows = catalog.query(self.lake, text, limits=self.limits, most=_MOST_ROWS + 1)
+        shown, letters = [], 0
+        for row in rows[:_MOST_ROWS]:
+            shown.append(plain(row))
+            letters += len(json.dumps(shown[-1]))
+            if letters > _MOST_LETTERS:
+                break
+        return {"columns": columns, "rows": shown, "more": len(rows) > len(shown)}
+
+    def trajectory(self, uid: str) -> dict[str, Any]:
+        """Return a trajectory's row, its columns, those that an overlay changes, and what derives from it."""
+        found = self._steps.find(uid)
+        names, rows = catalog.query(self.lake, _DERIVED.format(uid=uid, most=_MOST_DERIVED + 1))
+        derived = [dict(zip(names, row, strict=True)) for row in rows[:_MOST_DERIVED]]
+        facts = {name: value for name, value in found.facts.items() if name not in ("base_segment", "base_row0")}
+        return plain(
+            {
+                "facts": facts,
+                "columns": describe(found.schema),
+                "changed": found.changed,
+                "derived": derived,
+                "more_derived": len(rows) > _MOST_DERIVED,
+                "step_bytes": found.schema.step_bytes,
+            }
+        )
+
+    def steps(self, uid: str, start: int, stop: int, points: int, columns: Sequence[str]) -> dict[str, Any]:
+        """Return lanes of a window; see `lanes.lanes`."""
+        found = self._steps.find(uid)
+        return lanes.lanes(self._steps, found, lanes.StepWindow.of(found.length, start, stop, points), columns)
+
+    def values(self, uid: str, start: int, stop: int) -> dict[str, Any]:
+        """Return the agent's figures of a window. InputMissing without an agent."""
+        if self._critic is None:
+            raise InputMissing("no agent to compute values with", hint="start with: amago view LAKE --values RUN")
+        return {**self._critic.lanes(self._steps, self._steps.find(uid), start, stop), **self._critic.about}
+
+    def frame(self, uid: str, column: str, step: int, side: int) -> bytes:
+        """Return a PNG of an observation."""
+        return pictures.frame(self._steps, self._steps.find(uid), column, step, side)
+
+    def strip(self, uid: str, column: str, start: int, stop: int, count: int, side: int) -> bytes:
+        """Return a PNG of several observations side by side."""
+        return pictures.strip(self._steps, self._steps.find(uid), column, start, stop, count, side)
+
+    def origin(self, uid: str) -> dict[str, Any]:
+        """Return who acted, and which runs trained on it; of an overlay, who acted in its base."""
+        facts = self._steps.find(uid).facts
+        record = collectors.read(self.lake, facts["collector"]) if facts["collector"] else None
+        return plain(
+            {
+                "collector": None if record is None else _collector(record),
+                "policy": self._policy(facts, record),
+                "trained": [
+                    {**run, "checkpoints": run["checkpoints"][-_MOST_CHECKPOINTS:]}
+                    for run in self._history.updates(uid, facts["segment"])
+                ],
+            }
+        )
+
+    def _policy(self, facts: dict[str, Any], record: dict[str, Any] | None) -> dict[str, Any]:
+        """Return which policy acted, the run it is of, and whether its checkpoint is kept there."""
+        places = (record or {}).get("policies", {}).get(facts["policy_id"]) or {}
+        run = next(
+            (
+                RunDirectory(place)
+                for place in (places.get("absolute"), places.get("path"), self.lake.run)
+                if place is not None and RunDirectory(Path(place)).exists()
+            ),
+            None,
+        )
+        own = run if run is not None and run.identity == facts["policy_id"] else None
+        version = facts["policy_version"]
+        return {
+            "id": facts["policy_id"],
+            "version": version,
+            "run": places.get("path") if own is None else str(own.path),
+            "kept": None if own is None or version < 0 else version in kept_updates(own),
+        }
+
+
+def _collector(record: dict[str, Any]) -> dict[str, Any]:
+    processes = record.get("processes") or [{}]
+    newest = processes[-1]
+    return {
+        "name": str(record["collector"])[:400],
+        "run": str((record.get("run") or {}).get("path") or "")[:400],
+        "env": {str(key)[:100]: str(value)[:200] for key, value in list((record.get("env") or {}).items())[:50]},
+        "seed": record.get("seed"),
+        "started": record.get("started"),
+        "host": str(newest.get("host") or "")[:200],
+        "pid": newest.get("pid"),
+        "command": " ".join(map(str, newest.get("argv") or []))[:1000],
+        "processes": len(processes),
+    }

@@ -1,0 +1,81 @@
+"""Pictures, read by Pillow."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from pipelines.errors import InputMissing, UsageError
+from pipelines.lake.schema import Schema
+from pipelines.lake.spaces import Box, Discrete, Spaces
+from pipelines.lake.store import Lake
+from pipelines.view import pictures
+from pipelines.view.steps import StepReader
+from tests.view.lakes import episode, put
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def pixels(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)))
+
+
+def test_an_image_is_as_it_was_seen(lake: Lake) -> None:
+    values = episode(5)
+    reader, uid = StepReader(lake), put(lake, values)
+    drawn = pixels(pictures.frame(reader, reader.find(uid), "obs.image", 3))
+    np.testing.assert_array_equal(drawn, values["obs.image"][3])
+
+
+def test_a_step_beyond_the_end_is_the_last_one(lake: Lake) -> None:
+    values = episode(5)
+    reader, uid = StepReader(lake), put(lake, values)
+    drawn = pixels(pictures.frame(reader, reader.find(uid), "obs.image", 10**9))
+    np.testing.assert_array_equal(drawn, values["obs.image"][5])
+
+
+def test_large_images_are_reduced(lake: Lake) -> None:
+    values = episode(5)
+    reader, uid = StepReader(lake), put(lake, values)
+    drawn = pixels(pictures.frame(reader, reader.find(uid), "obs.image", 3, side=8))
+    np.testing.assert_array_equal(drawn, values["obs.image"][3][::2, ::2])
+
+
+def test_equal_cells_of_a_grid_have_equal_colours_in_every_step(lake: Lake) -> None:
+    values = episode(5)
+    reader, uid = StepReader(lake), put(lake, values)
+    colours: dict[int, tuple[int, ...]] = {}
+    for step in range(6):
+        drawn = pixels(pictures.frame(reader, reader.find(uid), "obs.grid", step))
+        for number, colour in zip(
+            values["obs.grid"][step].ravel().tolist(), drawn.reshape(-1, 3).tolist(), strict=True
+        ):
+            assert colours.setdefault(number, tuple(colour)) == tuple(colour)
+    assert len(set(colours.values())) == len(colours)
+
+
+def test_a_strip_has_evenly_spaced_frames(lake: Lake) -> None:
+    values = episode(20)
+    reader, uid = StepReader(lake), put(lake, values)
+    drawn = pixels(pictures.strip(reader, reader.find(uid), "obs.image", 0, 21, 3, 64))
+    assert drawn.shape == (12, 3 * 16 + 2 * 2, 3)
+    for place, step in enumerate((0, 10, 20)):
+        np.testing.assert_array_equal(drawn[:, place * 18 : place * 18 + 16], values["obs.image"][step])
+
+
+def test_a_strip_of_huge_frames_has_few(lake: Lake) -> None:
+    huge = Schema(Spaces(observation={"obs": Box(shape=(3000, 4000, 3), dtype="uint8")}, action=Discrete(n=2)))
+    reader, uid = StepReader(lake), put(lake, huge.empty(9), schema=huge)
+    drawn = pixels(pictures.strip(reader, reader.find(uid), "obs", 0, 9, 64, 96))
+    assert drawn.shape[1] == 1 * 96  # 36 MB a frame: one is within 64 MB
+
+
+def test_other_columns_have_no_pictures(lake: Lake) -> None:
+    reader, uid = StepReader(lake), put(lake, episode(5))
+    for name in ("obs.many", "nothing"):
+        with pytest.raises(InputMissing, match="no pictures"):
+            pictures.frame(reader, reader.find(uid), name, 0)
+    with pytest.raises(UsageError, match="pixels"):
+        pictures.frame(reader, reader.find(uid), "obs.image", 0, side=10**6)
