@@ -156,7 +156,7 @@ class Lines:
         own, references = [each.name for each in self.own], [each.name for each in self.references]
         colors = [theme.lines[place % len(theme.lines)] for place in range(len(own))] + [theme.soft] * len(references)
         color = {"field": "series", "type": "nominal", "scale": {"domain": own + references, "range": colors}}
-        layers = list(self._layers(color, {} if self.legend else None))
+        layers = list(self._layers(color, self._y({"zero": False}), {} if self.legend else None))
         return {"width": width, "height": height, "encoding": {"x": x}, "layer": layers}
 
     def interactive_spec(self, *, height: int = 260, tick_count: int = 7) -> dict[str, Any]:
@@ -176,7 +176,8 @@ class Lines:
             bounds = (("low", "95% from"), ("high", "95% to"))
             tooltip += [{"field": f, "title": t, "type": "quantitative", "format": number} for f, t in bounds]
         color = {"field": "series", "type": "nominal"}
-        layers = list(self._layers(color, None))
+        y = self._y(_PADDED)
+        layers = list(self._layers(color, y, None))
         for layer in layers:
             layer["mark"] |= {"clip": True}
         layers[-1]["params"] = [{"name": "zoom", "select": _ZOOM, "bind": "scales"}]
@@ -185,7 +186,7 @@ class Lines:
                 "params": [{"name": "hover", "select": hover}],
                 "mark": {"type": "point", "filled": True, "size": 70, "clip": True},
                 "encoding": {
-                    "y": self._y(),
+                    "y": y,
                     "color": {**color, "legend": None},
                     "opacity": is_near,
                     "tooltip": tooltip,
@@ -198,16 +199,18 @@ class Lines:
         axis = {"values": ticks(low, high), "format": "d"} if self.whole else dict(_NUMBERS, tickCount=tick_count)
         return {"field": "x", "type": "quantitative", "title": self.x_title, "axis": axis}
 
-    def _y(self) -> dict[str, Any]:
+    def _y(self, scale: Mapping[str, Any]) -> dict[str, Any]:
         y = {"field": "y", "type": "quantitative", "title": self.y_title or None}
         if self.share:
             axis = {"values": [0, 0.25, 0.5, 0.75, 1], "format": ".0%"}
             return {**y, "scale": {"domain": [-0.02, 1.02]}, "axis": axis}
-        return {**y, "scale": {"zero": False}, "axis": dict(_NUMBERS, tickCount=5)}
+        return {**y, "scale": dict(scale), "axis": dict(_NUMBERS, tickCount=5)}
 
-    def _layers(self, color: Mapping[str, Any], legend: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+    def _layers(
+        self, color: Mapping[str, Any], y: Mapping[str, Any], legend: Mapping[str, Any] | None
+    ) -> Iterator[dict[str, Any]]:
         """Yield bands, references and the series' own lines."""
-        own, references, y = [each.name for each in self.own], [each.name for each in self.references], self._y()
+        own, references = [each.name for each in self.own], [each.name for each in self.references]
         dashes = [[1, 0]] * len(own) + [_DOTTED if is_random(name) else _DASHED for name in references]
         dash = {
             "field": "series",

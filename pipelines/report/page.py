@@ -31,8 +31,8 @@ AXES = {"updates": "gradient updates", "steps": "environment steps", "seconds": 
 class Curve:
     """A line of a chart. `along`: its x by axis (keys of `AXES`), where a chart follows the reader's choice; else `x`.
 
-    `run`: the number of its run in the list of runs, by which a reader hides all its lines. `color`: its place in the
-    palette.
+    `axis`: the only choice for which it is shown, at `x`. `run`: the number of its run in the list of runs, by which a
+    reader hides all its lines. `color`: its place in the palette.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Curve:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     reference: bool = False
+    axis: str = ""
     run: int | None = None
     color: int = 0
 
@@ -67,11 +68,12 @@ class Charts:
         height: int = 260,
         names: str = "line",
         of: str = "",
+        keyed: bool = True,
     ) -> Markup:
         """Return a chart of lines; `names` says what the lines are, for its table; `of`: what the chart belongs to, for
-        those who cannot see it.
+        those who cannot see it. `keyed`: whether it has a legend of its own.
         """
-        follows = any(curve.along for curve in curves)
+        follows = any(curve.along or curve.axis for curve in curves)
         drawn = Lines(
             series=[_series(curve) for curve in curves], x_title=x, y_title=y, share=share, whole=whole, legend=False
         )
@@ -83,7 +85,7 @@ class Charts:
             "y": y,
             "names": names,
         }
-        key = _key(len(self.charts), curves) if len(curves) > 1 else None
+        key = _key(len(self.charts), curves) if keyed and len(curves) > 1 else None
         return self._figure(chart, title, about, key, of)
 
     def rows(
@@ -126,7 +128,7 @@ class Charts:
             found["x"] = self._column(x if x is not None else range(1, len(values) + 1))
         if low is not None and high is not None:
             found |= {"low": self._column(low), "high": self._column(high)}
-        return found | {"reference": curve.reference}
+        return found | {"reference": curve.reference} | ({"axis": curve.axis} if curve.axis else {})
 
     def _column(self, values: Sequence[float] | np.ndarray) -> int:
         array = np.asarray(values, np.float64)
@@ -139,14 +141,15 @@ class Charts:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Contents of a page. `sections`: (id, title, contents); `runs`: names that a reader can hide (none: one run)."""
+    """Contents of a page. `sections`: (id, title, contents); `runs`: runs that a reader can hide, each with its
+    name, number and colour."""
 
     title: str
     head: Markup
     sections: Sequence[tuple[str, str, Markup]]
     charts: Charts
     axes: Sequence[str] = ()
-    runs: Sequence[tuple[str, int]] = ()
+    runs: Sequence[tuple[str, int, int]] = ()
     foot: str = ""
 
     def html(self) -> str:
@@ -213,10 +216,15 @@ class Page:
         if len(self.runs) < 2:
             return None
         choices = (
-            element("label", element("input", type="checkbox", name="run", value=number, checked=True), name)
-            for name, number in self.runs
+            element(
+                "label",
+                element("input", type="checkbox", name="run", value=number, checked=True),
+                element("i", data_color=color),
+                name,
+            )
+            for name, number, color in self.runs
         )
-        return element("fieldset", element("legend", "runs"), choices)
+        return element("fieldset", element("legend", "runs"), choices, class_="runs")
 
 
 def _series(curve: Curve) -> Series:

@@ -21,11 +21,19 @@ def settings(runs: Sequence[ShownRun]) -> Markup:
     """Return what differs from the recipe, or between runs, and all settings."""
     if len(runs) == 1:
         return joined(_changed(runs[0]), _all(runs[0]))
-    keys = varying([run.stored.settings for run in runs], apart_from=())
-    rows = [[key, *(_value(run.stored.settings.get(key)) for run in runs)] for key in keys[:_MOST_SETTINGS]]
-    names = ["setting", *(run.label for run in runs)]
-    differing = table(names, rows, caption="Settings that differ") if rows else element("p", "All settings are equal.")
-    return joined(differing, *(_all(run, f"All settings of {run.label}") for run in runs))
+    keys = varying([run.stored.settings for run in runs], apart_from=())[:_MOST_SETTINGS]
+    values = [[_value(run.stored.settings.get(key)) for key in keys] for run in runs]
+    labels = [run.label for run in runs]
+    caption = "Settings that differ"
+    if not keys:
+        differing = element("p", "All settings are equal.")
+    elif len(keys) <= len(runs):
+        rows = [[label, *row] for label, row in zip(labels, values, strict=True)]
+        differing = table(["run", *keys], rows, caption=caption)
+    else:
+        columns = [[key, *column] for key, column in zip(keys, zip(*values, strict=True), strict=True)]
+        differing = table(["setting", *labels], columns, caption=caption)
+    return joined(differing, folded("All settings", *(_all(run, f"Settings of {run.label}") for run in runs)))
 
 
 def _changed(run: ShownRun) -> Markup:
@@ -62,7 +70,7 @@ def machine(runs: Sequence[ShownRun]) -> Markup:
     known = [dict(_machine(run)) for run in runs]
     if len(runs) == 1:
         return facts(list(known[0].items()))
-    names = list(dict.fromkeys(name for each in known for name in each))
+    names = list(dict.fromkeys(name for each in known for name, value in each.items() if value))
     rows = [[run.label, *(each.get(name) for name in names)] for run, each in zip(runs, known, strict=True)]
     return table(["run", *names], rows, caption="Machines and versions")
 
@@ -82,21 +90,30 @@ def _machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
             yield text(name, 40), text(version, 60)
 
 
-def repeat(run: ShownRun) -> Markup:
-    """Return the commands that made a run, and the one that repeats it with these settings."""
+def repeat(runs: Sequence[ShownRun]) -> Markup:
+    """Return the commands that made the runs, and those that repeat them with their settings."""
+    made = [line for run in runs for line in _made(run)]
+    again = [
+        shlex.join(["amago", "run", f"{run.stored.path}/config.toml", "--run", f"{run.stored.path}-again"])
+        for run in runs
+        if "run" in _table(run.stored.record.get("stages"))
+    ]
+    return joined(
+        element("pre", "\n".join(made)) if made else None,
+        element("p", "With exactly these settings, in a directory of its own:") if again else None,
+        element("pre", "\n".join(again)) if again else None,
+    )
+
+
+def _made(run: ShownRun) -> list[str]:
+    """Return the commands of a run's stages with their times, in their order."""
     stages = _table(run.stored.record.get("stages"))
     made = []
     for stage in dict.fromkeys((*_STAGES, *stages)):
         entry = _table(stages.get(stage))
         if (line := _command(entry.get("argv"))) is not None:
             made.append((text(entry.get("time"), 40), line))
-    shown = [element("pre", f"# {when}\n{line}" if when else line) for when, line in sorted(made)]
-    again = shlex.join(["amago", "run", f"{run.stored.path}/config.toml", "--run", f"{run.stored.path}-again"])
-    return joined(
-        *shown,
-        element("p", "With exactly these settings, into a directory of its own:") if "run" in stages else None,
-        element("pre", again) if "run" in stages else None,
-    )
+    return [f"{line}  # {when}" if when else line for when, line in sorted(made)]
 
 
 def _command(argv: Any) -> str | None:

@@ -12,7 +12,7 @@ from pipelines.errors import AmagoError, masked
 from pipelines.events import Listener, duration, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.malformed import UNREADABLE
-from pipelines.report import episodes, experience, provenance, scores, training
+from pipelines.report import episodes, experience, groups, provenance, scores, training
 from pipelines.report.lineage_tree import tree
 from pipelines.report.markup import Child, Markup, element, joined, table
 from pipelines.report.page import Charts, Page
@@ -21,9 +21,9 @@ from pipelines.report.shown import ShownRun, axes_of, shown_runs, text
 from pipelines.runs.evaluations import DEFAULT_METRIC, last_and_best
 from pipelines.runs.stored import StoredRun
 
-_POINTS = 10_000  # of one metric, of all runs together
+_POINTS = 350_000  # of all metrics of all runs together: about 3 MB
 _MOST_POINTS = 600  # of one run
-_LEAST_POINTS = 60
+_LEAST_POINTS = 40
 _MOST_LAKES = 20
 _UNSHOWN: tuple[type[Exception], ...] = (AmagoError, *UNREADABLE)
 
@@ -45,7 +45,8 @@ def write_report(
 
 def make_page(stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = True, listener: Listener = silent) -> Page:
     """Return the page that `write_report` writes."""
-    points = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS // len(stored)))
+    columns = sum(len(run.metrics.columns) for run in stored)
+    points = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS // max(columns, 1)))
     runs, charts = shown_runs(stored, points=points), Charts()
     several = len(runs) > 1
     title = f"{len(runs)} runs" if several else runs[0].label
@@ -55,7 +56,7 @@ def make_page(stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = Tru
         sections=[part for part in _sections(runs, charts, sample, lakes, listener) if part[2]],
         charts=charts,
         axes=axes_of(runs),
-        runs=[(run.label, run.number) for run in runs],
+        runs=[(run.label, run.number, run.color) for run in runs],
         foot=f"Written by amago on {time.strftime('%Y-%m-%d %H:%M:%S %Z')}.",
     )
 
@@ -76,6 +77,7 @@ def _sections(runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool
         return experience.compared(found, listener)
 
     parts: list[tuple[str, str, Callable[[], Markup | None]]] = [
+        ("groups", "Comparison", lambda: None if one else groups.section(runs, charts)),
         ("scores", "Scores", lambda: scores.section(runs, charts, _try(collected) or [])),
         ("time", "Speed and time", lambda: training.speed(runs, charts)),
         ("metrics", "Metrics of training", lambda: training.metrics(runs, charts)),
@@ -89,7 +91,7 @@ def _sections(runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool
         parts.append(("lineage", "Lineage", lambda: _lineage(one, listener)))
     parts += [
         ("machine", "Hardware and versions", lambda: provenance.machine(runs)),
-        ("repeat", "Repeat it", lambda: joined(*(_repeated(run, len(runs) > 1) for run in runs))),
+        ("repeat", "Repeat it", lambda: provenance.repeat(runs)),
     ]
     for id, title, make in parts:
         try:
@@ -138,10 +140,6 @@ def _lineage(run: ShownRun, listener: Listener) -> Markup | None:
     root = tree(lineage.trace(run.stored.path, listener=listener))
     about = "The newest checkpoint, the lakes it was trained on, who collected them, and which checkpoints acted."
     return joined(element("p", about), provenance.lineage(root))
-
-
-def _repeated(run: ShownRun, several: bool) -> Markup:
-    return joined(element("h3", run.label) if several else None, provenance.repeat(run))
 
 
 def _summary(run: ShownRun) -> Markup:
@@ -195,36 +193,30 @@ def _tile(name: str, value: str, more: str = "") -> Markup:
 
 def _compared(runs: Sequence[ShownRun]) -> Markup:
     """Return a table of runs and their scores."""
-    rows = []
-    for run in runs:
-        stored, found = run.stored, last_and_best(run.stored.evaluations)
-        cells: list[Any] = [run.label, text(stored.recipe, 60), text(stored.env, 60), stored.seed, stored.state.status]
-        for place in range(2):
-            score = found[place].score(DEFAULT_METRIC) if found else None
-            cells += [score.value if score else None, interval(score) if score else None]
-        rows.append([*cells, stored.env_steps, stored.updates])
-    columns = [
-        "run",
-        "recipe",
-        "environment",
-        "seed",
-        "state",
-        "last return",
-        "95%",
-        "best return",
-        "95%",
-        "environment steps",
-    ]
+    cells: dict[str, list[Any]] = {"run": [run.label for run in runs]}
+    cells |= {
+        "recipe": [text(run.stored.recipe, 60) for run in runs],
+        "environment": [text(run.stored.env, 60) for run in runs],
+        "seed": [run.stored.seed for run in runs],
+        "state": [run.stored.state.status for run in runs],
+    }
+    found = [last_and_best(run.stored.evaluations) for run in runs]
+    for place, which in enumerate(("last return", "best return")):
+        scores = [pair and pair[place].score(DEFAULT_METRIC) for pair in found]
+        cells[which] = [score and score.value for score in scores]
+        cells[f"{which}, 95%"] = [score and interval(score) for score in scores]
+    cells |= {
+        "environment steps": [run.stored.env_steps for run in runs],
+        "updates": [run.stored.updates for run in runs],
+    }
+    used = {name: column for name, column in cells.items() if any(cell not in (None, "") for cell in column)}
     problems: list[Child] = [
         element("p", f"{run.label}: {'; '.join(text(p) for p in run.stored.problems)}", class_="warning")
         for run in runs
         if run.stored.problems
     ]
-    return joined(
-        element("h1", f"{len(runs)} runs"),
-        *problems,
-        table([*columns, "updates"], rows, caption="Runs and their last scores"),
-    )
+    shown = table(list(used), zip(*used.values(), strict=True), caption="Runs and their last scores")
+    return joined(element("h1", f"{len(runs)} runs"), *problems, shown)
 
 
 def _when(seconds: float | None, verb: str) -> str:

@@ -16,19 +16,24 @@ _METRICS = ("success_mean", "return_mean", "normalized_score", "achievement_scor
 _KINDS = ("success", "return")
 _MOST_EVALUATIONS = 200
 _MOST_LINES = 12
+_MOST_BANDS = 4  # of several runs, beyond which bands hide each other
 
 
 def learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
     """Yield a chart for each score that the runs were evaluated by."""
     for metric in _METRICS:
-        curves = [curve for run in runs for curve in _curves(run, metric, several=len(runs) > 1)]
+        curves = [
+            curve
+            for run in runs
+            for curve in _curves(run, metric, several=len(runs) > 1, bands=len(runs) <= _MOST_BANDS)
+        ]
         if curves:
             name = metric.removesuffix("_mean").replace("_", " ")
-            about = "Mean of each evaluation, with its 95% interval."
+            about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
             yield charts.lines(name.capitalize(), curves, y=name, about=about, share=metric == "success_mean")
 
 
-def _curves(run: ShownRun, metric: str, *, several: bool) -> Iterator[Curve]:
+def _curves(run: ShownRun, metric: str, *, several: bool, bands: bool) -> Iterator[Curve]:
     """Yield a line for each kind of evaluation: of the same tasks, as many episodes, and so on."""
     scored = [each for each in run.stored.evaluations if each.score(metric) is not None]
     kinds: dict[str, dict[int, Evaluation]] = {}
@@ -41,7 +46,7 @@ def _curves(run: ShownRun, metric: str, *, several: bool) -> Iterator[Curve]:
         points = [kind[update] for update in sorted(kind)]
         name = names[place]
         scores = [score for each in points if (score := each.score(metric)) is not None]
-        low, high = _bounds(scores)
+        low, high = _bounds(scores) if bands else (None, None)
         yield Curve(
             name=f"{run.label}: {name}" if several else name,
             values=[score.value for score in scores],
@@ -49,7 +54,7 @@ def _curves(run: ShownRun, metric: str, *, several: bool) -> Iterator[Curve]:
             low=low,
             high=high,
             run=run.number,
-            color=run.number if several else place,
+            color=run.color if several else place,
         )
 
 
@@ -90,7 +95,16 @@ def adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
             if len(scores) > 1:
                 low, high = _bounds(scores)
                 values = [score.value for score in scores]
-                curves.append(Curve(name=name, values=values, low=low, high=high, run=run.number, color=place))
+                curves.append(
+                    Curve(
+                        name=name,
+                        values=values,
+                        low=low,
+                        high=high,
+                        run=run.number,
+                        color=run.color if len(runs) > 1 else place,
+                    )
+                )
         found = [list(curve.values) for curve in curves]
         if not curves or found in drawn:  # where a success is a return of 1, one chart says all
             continue

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.errors import AmagoError
 from pipelines.report.page import AXES
+from pipelines.runs.comparison import grouped
 from pipelines.runs.stored import StoredRun
 
 _COLUMNS = {"updates": "update", "steps": "env_steps", "seconds": "seconds"}
@@ -18,12 +20,14 @@ _COLUMNS = {"updates": "update", "steps": "env_steps", "seconds": "seconds"}
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run of a page; `points`: how many points its curves have at most."""
+    """A run of a page; `points`: how many points its curves have at most. `color`: that of
+    its group, if there are several groups of several runs."""
 
     stored: StoredRun
     label: str
     number: int
     points: int
+    color: int
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -54,9 +58,20 @@ def shown_runs(stored: Sequence[StoredRun], *, points: int) -> list[ShownRun]:
     """Return runs with names that tell them apart."""
     names = Counter(run.name for run in stored)
     labels = [run.name if names[run.name] == 1 else str(run.path) for run in stored]
-    return [
-        ShownRun(run, label, number, points) for number, (run, label) in enumerate(zip(stored, labels, strict=True))
-    ]
+    colors = _colors(stored)
+    return [ShownRun(run, labels[place], place, points, colors[place]) for place, run in enumerate(stored)]
+
+
+def _colors(stored: Sequence[StoredRun]) -> list[int]:
+    """Return the place of each run's colour: one for each group, where that says more than one for each run."""
+    try:
+        groups = grouped(stored)
+    except AmagoError:  # none was evaluated
+        groups = []
+    if not 1 < len(groups) < len(stored):
+        return list(range(len(stored)))
+    places = {run.path: place for place, group in enumerate(groups) for run in group.runs}
+    return [places.get(run.path, 0) for run in stored]
 
 
 def axes_of(runs: Sequence[ShownRun]) -> list[str]:

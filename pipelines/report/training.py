@@ -41,7 +41,7 @@ def metrics(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
         curves = list(_of_one(runs[0], name, names) if len(runs) == 1 else _of_several(runs, name))
         if curves:
             about = _meaning(name)
-            shown.append(charts.lines(text(name, 80), curves, y="", about=about, height=150))
+            shown.append(charts.lines(text(name, 80), curves, y="", about=about, height=150, keyed=len(runs) == 1))
     return element("div", *shown, class_="grid small") if shown else None
 
 
@@ -59,7 +59,7 @@ def _of_one(run: ShownRun, name: str, names: set[str]) -> Iterator[Curve]:
 
 def _of_several(runs: Sequence[ShownRun], name: str) -> Iterator[Curve]:
     for run in runs:
-        if (curve := _curve(run, name, run.label, color=run.number)) is not None:
+        if (curve := _curve(run, name, run.label, color=run.color)) is not None:
             yield curve
 
 
@@ -81,10 +81,12 @@ def _meaning(name: str) -> Markup | str:
 def speed(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
     """Return throughput, and where the time went; None if nothing is known."""
     shown = []
-    rates = [curve for run in runs if (curve := _curve(run, "updates_per_second", run.label, color=run.number))]
+    rates = [curve for run in runs if (curve := _curve(run, "updates_per_second", run.label, color=run.color))]
     if rates:
         about = meaning_of("updates_per_second").capitalize() + ", since each training stage began."
-        shown.append(charts.lines("Updates per second", rates, y="updates per second", about=about, height=200))
+        shown.append(
+            charts.lines("Updates per second", rates, y="updates per second", about=about, height=200, keyed=False)
+        )
     spent = {run.label: found for run in runs if (found := _spent(run))}
     if len(runs) == 1 and spent:
         rows = [{"name": _TIMES[key], "value": value} for key, value in spent[runs[0].label].items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from pipelines.report.run_report import make_page, write_report
 from pipelines.runs.stored import read_run
 from tests.report.test_markup import HOSTILE, Elements
-from tests.runs.factory import make_run, write_evaluation
+from tests.runs.factory import make_run, train_line, write_evaluation
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -58,14 +59,14 @@ def test_several_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     ]
     page = make_page([read_run(run) for run in runs])
     html = page.html()
-    assert [name for name, _ in page.runs] == ["r0", "r1", "r2"]
+    assert [name for name, _, _ in page.runs] == ["r0", "r1", "r2"]
     assert "train.batch_size" in html
     assert len(re.findall(r'<input type="checkbox" name="run"', html)) == 3
 
 
 def test_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / folder / "maze") for folder in ("a", "b")]
-    assert [name for name, _ in make_page([read_run(run) for run in runs]).runs] == [str(run) for run in runs]
+    assert [name for name, _, _ in make_page([read_run(run) for run in runs]).runs] == [str(run) for run in runs]
 
 
 def hostile_run(path: Path) -> Path:
@@ -142,7 +143,30 @@ def test_a_run_without_anything_is_a_page_too(tmp_path: Path) -> None:
 
 
 def test_the_page_of_many_runs_stays_small(tmp_path: Path) -> None:
-    metrics = [f"metric_{number}" for number in range(40)]
-    runs = [make_run(tmp_path / f"r{n}", scores={10: n}, metrics=metrics, lines=600) for n in range(20)]
+    rng, names = random.Random(0), [f"metric_{number}" for number in range(40)]
+    runs = [make_run(tmp_path / f"r{number}", scores={10: number}) for number in range(20)]
+    for run in runs:
+        lines = [train_line(10 * n) | {name: rng.gauss(0, 1) for name in names} for n in range(600)]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     written = write_report(tmp_path / "report.html", [read_run(run) for run in runs])
-    assert written.stat().st_size < 5_000_000
+    assert 2_000_000 < written.stat().st_size < 5_000_000
+
+
+def test_runs_that_differ_in_their_seed_only_are_a_group_with_a_band(tmp_path: Path) -> None:
+    runs = [
+        make_run(
+            tmp_path / f"r{rate}-{seed}",
+            scores={10: seed, 20: 10 * rate + seed},
+            settings={"seed": seed, "train": {"learning_rate": rate}},
+        )
+        for rate in (0.1, 0.2)
+        for seed in range(3)
+    ]
+    page = make_page([read_run(run) for run in runs])
+    assert [color for _, _, color in page.runs] == [0, 0, 0, 1, 1, 1]
+    data = data_of(page.html())
+    lines = [line for chart in data["charts"] for line in chart["series"] if line["name"] == "train.learning_rate=0.1"]
+    assert [line["axis"] for line in lines] == ["updates", "steps", "seconds"]
+    assert data["columns"][lines[0]["y"]] == [1, 2]  # the middle one of 0, 1, 2, and of 1, 2, 3
+    assert data["columns"][lines[1]["x"]] == [100, 200]
+    assert "Probability of improvement" in page.html()

@@ -14,13 +14,15 @@
   const chartOf = (plot) => data.charts[Number(plot.dataset.chart)];
   const column = (number) => (number === null || number === undefined ? null : data.columns[number]);
   const places = (series) => column(series.x !== undefined ? series.x : series.along[axis]);
-  const isShown = (plot, series, number) => !hiddenRuns.has(series.run) && !(hidden.get(plot) || new Set()).has(number);
+  const isOffered = (series) => !hiddenRuns.has(series.run) && (!series.axis || series.axis === axis);
+  const isShown = (plot, series, number) => isOffered(series) && !(hidden.get(plot) || new Set()).has(number);
 
   function rowsOf(plot, everything) {
     const chart = chartOf(plot);
     if (chart.rows) return chart.rows;
     const rows = [];
     chart.series.forEach((series, number) => {
+      if (series.axis && series.axis !== axis) return;
       if (!everything && !isShown(plot, series, number)) return;
       const [x, y, low, high] = [places(series), column(series.y), column(series.low), column(series.high)];
       if (!x) return;
@@ -40,9 +42,10 @@
     spec.data = { values: rowsOf(plot) };
     if (!chart.series) return spec;
     const { lines, soft } = theme();
+    const offered = chart.series.filter((series) => !series.axis || series.axis === axis);
     const scale = {
-      domain: chart.series.map((series) => series.name),
-      range: chart.series.map((series) => (series.reference ? soft : lines[series.color % lines.length])),
+      domain: offered.map((series) => series.name),
+      range: offered.map((series) => (series.reference ? soft : lines[series.color % lines.length])),
     };
     for (const layer of spec.layer) if (layer.encoding.color) layer.encoding.color.scale = scale;
     if (chart.follows) {
@@ -82,7 +85,7 @@
     (chart.series || []).forEach((series, number) => {
       const button = document.querySelector(`#key-${plot.dataset.chart} [data-series="${number}"]`);
       if (!button) return;
-      button.hidden = hiddenRuns.has(series.run);
+      button.hidden = !isOffered(series);
       button.querySelector("i").style.borderColor = series.reference ? soft : lines[series.color % lines.length];
     });
   }
@@ -171,7 +174,12 @@
       redraw(plots.filter((plot) => (chartOf(plot).series || []).some((series) => series.run !== null)));
     });
   }
-  dark.addEventListener("change", () => redraw(plots));
+  const swatches = () => {
+    const { lines } = theme();
+    for (const each of document.querySelectorAll("[data-color]")) each.style.borderColor = lines[each.dataset.color % lines.length];
+  };
+  swatches();
+  dark.addEventListener("change", () => { swatches(); redraw(plots); });
 
   let width = innerWidth;
   addEventListener("resize", () => {
