@@ -146,7 +146,7 @@ def test_the_page_of_many_runs_stays_small(tmp_path: Path) -> None:
     rng, names = random.Random(0), [f"metric_{number}" for number in range(40)]
     runs = [make_run(tmp_path / f"r{number}", scores={10: number}) for number in range(20)]
     for run in runs:
-        lines = [train_line(10 * n) | {name: rng.gauss(0, 1) for name in names} for n in range(600)]
+        lines = [train_line(10 * n + 10) | {name: rng.gauss(0, 1) for name in names} for n in range(600)]
         (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     written = write_report(tmp_path / "report.html", [read_run(run) for run in runs])
     assert 2_000_000 < written.stat().st_size < 5_000_000
