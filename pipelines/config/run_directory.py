@@ -282,8 +282,25 @@ def _circumstances() -> dict[str, Any]:
     return {
         "versions": versions | {"python": platform.python_version()},
         "git_commit": _git_commit(),
-        "hardware": {"host": socket.gethostname(), "machine": platform.machine(), "cores": os.cpu_count()},
+        "hardware": {
+            "host": socket.gethostname(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            **_processor(),
+        },
     }
+
+
+def _processor() -> dict[str, Any]:
+    """Return the processor's name and the bytes of memory, as far as this system says."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
+        names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+        if name := next(names, ""):
+            found["cpu"] = name
+    return found
 
 
 def process() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pipelines.errors import masked
 from pipelines.report.lineage_tree import Node
 from pipelines.report.markup import Child, Markup, element, facts, folded, joined, table
 from pipelines.report.shown import ShownRun, text
+from pipelines.runs.evaluations import number
 
 _MOST_SETTINGS = 2_000
 _STAGES = ("run", "collect", "relabel", "train")
@@ -81,6 +82,8 @@ def _machine(run: ShownRun) -> Iterator[tuple[str, Child]]:
     yield "host", text(hardware.get("host"), 100)
     yield "processor", " ".join(text(hardware.get(name), 100) for name in ("machine", "cpu") if hardware.get(name))
     yield "cores", text(hardware.get("cores"), 10)
+    memory = number(hardware.get("memory_bytes"))
+    yield "memory", f"{memory / 2**30:,.1f} GiB" if memory else ""
     for name in ("device", "gpu", "precision", "attention", "compiled"):
         if name in compute:
             yield name, text(compute[name], 100)

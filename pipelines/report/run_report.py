@@ -12,7 +12,7 @@ from pipelines.errors import AmagoError, masked
 from pipelines.events import Listener, duration, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.malformed import UNREADABLE
-from pipelines.report import episodes, experience, groups, provenance, scores, training
+from pipelines.report import episodes, experience, groups, provenance, scores, training, videos
 from pipelines.report.lineage_tree import tree
 from pipelines.report.markup import Child, Markup, element, joined, table
 from pipelines.report.page import Charts, Page
@@ -82,6 +82,8 @@ def _sections(runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool
         ("time", "Speed and time", lambda: training.speed(runs, charts)),
         ("metrics", "Metrics of training", lambda: training.metrics(runs, charts)),
     ]
+    if one:
+        parts.append(("videos", "Videos", lambda: videos.section(one)))
     if one and found and sample:
         parts.append(("episodes", "Episodes", lambda: _episodes(one, found[0][1], charts, sample, listener)))
     if found:

@@ -51,6 +51,8 @@ def why_not_compiled(device: torch.device) -> str | None:
 def described(sequence: nn.Module, settings: TrainSettings, device: torch.device, *, compiled: bool) -> dict[str, Any]:
     """What a run computes with, for its record."""
     facts: dict[str, Any] = {"device": str(device), "precision": settings.precision, "compiled": compiled}
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
     window = getattr(sequence, "window", None)
     if isinstance(window, AttentionWindow):
         dtype = DTYPES[settings.precision]
