@@ -75,7 +75,7 @@ class Bar:
         """Return the bar's format: as many figures as fit beside `_LEAST_BAR` columns, most important first."""
         share = self._share(event)
         parts = [f"{event.done:,}/{event.total:,} {event.unit}" if event.total else f"{event.done:,} {event.unit}"]
-        parts += [f"{left} left"] if (left := self.pace.left(event)) else []
+        parts += [left] if (left := self.pace.left(event)) else []
         parts += [rate] if (rate := self.pace.rate(event)) else []
         parts += [f"{name} {value:.3g}" for name, value in event.metrics.items()]
         bar = "" if share is None else f" {share:4.0%} |{{bar}}|"
@@ -126,7 +126,7 @@ class Lines:
             parts[0] += f" {event.unit}"
         parts += [rate] if (rate := self.pace.rate(event)) else []
         parts += [f"whole run {event.run_share:.0%}"] if event.run_share is not None else []
-        parts += [f"{left} left"] if (left := self.pace.left(event)) else []
+        parts += [left] if (left := self.pace.left(event)) else []
         parts += [f"{name} {value:.3g}" for name, value in event.metrics.items()]
         return ", ".join(parts)
 
@@ -150,11 +150,16 @@ class Pace:
         return "" if rate <= 0 else f"{rate:,.1f}/s" if rate < 100 else f"{rate:,.0f}/s"
 
     def left(self, event: Progress) -> str:
-        """Return the time left, in a chain that of the whole run; "" if not known yet."""
-        if event.run_share is not None:
-            return "" if event.run_seconds_left is None else duration(event.run_seconds_left)
+        """Return the time left, in a chain that of the whole run, or until it is known of the stage; "" if it is not
+        known either.
+        """
+        if event.run_seconds_left is not None:
+            return f"{duration(event.run_seconds_left)} left"
         rate = self._rate(event)
-        return duration((event.total - event.done) / rate) if event.total and rate > 0 else ""
+        if not event.total or rate <= 0:
+            return ""
+        seconds = duration((event.total - event.done) / rate)
+        return f"{seconds} left" if event.run_share is None else f"{seconds} left in this stage"
 
     def _rate(self, event: Progress) -> float:
         assert self._began is not None

@@ -20,6 +20,9 @@ class Work:
     amount: int
 
 
+_LONG = ("collect", "train")  # stages that take most of a run's time
+
+
 class Forecast:
     """Estimator of how much of a chain is done and of the time left.
 
@@ -74,7 +77,7 @@ class Forecast:
         progressed, elapsed = work.amount * (share - self._at_first), self._clock() - self._began
         now = {work.place: elapsed / progressed} if progressed else {}  # seconds per unit
         cost = {place: self._cost(place) or now.get(place) for place in {work.place, *(+self._after)}}
-        if None in cost.values():
+        if any(each is None and self._stages[place] in _LONG for place, each in cost.items()):
             return (self._done + share) / len(self._works), None
         left = sum((cost[place] or 0) * amount for place, amount in (+self._after).items())
         left += (cost[work.place] or 0) * work.amount * (1 - share)
