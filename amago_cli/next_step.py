@@ -23,7 +23,11 @@ def next_step(result: Result) -> str | None:
             return f"amago train --from-lake {place}"
         case "train" if run is not None:
             return f"amago evaluate {run}{_own_environment(result.run)}"
-        case "evaluate" | "run" if run is not None:
+        case "evaluate" if run is not None:
+            return f"amago watch {run}{_own_environment(result.run)}"
+        case "run" if run is not None:
+            return f"amago report {run}"
+        case "report" if run is not None:
             return f"amago export {run}"
         case "export" if run is not None and result.outputs:
             return f'python -c "from pipelines import load_policy; print(load_policy({str(result.outputs[0])!r}))"'

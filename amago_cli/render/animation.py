@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from amago_cli.render.output import Document
 if TYPE_CHECKING:
     from pipelines.stages.filming import Watched
 
+_COLOR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 # The cursor is hidden, and long lines are cut instead of wrapped.
 _BEGIN, _END, _CLEAR, _UP = "\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h", "\x1b[J", "\x1b[{}A"
 
@@ -43,10 +45,18 @@ class Animation(Document):
             stream.flush()
 
 
+def _only_colors(drawn: str) -> str:
+    """Return text of an environment for a terminal: colours stay, other control characters become escapes."""
+    colors = _COLOR.findall(drawn)
+    return "".join(
+        part + color for part, color in zip(map(escaping.lines, _COLOR.split(drawn)), [*colors, ""], strict=True)
+    )
+
+
 def animation(watched: Watched, *, episode: int, speed: float) -> Animation:
     """Return the frames of an episode, each with a line about its step, and its figures by step for scripts."""
     film, spec, total = watched.film, watched.spec, 0.0
-    frames, steps = [], []
+    frames, colored, steps = [], [], []
     for step, drawn in enumerate(film.frames):
         reward = film.rewards[step - 1] if step else 0.0
         total += reward
@@ -57,7 +67,8 @@ def animation(watched: Watched, *, episode: int, speed: float) -> Animation:
         parts += [f"solved {film.solved[step]}"] if spec.has_success else []
         parts += [f"reward {reward:+.3g}", f"return {total:.4g}"]
         parts += [f"value {value:.3g}"] if value is not None else []
-        frames.append(f"{'  '.join(parts)}\n{drawn}")
+        frames.append(f"{'  '.join(parts)}\n{_COLOR.sub('', drawn)}")
+        colored.append(f"{'  '.join(parts)}\n{_only_colors(drawn)}")
         figures: dict[str, Any] = {"step": step, "attempt": film.attempt[step], "solved": film.solved[step]}
         steps.append({**figures, "reward": reward, "return": total, "value": value, "text": drawn})
     title = f"{spec.name}, checkpoint {watched.update}, episode {episode}: {film.task}"
@@ -65,6 +76,6 @@ def animation(watched: Watched, *, episode: int, speed: float) -> Animation:
     return Animation(
         text="\n\n".join([heading, *frames]),
         fields={"metrics": {"return": total, "length": film.length, "episode": episode}, "steps": steps},
-        frames=[f"{heading}\n{frame}" for frame in frames],
+        frames=[f"{heading}\n{frame}" for frame in colored],
         speed=speed,
     )

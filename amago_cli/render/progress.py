@@ -159,7 +159,7 @@ class Pace:
         if not event.total or rate <= 0:
             return ""
         seconds = duration((event.total - event.done) / rate)
-        return f"{seconds} left" if event.run_share is None else f"{seconds} left in this stage"
+        return f"{seconds} left" if event.run_share is None else f"stage {seconds} left"
 
     def _rate(self, event: Progress) -> float:
         assert self._began is not None

@@ -27,7 +27,8 @@ class Forecast:
     """Estimator of how much of a chain is done and of the time left.
 
     `done`: number of `works` that earlier processes finished. A unit of work costs the average of its recipe entry so
-    far, or that of another entry of the same stage; the time left is unknown until all remaining work has a cost.
+    far, or that of another entry of the same stage. The time left is unknown until each collect and train that remains
+    has a cost; other stages, which are short, do not count in it before they have one.
     """
 
     def __init__(

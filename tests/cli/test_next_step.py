@@ -21,8 +21,9 @@ RUN = Path("runs/a b")
         (Result(command="collect", lake="s3://bucket/x", status="skipped"), "amago train --from-lake s3://bucket/x"),
         (Result(command="relabel", lake="lakes/x"), "amago train --from-lake lakes/x"),
         (Result(command="train", run=RUN), "amago evaluate 'runs/a b'"),
-        (Result(command="evaluate", run=RUN), "amago export 'runs/a b'"),
-        (Result(command="run", run=Path("runs/x")), "amago export runs/x"),
+        (Result(command="evaluate", run=RUN), "amago watch 'runs/a b'"),
+        (Result(command="run", run=Path("runs/x")), "amago report runs/x"),
+        (Result(command="report", run=Path("runs/x")), "amago export runs/x"),
     ],
 )
 def test_result_suggests_the_next_stage(result: Result, step: str) -> None:

@@ -4,7 +4,11 @@ import io
 
 import pytest
 
-from amago_cli.render.animation import Animation
+from amago_cli.render.animation import Animation, animation
+from pipelines.envs.env import EnvSpec
+from pipelines.evaluation.films import Film
+from pipelines.lake.spaces import Discrete, Spaces
+from pipelines.stages.filming import Watched
 
 
 def shown(sleep) -> tuple[Animation, io.StringIO]:
@@ -33,6 +37,17 @@ def test_an_interrupt_leaves_the_terminal_as_it_was() -> None:
     with pytest.raises(KeyboardInterrupt):
         Animation(text="", frames=["one", "two"], speed=1.0).play(stream, sleep=interrupted)
     assert stream.getvalue().endswith("one\n\x1b[?7h\x1b[?25h")
+
+
+def test_of_an_environment_s_text_only_colors_reach_the_terminal() -> None:
+    drawn = "\x1b[43mtaxi\x1b[0m\nroad\x1b[2J\x07"
+    film = Film(frames=[drawn], task="task\x1b[2J")
+    spec = EnvSpec(name="env", spaces=Spaces(observation={}, action=Discrete(n=2)))
+    shown = animation(Watched(film=film, spec=spec, update=3), episode=0, speed=1.0)
+    assert "\x1b[43mtaxi\x1b[0m\nroad" in shown.frames[0]
+    assert "\x1b[2J" not in shown.frames[0]
+    assert "\x07" not in shown.frames[0]
+    assert "taxi\nroad" in shown.text
 
 
 def test_a_frame_that_is_higher_than_the_terminal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

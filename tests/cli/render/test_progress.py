@@ -87,7 +87,7 @@ def test_a_bar_of_a_chain_is_of_the_whole_run() -> None:
     assert "epoch 15/40 train  37% |" in shown([event])[0]
     assert "| 1,400/1,500 updates, 4m10s left" in shown([event])[0]
     unknown = replace(event, run_seconds_left=None)
-    assert " left" not in shown([unknown, replace(unknown, done=1401)])[1]
+    assert "| 1,401/1,500 updates, stage 1m39s left" in shown([unknown, replace(unknown, done=1401)])[1]
 
 
 def test_a_bar_without_a_total_is_a_line_of_text() -> None:
