@@ -26,6 +26,7 @@ from amago_cli.commands import (
     settings,
     sweep,
     train,
+    tune,
     view,
     watch,
 )
@@ -86,7 +87,7 @@ def amago(
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Stages", (sweep.sweep,)),
+    ("Stages", (sweep.sweep, tune.tune)),
     ("Inspect", (compare.compare, report.report, view.view, watch.watch)),
     ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 # Modules to import per extra; those of environment extras come from their suites.
 _MODULES = {
+    "tune": ("optuna",),
     "box2d": ("Box2D",),
     "flash": ("flash_attn",),
     "hdf5": ("h5py",),

@@ -48,6 +48,7 @@ ONLY_IN = {
     "vl_convert": ("pipelines/report/",),
     "starlette": ("pipelines/view/",),
     "uvicorn": ("amago_cli/commands/view.py",),
+    "optuna": ("pipelines/stages/tune.py",),
     "typer": ("amago_cli/",),
     "rich": ("amago_cli/",),
     "tqdm": ("amago_cli/",),

@@ -1,0 +1,348 @@
+"""tune: search for better settings with Optuna. A trial is a run of the recipe, which resumes by itself.
+
+The study is a journal file beside the runs, so that no server is needed. A killed search goes on where it was: trials
+that the journal has as running are the runs that were interrupted, and no trial is carried out twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.files.locks import exclusive
+from pipelines.runs.comparison import aggregate
+from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best, read_evaluations
+from pipelines.stages.result import Result, Table
+from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
+from pipelines.stages.search_space import Dimension
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+Values = Mapping[str, Any]
+_POLL_SECONDS = 0.2
+_LOOK_SECONDS = 2.0  # between looks for new evaluations
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What to search: `plan` makes the run of some values in a directory; a trial's seed is `seed`, a confirmation's
+    seeds follow it."""
+
+    directory: Path
+    space: Sequence[Dimension]
+    plan: Callable[[Values, Path], PlannedRun]
+    command: Sequence[str]
+    seed: int = 0
+    metric: str = DEFAULT_METRIC
+    trials: int = 20
+    jobs: int = 1
+    prune: bool = True
+    confirm: int = 3
+
+
+@dataclass(kw_only=True)
+class _Trial:
+    number: int
+    id: int
+    planned: PlannedRun
+    reported: set[int] = field(default_factory=set)
+    pruned: bool = False
+
+
+def run(search: Search, *, listener: Listener = silent) -> Result:
+    """Carry out the trials that are not done, then the best settings with fresh seeds.
+
+    InputMissing without Optuna; StageFailed if every trial failed, or a run of the confirmation; Locked while another
+    process tunes in this directory.
+    """
+    began = time.monotonic()
+    _require_optuna()
+    logs = search.directory / "logs"
+    with exclusive(search.directory / ".tune.lock", what=f"'{search.directory}' is in use by a search"):
+        study = _open(search)
+        _require_same_space(study, search)
+        with RunProcesses(search.command, jobs=search.jobs, logs=logs) as processes:
+            _Tuner(search, study, processes, listener).carry_out()
+        best = _best(study, search)
+        confirmed = _confirm(search, _values(best, search), logs, listener)
+    score = aggregate({"": confirmed}, "mean") if confirmed else None
+    states = [trial.state.name.lower() for trial in study.trials]
+    return Result(
+        command="tune",
+        run=search.directory,
+        metrics={
+            "trials": len(states),
+            **{name: states.count(name) for name in ("complete", "pruned", "fail")},
+            "best": {
+                "trial": best.number,
+                "run": str(_place(search, best.number)),
+                search.metric: best.value,
+                "settings": _values(best, search),
+            },
+            "confirmed": _confirmation(score, confirmed),
+        },
+        tables=[*_tables(study, search), *_confirmation_table(score, confirmed, best, search)],
+        seconds=time.monotonic() - began,
+    )
+
+
+class _Tuner:
+    """The loop: start trials, report their evaluations, prune, and record how they end."""
+
+    def __init__(self, search: Search, study: Study, processes: RunProcesses, listener: Listener) -> None:
+        self._search, self._study, self._processes, self._listener = search, study, processes, listener
+        self._going: list[_Trial] = []
+        self._failed: list[EndedRun] = []
+        self._looked = 0.0
+
+    def carry_out(self) -> None:
+        from optuna.trial import TrialState
+
+        waiting = [self._resumed(trial) for trial in self._study.get_trials(states=(TrialState.RUNNING,))]
+        while True:
+            done = self._done()
+            while not self._processes.is_full and (waiting or done + len(self._going) < self._search.trials):
+                self._begin(waiting.pop() if waiting else self._asked())
+                done = self._done()
+            for ended in self._processes.ended():
+                self._end(ended)
+                done += 1
+            if time.monotonic() - self._looked > _LOOK_SECONDS:
+                self._looked = time.monotonic()
+                for trial in self._going:
+                    self._report(trial)
+            self._listener(Progress(stage="tune", done=done, total=self._search.trials, unit="trials"))
+            if self._processes.is_idle and not waiting and done >= self._search.trials:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _done(self) -> int:
+        from optuna.trial import TrialState
+
+        ends = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return len(self._study.get_trials(deepcopy=False, states=ends))
+
+    def _asked(self) -> _Trial:
+        """Return a new trial with the settings that the sampler chose, written to the journal."""
+        trial = self._study.ask()
+        values = {dimension.key: dimension.choose(trial) for dimension in self._search.space}
+        return self._planned(trial.number, trial._trial_id, values)
+
+    def _resumed(self, trial: FrozenTrial) -> _Trial:
+        """Return a trial that an earlier process left; one without all of its settings is given the rest."""
+        import optuna
+
+        live = optuna.trial.Trial(self._study, trial._trial_id)
+        values = {dimension.key: dimension.choose(live) for dimension in self._search.space}
+        found = self._planned(trial.number, trial._trial_id, values)
+        found.reported = set(trial.intermediate_values)
+        return found
+
+    def _planned(self, number: int, identity: int, values: Values) -> _Trial:
+        planned = self._search.plan({**values, "seed": self._search.seed}, _place(self._search, number))
+        return _Trial(number=number, id=identity, planned=planned)
+
+    def _begin(self, trial: _Trial) -> None:
+        self._going.append(trial)
+        if trial.planned.is_done:  # it ended while nobody was there to record it
+            self._end(EndedRun(planned=trial.planned, code=0))
+        else:
+            self._processes.start(trial.planned)
+
+    def _report(self, trial: _Trial) -> None:
+        """Report new evaluations of a trial, and stop it if it is not promising."""
+        import optuna
+
+        live = optuna.trial.Trial(self._study, trial.id)
+        evaluations, _ = read_evaluations(trial.planned.path / "evaluations")
+        for evaluation in curve(evaluations, self._search.metric):
+            score = evaluation.score(self._search.metric)
+            if score is not None and evaluation.update not in trial.reported:
+                live.report(score.value, evaluation.update)
+                trial.reported.add(evaluation.update)
+        if self._search.prune and trial.reported and not trial.pruned and live.should_prune():
+            trial.pruned = True
+            self._processes.stop(trial.planned)
+
+    def _end(self, ended: EndedRun) -> None:
+        """Record how a trial ended, in the journal."""
+        from optuna.trial import TrialState
+
+        trial = next(each for each in self._going if each.planned == ended.planned)
+        self._going.remove(trial)
+        name, score = trial.planned.path.name, _score(trial.planned.path, self._search.metric)
+        if ended.code == 0 and score is not None:
+            self._study.tell(trial.number, score)
+            text = f"{name} done, {self._search.metric} {score:.4g}"
+        elif trial.pruned and ended.code in (0, 143):
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+            text = f"{name} pruned at update {max(trial.reported)}"
+        else:
+            error = ended.error or f"no evaluation has the metric '{self._search.metric}'"
+            ended = EndedRun(planned=ended.planned, code=ended.code or 1, error=error)
+            self._study.tell(trial.number, state=TrialState.FAIL)
+            self._failed.append(ended)
+            text = f"{name} failed: {error}"
+            if len(self._failed) >= 3 and not self._study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
+                raise failure(self._failed, len(self._study.trials), self._search.directory / "logs")
+        self._listener(Notice(stage="tune", text=text))
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise InputMissing(
+            "amago tune needs optuna, which is not installed", hint='pip install "amago[tune]"'
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def _open(search: Search) -> Study:
+    """Open the study, as far as its journal was written whole. This process has the directory's lock."""
+    import warnings
+
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    path = search.directory / "study.log"
+    for left in search.directory.glob("study.log.lock*"):  # of a process that was killed while it wrote
+        with contextlib.suppress(OSError):
+            left.unlink()
+    if path.exists():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            with path.open("r+b") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        started = max(search.trials // 4, min(search.trials, 5))
+        study = optuna.create_study(
+            storage=storage,
+            study_name="tune",
+            direction="maximize",
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4) if search.prune else optuna.pruners.NopPruner(),
+        )
+        # A resumed search must not draw what it has drawn: the stream depends on the number of trials.
+        study.sampler = optuna.samplers.TPESampler(
+            seed=search.seed + 1_000_003 * len(study.trials),
+            n_startup_trials=min(started, 10),
+            constant_liar=search.jobs > 1,
+        )
+    return study
+
+
+def _require_same_space(study: Study, search: Search) -> None:
+    """Raise UsageError if the trials of the journal chose other settings."""
+    keys = {dimension.key for dimension in search.space}
+    for trial in study.trials:
+        if trial.params and not set(trial.params) <= keys:
+            other = ", ".join(sorted(set(trial.params) - keys))
+            raise UsageError(
+                f"the search in '{search.directory}' also chose {other}",
+                hint="give the same --space, or another --run",
+            )
+    stored = study.user_attrs.get("metric")
+    if stored not in (None, search.metric):
+        raise UsageError(
+            f"the search in '{search.directory}' is by {stored}, not {search.metric}", hint="choose another --run"
+        )
+    study.set_user_attr("metric", search.metric)
+
+
+def _place(search: Search, number: int) -> Path:
+    return search.directory / f"trial-{number:04d}"
+
+
+def _score(run: Path, metric: str) -> float | None:
+    found = last_and_best(read_evaluations(run / "evaluations")[0], metric)
+    score = found[0].score(metric) if found is not None else None
+    return None if score is None else score.value
+
+
+def _best(study: Study, search: Search) -> FrozenTrial:
+    try:
+        return study.best_trial
+    except ValueError:
+        raise StageFailed(
+            f"none of the {len(study.trials)} trials has a score", hint=f"see '{search.directory / 'logs'}'"
+        ) from None
+
+
+def _values(trial: FrozenTrial, search: Search) -> dict[str, Any]:
+    return {each.key: each.stored(trial.params[each.key]) for each in search.space if each.key in trial.params}
+
+
+def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> list[float]:
+    """Run the best settings with seeds that no trial used; return their scores."""
+    seeds = range(search.seed + 1, search.seed + 1 + search.confirm)
+    folder = search.directory / f"best-{_mark(values)}"
+    waiting = planned = [search.plan({**values, "seed": seed}, folder / f"seed-{seed}") for seed in seeds]
+    waiting = [each for each in planned if not each.is_done]
+    ended: list[EndedRun] = []
+    with RunProcesses(search.command, jobs=search.jobs, logs=logs) as processes:
+        while waiting or not processes.is_idle:
+            while waiting and not processes.is_full:
+                processes.start(waiting.pop(0))
+            ended += processes.ended()
+            done = sum(each.is_done for each in planned) if ended else 0
+            listener(Progress(stage="confirm", done=done, total=len(planned), unit="runs"))
+            time.sleep(_POLL_SECONDS)
+    if failed := [each for each in ended if each.code != 0]:
+        raise failure(failed, len(planned), logs)
+    scores = [_score(each.path, search.metric) for each in planned]
+    return [score for score in scores if score is not None]
+
+
+def _mark(values: Values) -> str:
+    """Return a short name of some values: another best trial is confirmed in another place."""
+    import hashlib
+    import json
+
+    return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _confirmation(score: ScoreInterval | None, scores: Sequence[float]) -> dict[str, Any] | None:
+    if score is None:
+        return None
+    interval = None if score.low is None else [score.low, score.high]
+    return {"mean": score.value, "ci95": interval, "scores": list(scores)}
+
+
+def _tables(study: Study, search: Search) -> list[Table]:
+    from optuna.trial import TrialState
+
+    ranked = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: -(trial.value or 0.0))
+    keys = [dimension.key for dimension in search.space]
+    rows = []
+    for trial in ranked[:_SHOWN]:
+        values = _values(trial, search)
+        rows.append([f"trial-{trial.number:04d}", trial.value, *(_cell(values.get(key)) for key in keys)])
+    return [Table(title="best trials", columns=["trial", search.metric, *keys], rows=rows)]
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) else str(value)
+
+
+def _confirmation_table(
+    score: ScoreInterval | None, scores: Sequence[float], best: FrozenTrial, search: Search
+) -> list[Table]:
+    if score is None:
+        return []
+    rows = [["the best trial (chosen, so biased upwards)", 1, best.value, None, None]]
+    rows.append(["the same settings, fresh seeds", len(scores), score.value, score.low, score.high])
+    columns = ("", "runs", f"mean of {search.metric}", "95% low", "95% high")
+    return [Table(title="confirmation", columns=columns, rows=rows)]

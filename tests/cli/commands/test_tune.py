@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands.test_sweep import recipe
+from tests.cli.conftest import Amago
+
+SPACE = "[train.learning_rate]\nlow = 1e-4\nhigh = 1e-2\nlog = true\n[agent.critic.hidden]\nchoices = [[8], [4, 4]]\n"
+
+
+@pytest.fixture
+def tiny(amago: Amago) -> None:
+    recipe()
+    Path("space.toml").write_text(SPACE)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_mistakes_are_reported_before_anything_runs(amago: Amago) -> None:
+    assert amago("tune", "tiny.toml").code == 2
+    assert amago("tune", "tiny.toml", "--space", "nothing.toml").code == 3
+    for text in ("[train.learning_rat]\nlow = 1\nhigh = 2", "[train.batch_size]\nlow = -5\nhigh = 2"):
+        Path("wrong.toml").write_text(text)
+        refused = amago("tune", "tiny.toml", "--space", "wrong.toml")
+        assert refused.code == 2, text
+        assert "train." in refused.err
+    looked = amago("tune", "tiny.toml", "--space", "space.toml", "--dry-run")
+    assert looked.code == 0
+    assert "train.learning_rate" in looked.out
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_without_optuna_the_extra_is_named(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    missing = amago("tune", "tiny.toml", "--space", "space.toml")
+    assert missing.code == 3
+    assert 'pip install "amago[tune]"' in missing.err
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("tiny")
+def test_real_runs_are_tuned_and_the_best_is_a_recipe(amago: Amago) -> None:
+    pytest.importorskip("optuna")
+    words = ("tune", "tiny.toml", "--space", "space.toml", "--trials", 2, "--jobs", 2, "--confirm", 1, "--run", "tuned")
+    done = amago(*words, "--output", "json")
+    assert done.code == 0, done.err
+    metrics = done.json["metrics"]
+    assert metrics["complete"] == 2
+    assert len(metrics["confirmed"]["scores"]) == 1
+    best = tomllib.loads(Path("tuned/best.toml").read_text())
+    assert best["train"]["learning_rate"] == metrics["best"]["settings"]["train.learning_rate"]
+    assert best["agent"]["critic"]["hidden"] in ([8], [4, 4])
+    assert amago("run", "tuned/best.toml", "--dry-run").code == 0
+    assert amago("compare", "tuned").code == 0
+    assert amago(*words, "--output", "json").json["metrics"] == metrics

@@ -1,0 +1,155 @@
+"""Tuning with runs that only pretend to train: their score follows from their settings."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.errors import Interrupted, StageFailed, UsageError
+from pipelines.events import Event, Notice, Progress
+from pipelines.stages.run_processes import PlannedRun
+from pipelines.stages.search_space import Dimension
+from pipelines.stages.tune import Search, run
+
+optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.system
+
+# Scores are highest at a rate of 1e-3. A poor run has poor evaluations from the start and takes long.
+FAKE = """
+import json, math, sys, time, signal, pathlib
+sys.argv[0] = "amago"
+from tests.runs.factory import make_run, write_evaluation
+path, rate, seed, mode = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+path.parent.mkdir(parents=True, exist_ok=True)
+with open(path.parent / f"{path.name}.started", "a") as file: file.write("x")
+if mode == "fail":
+    print(json.dumps({"error": {"message": "cannot learn"}})); sys.exit(1)
+score = 1 - abs(math.log10(rate) + 3) + seed / 1000
+if not path.exists():
+    make_run(path, scores={10: score / 2}, status=None)
+poor = mode == "slow" and score < 0.5
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+if poor:
+    time.sleep(600)
+write_evaluation(path, 20, score)
+record = json.loads((path / "run.json").read_text())
+record["stages"]["run"] |= {"status": "done", "argv": sys.argv}
+(path / "run.json").write_text(json.dumps(record))
+"""
+SPACE = [Dimension(key="train.learning_rate", low=1e-5, high=1e-1, log=True), Dimension(key="x", choices=([1], [1, 2]))]
+
+
+def search(folder: Path, mode: str = "quick", **fields: Any) -> Search:
+    def plan(values: Any, path: Path) -> PlannedRun:
+        arguments = (str(path), str(values["train.learning_rate"]), str(values["seed"]), mode)
+        assert values["x"] in ([1], [1, 2])
+        return PlannedRun(path=path, arguments=arguments)
+
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{FAKE}"]
+    given = Search(directory=folder, space=SPACE, plan=plan, command=command, trials=4, jobs=2, confirm=2, seed=5)
+    return replace(given, **fields)
+
+
+def started(folder: Path) -> list[int]:
+    """Return how often each trial was started, in order."""
+    return [len(path.read_text()) for path in sorted(folder.glob("trial-*.started"))]
+
+
+def test_the_best_trial_is_confirmed_on_fresh_seeds(tmp_path: Path) -> None:
+    result = run(search(tmp_path, trials=6))
+    best = result.metrics["best"]
+    assert (result.metrics["trials"], result.metrics["complete"], result.metrics["fail"]) == (6, 6, 0)
+    assert started(tmp_path) == [1] * 6
+    rate = best["settings"]["train.learning_rate"]
+    assert best["return_mean"] == pytest.approx(1 - abs(math.log10(rate) + 3) + 0.005)
+    scores = [1 - abs(math.log10(rate) + 3) + seed / 1000 for seed in (6, 7)]
+    assert sorted(result.metrics["confirmed"]["scores"]) == pytest.approx(scores)
+    study = optuna.load_study(
+        study_name="tune",
+        storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))),
+    )
+    assert study.best_trial.number == best["trial"]
+    assert len({trial.params["train.learning_rate"] for trial in study.trials}) == 6
+
+
+def test_repeating_does_nothing_and_more_trials_are_added(tmp_path: Path) -> None:
+    first = run(search(tmp_path))
+    again = run(search(tmp_path))
+    assert again.metrics == first.metrics
+    more = run(search(tmp_path, trials=6))
+    assert more.metrics["trials"] == 6
+    assert started(tmp_path) == [1] * 6
+    rates = {json.dumps(row) for row in more.tables[0].rows}
+    assert len(rates) == 6
+
+
+def test_poor_trials_are_pruned_by_their_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.stages.tune._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(
+        "optuna.pruners.MedianPruner", lambda **_: optuna.pruners.ThresholdPruner(lower=0.25)
+    )  # from the first evaluation on
+    texts: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Notice):
+            texts.append(event.text)
+
+    result = run(search(tmp_path, mode="slow", trials=8), listener=hear)
+    assert result.metrics["pruned"] > 0
+    assert result.metrics["complete"] + result.metrics["pruned"] == 8
+    assert any("pruned at update 10" in text for text in texts)
+
+
+def test_a_search_killed_at_any_moment_goes_on_and_repeats_no_trial(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from pathlib import Path; from tests.stages.test_tune import search, run; run(search(Path(sys.argv[1])))"
+    )
+    for expected in (1, 2, 3):
+        process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], start_new_session=True)
+        while len(started(tmp_path)) < expected and process.poll() is None:
+            time.sleep(0.005)
+        with_children = os.getpgid(process.pid)
+        os.killpg(with_children, signal.SIGKILL)
+        process.wait()
+    with (tmp_path / "study.log").open("ab") as file:
+        file.write(b'{"op_code": 6, "torn')
+    result = run(search(tmp_path))
+    assert result.metrics["trials"] == 4
+    assert result.metrics["complete"] == 4
+    assert len(list(tmp_path.glob("trial-????"))) == 4
+
+
+def test_an_interrupted_trial_is_resumed_and_not_asked_again(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and started(tmp_path):
+            raise Interrupted("stopped")
+
+    with pytest.raises(Interrupted):
+        run(search(tmp_path, jobs=1), listener=stop)
+    result = run(search(tmp_path, jobs=1))
+    assert result.metrics["complete"] == result.metrics["trials"] == 4
+
+
+def test_failing_trials_are_recorded_and_all_of_them_failing_ends_the_search(tmp_path: Path) -> None:
+    with pytest.raises(StageFailed, match="cannot learn"):
+        run(search(tmp_path, mode="fail", trials=50))
+    assert len(started(tmp_path)) <= 4
+
+
+def test_another_space_or_metric_is_refused(tmp_path: Path) -> None:
+    run(search(tmp_path, trials=1, confirm=0))
+    with pytest.raises(UsageError, match="success_mean"):
+        run(search(tmp_path, metric="success_mean"))
+    with pytest.raises(UsageError, match="also chose x"):
+        run(search(tmp_path, space=SPACE[:1]))
