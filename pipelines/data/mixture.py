@@ -14,6 +14,7 @@ import numpy as np
 from pipelines.data.batch import Batch
 from pipelines.data.buffers import Buffers
 from pipelines.data.gather import Columns
+from pipelines.data.randomness import Purpose, stream
 from pipelines.data.relabel_on_the_fly import Versions
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
@@ -48,7 +49,8 @@ class Mixture:
     """Sampler of batches from several `lakes`: views of one schema, made with the strategy's extra fields; with
     `versions` of each.
 
-    `state_dict`, `snapshots` and `arrays` together restore it in another process.
+    A batch is a function of `seed`, the update, the micro-batch and what is drawn from: `snapshots` and `arrays`
+    together restore a mixture in another process.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class Mixture:
     ) -> None:
         schema: Schema = lakes[0][0].schema
         assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
-        self._rng, self._anneal_steps = np.random.default_rng(seed), anneal_steps
+        self._seed, self._anneal_steps = seed, anneal_steps
         self.parts = [
-            MixedLake(view, WindowSampler(view, length=length, seed=self._rng, strategy=strategy, versions=own), share)
+            MixedLake(view, WindowSampler(view, length=length, strategy=strategy, versions=own), share)
             for (view, share), own in zip(lakes, versions or (None,) * len(lakes), strict=True)
         ]
         self._buffers = Buffers(schema.columns, length + 1)
@@ -116,16 +118,17 @@ class Mixture:
             raise InputMissing(f"no trajectories to draw from in {names}", hint="fill it with: amago collect")
         return weights / weights.sum()
 
-    def sample(self, batch_size: int, update: int) -> Batch:
-        """Draw `batch_size` windows for `update` (0: the first), ordered by lake and segment."""
+    def sample(self, batch_size: int, update: int, micro_batch: int = 0) -> Batch:
+        """Draw `batch_size` windows for a micro-batch of `update` (0: the first), ordered by lake and segment."""
+        rng = stream(self._seed, update, micro_batch, Purpose.WINDOWS)
         if len(self.parts) == 1:
-            return self.parts[0].sampler.sample(batch_size)
+            return self.parts[0].sampler.sample(batch_size, rng)
         ends = np.cumsum(self.shares(update))
-        lake = np.sort(np.searchsorted(ends, self._rng.random(batch_size) * ends[-1], side="right"))
+        lake = np.sort(np.searchsorted(ends, rng.random(batch_size) * ends[-1], side="right"))
         buffers = self._buffers.take(batch_size)
         edges = np.searchsorted(lake, np.arange(len(self.parts) + 1)).tolist()
         batches = [
-            part.sampler.sample(b - a, {name: buffer[a:b] for name, buffer in buffers.items()})
+            part.sampler.sample(b - a, rng, {name: buffer[a:b] for name, buffer in buffers.items()})
             for part, a, b in zip(self.parts, edges[:-1], edges[1:], strict=True)
             if b > a
         ]
@@ -157,13 +160,6 @@ class Mixture:
             part.history = [
                 [update, sum(id in alive for id in snapshot["segments"][:seen])] for update, seen in snapshot["history"]
             ]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state, JSON-serialisable."""
-        return {"rng": self._rng.bit_generator.state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the trajectories' priorities, by lake; empty without prioritized replay."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -22,10 +21,10 @@ MIN_PRIORITY = 1e-6  # so that a TD error of zero does not exclude a trajectory
 
 
 class WindowSampler:
-    """Sampler of batches of windows of `length` steps from a view, deterministic given seed and view.
+    """Sampler of batches of windows of `length` steps from a view, deterministic given the view and a generator.
 
-    `seed` may be a generator shared with others. With prioritized replay, the view must have been made with the
-    strategy's `extra` fields. With `versions`, some windows show a version instead of the drawn trajectory.
+    With prioritized replay, the view must have been made with the strategy's `extra` fields. With `versions`, some
+    windows show a version instead of the drawn trajectory.
     """
 
     def __init__(
@@ -33,12 +32,10 @@ class WindowSampler:
         view: View,
         *,
         length: int,
-        seed: int | np.random.Generator,
         strategy: Strategy | None = None,
         versions: Versions | None = None,
     ) -> None:
         self.view, self.length, self.strategy = view, length, strategy or Strategy()
-        self._rng = np.random.default_rng(seed)
         self._gatherer = Gatherer(view, length + 1)
         self._version = -1
         self._cumulative = np.zeros(0)
@@ -58,42 +55,44 @@ class WindowSampler:
         self._weigh()
         return not self._total > 0
 
-    def sample(self, batch_size: int, out: Columns | None = None) -> Batch:
+    def sample(self, batch_size: int, rng: np.random.Generator, out: Columns | None = None) -> Batch:
         """Draw `batch_size` windows: independent draws, ordered by segment; into `out`, if given. InputMissing if there
         is nothing to draw from."""
         while True:
-            chosen = self._choose(batch_size)
+            chosen = self._choose(batch_size, rng)
             try:
-                drawn = self._draw_versions(chosen) if self._versions is not None else None
-                start, stop = self._place(chosen, drawn)
+                drawn = self._draw_versions(chosen, rng) if self._versions is not None else None
+                start, stop = self._place(chosen, rng, drawn)
                 batch = self._gatherer.gather(chosen, start, stop, out, drawn)
             except SegmentLost as lost:
                 self.view.lose(lost.number, str(lost))
                 continue
             return replace(batch, importance=self._importance(batch)) if self.strategy.per_alpha else batch
 
-    def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draw rows of the view's table, and steps [start, stop) of windows, (batch_size,) int64 each; no versions."""
-        chosen = self._choose(batch_size)
-        return chosen, *self._place(chosen)
+        chosen = self._choose(batch_size, rng)
+        return chosen, *self._place(chosen, rng)
 
-    def _choose(self, batch_size: int) -> np.ndarray:
+    def _choose(self, batch_size: int, rng: np.random.Generator) -> np.ndarray:
         if self.is_empty:
             raise InputMissing(
                 f"lake '{self.view.lake.name}' has no trajectories to draw from",
                 hint="collect some first, or widen the selection",
             )
-        point = self._rng.random(batch_size) * self._total
+        point = rng.random(batch_size) * self._total
         if self.strategy.per_alpha:
             return self._tree.find(point)
         return np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
 
-    def _place(self, chosen: np.ndarray, drawn: DrawnVersions | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def _place(
+        self, chosen: np.ndarray, rng: np.random.Generator, drawn: DrawnVersions | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         length = self.view.table["length"][chosen].astype(np.int64)
         length = length if drawn is None else drawn.lengths(length)
-        return self.strategy.place(length, self.length, self._rng.random(len(chosen)))
+        return self.strategy.place(length, self.length, rng.random(len(chosen)))
 
-    def _draw_versions(self, chosen: np.ndarray) -> DrawnVersions | None:
+    def _draw_versions(self, chosen: np.ndarray, rng: np.random.Generator) -> DrawnVersions | None:
         """Draw versions for some of the trajectories `chosen`."""
         versions = self._versions
         assert versions is not None
@@ -102,7 +101,7 @@ class WindowSampler:
             self._uids = self.view.uids()
             self._varied = (table["segment"] == table["base"]) & versions.evaluate(self._uids)
             self._varied_at = self.view.version
-        u = self._rng.random((2, len(chosen)))
+        u = rng.random((2, len(chosen)))
         windows = np.flatnonzero(self._varied[chosen] & (u[0] < versions.share))
         if not len(windows):
             return None
@@ -155,14 +154,6 @@ class WindowSampler:
     def _importance(self, batch: Batch) -> np.ndarray:
         importance = self._powers(self.view.table["priority"][batch.trajectory]) ** -self.strategy.per_beta
         return importance / importance.max()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state, JSON-serialisable. The view has its own `snapshot`, the priorities their
-        arrays."""
-        return {"rng": self._rng.bit_generator.state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
 
     def priorities(self) -> dict[str, np.ndarray]:
         """Return the trajectories' priorities by uid, which outlives changes of the table."""

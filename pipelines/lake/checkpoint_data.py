@@ -36,10 +36,9 @@ class Snapshot(Form):
 
 
 class Data(Form):
-    """The record of all lakes and of the sampler."""
+    """The record of all lakes."""
 
     lakes: list[Snapshot]
-    sampler: dict[str, Any]
 
 
 class DrawnRecord(Form):

@@ -116,13 +116,19 @@ class Agent(nn.Module):
         Updates the running statistics. `generator` draws actions and ensemble members; dropout draws from torch's
         global generator.
         """
-        return next(self.losses([batch], generator))
+        return next(self.losses([batch], [generator]))
 
     def losses(
-        self, batches: Sequence[TensorBatch], generator: torch.Generator | None = None
+        self,
+        batches: Sequence[TensorBatch],
+        generators: Sequence[torch.Generator | None] | None = None,
+        dropout_seeds: Sequence[int] | None = None,
     ) -> Iterator[tuple[Tensor, Metrics]]:
         """Yield one update's loss in micro-batches: call backward on each before the next; gradients, losses and
         metrics add up to those of one batch with all windows.
+
+        `generators`: one for each micro-batch (None: torch's global generator). `dropout_seeds`: seeds of torch's
+        global generator before each micro-batch is encoded (None: it is used as it is).
 
         Statistics are updated once, on all micro-batches, before the first loss. For this, an agent with critics
         encodes several micro-batches twice (the first time without gradient).
@@ -130,21 +136,31 @@ class Agent(nn.Module):
         self._update_statistics(batches)
         counted = sum(int(batch.loss_mask.sum()) for batch in batches)
         single = len(batches) == 1
+        drawn_by = generators or [None] * len(batches)
         states: list[Tensor | None] = [None] * len(batches)
         targets: list[Tensor | None] = [None] * len(batches)
         if self.target_heads is not None:
             with torch.set_grad_enabled(single and torch.is_grad_enabled()):
-                encoded = [self.encode(batch) for batch in batches]
-            found = [self.targets(batch, h.detach(), generator) for batch, h in zip(batches, encoded, strict=True)]
+                encoded = [self._encode(place, batches, dropout_seeds) for place in range(len(batches))]
+            found = [
+                self.targets(batch, h.detach(), generator)
+                for batch, h, generator in zip(batches, encoded, drawn_by, strict=True)
+            ]
             if counted:
                 self._update_popart(torch.cat(found))
             # An infinite target becomes NaN, so that the update is skipped whatever the loss does with large targets
             targets = [torch.where(target_NG.isfinite(), target_NG, torch.nan) for target_NG in found]
             states = [*encoded] if single else states
             del encoded
-        for batch, target_NG, h_BTD in zip(batches, targets, states, strict=True):
-            h_BTD = self.encode(batch) if h_BTD is None else h_BTD
-            yield self._loss(batch, h_BTD, target_NG, max(counted, 1), generator)
+        for place, (batch, target_NG, h_BTD) in enumerate(zip(batches, targets, states, strict=True)):
+            h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
+            yield self._loss(batch, h_BTD, target_NG, max(counted, 1), drawn_by[place])
+
+    def _encode(self, place: int, batches: Sequence[TensorBatch], dropout_seeds: Sequence[int] | None) -> Tensor:
+        """Encode a micro-batch; with seeds, by the same dropout each time."""
+        if dropout_seeds is not None:
+            torch.manual_seed(dropout_seeds[place])
+        return self.encode(batches[place])
 
     def _loss(
         self, batch: TensorBatch, h_BTD: Tensor, target_NG: Tensor | None, count: int, generator: torch.Generator | None

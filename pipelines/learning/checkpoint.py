@@ -4,7 +4,7 @@
                                               the SHA-256 of every file, checked when it is loaded
                          weights.safetensors  agent: networks, target heads, PopArt, input statistics
                          average.safetensors  moving averages of trained weights, if training keeps them
-                         training.pt          optimiser, random states, sampler (torch, weights_only)
+                         training.pt          optimiser, priorities (torch, weights_only)
     checkpoints/latest, checkpoints/best      symbolic links
 
 A checkpoint is written under a temporary name, synced and renamed, and renamed before it is deleted: readers never
@@ -84,7 +84,7 @@ class Checkpoint:
         return int(self.record["update"])
 
     def training_state(self) -> dict[str, Any]:
-        """Load optimiser, random states and sampler. IntegrityError if unreadable."""
+        """Load the optimiser's state and priorities. IntegrityError if unreadable."""
         try:
             content = read_checked(self.path, "training.pt", self.record)
             return dict(torch.load(io.BytesIO(content), weights_only=True, map_location="cpu"))

@@ -57,7 +57,6 @@ class TrainingData:
         if data is not None:
             with checkpoint.understood():
                 self.mixture.restore(data["lakes"])
-                self.mixture.load_state_dict(data["sampler"])
                 self.mixture.load_arrays({name: tensor.numpy() for name, tensor in arrays.items()})
 
     def prepare(self, shares: Sequence[Share], *, update: int, listener: Listener) -> None:

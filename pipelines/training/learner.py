@@ -1,7 +1,7 @@
 """The learner: an agent, its optimiser and counters; one `step` is one gradient update.
 
-Everything random is a stream of its own, seeded once and saved with the checkpoint: `generator` (action samples,
-ensemble draws) and torch's global generator (dropout), so that resuming continues the very same sequence.
+Random draws are keyed by update and micro-batch (`pipelines.data.randomness`), so that resuming continues the very same
+sequence and checkpoints contain no generator states.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pipelines.config import cores
 from pipelines.config.model import AgentSettings
 from pipelines.config.settings import TrainSettings
 from pipelines.data.batch import Batch
+from pipelines.data.randomness import Purpose, key
 from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.spaces import Spaces
 from pipelines.learning import checkpoint as checkpoints
@@ -51,8 +52,6 @@ class Learner:
         use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
         self.device = resolve_device(train.device)
-        torch.manual_seed(seed)
-        self.generator = torch.Generator(self.device).manual_seed(seed + 1)
         self.agent = Agent(spaces, agent, seed=seed).to(self.device)
         self.agent.packed = train.packing
         encoders: list[torch.nn.Module] = [self.agent.timestep, self.agent.sequence]
@@ -149,7 +148,7 @@ class Learner:
     def _backward(self, tensors: list[TensorBatch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         total: dict[str, torch.Tensor] = {}
         errors = []
-        losses = self.agent.losses(tensors, self.generator)
+        losses = self.agent.losses(tensors, *self.randomness(len(tensors)))
         for _ in tensors:
             with autocast(self.device, self.settings.precision):
                 loss, metrics = next(losses)
@@ -158,6 +157,15 @@ class Learner:
                 errors.append(metrics.pop("td_errors"))
             total = {name: value + total[name] if name in total else value for name, value in metrics.items()}
         return total, errors
+
+    def randomness(self, micro_batches: int) -> tuple[list[torch.Generator], list[int]]:
+        """Return the generators and dropout seeds of the next update's micro-batches."""
+        places = [(self.seed, self.update, part) for part in range(micro_batches)]
+        keys = [key(*place, Purpose.ACTIONS) for place in places]
+        return (
+            [torch.Generator(self.device).manual_seed(each) for each in keys],
+            [key(*place, Purpose.DROPOUT) for place in places],
+        )
 
     def described(self) -> dict[str, Any]:
         """What it computes with: device, precision, attention backend."""
@@ -183,35 +191,19 @@ class Learner:
             average=self._named_average(),
             training_state={
                 "optimizer": self.optimizer.state_dict(),
-                "generator": self.generator.get_state(),
-                "torch": torch.get_rng_state(),
-                "cuda": [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [],
                 "data": dict(data or {}),
             },
             keep=self.settings.keep_checkpoints,
         )
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-        """Continue from `checkpoint`; returns the `data` it was saved with.
-
-        Random streams continue too, except from one kind of device to another: then they restart, with a notice.
-        """
+        """Continue from `checkpoint`; returns the `data` it was saved with."""
         state = checkpoint.training_state()
         with checkpoint.understood():
             self.agent.load_state_dict(dict(checkpoint.weights))
             for name, mean in self._named_average().items():
                 mean.copy_(checkpoint.acting[name])
             restore_optimizer(self.optimizer, state["optimizer"])
-            torch.set_rng_state(state["torch"])
-            if len(state["generator"]) == len(self.generator.get_state()):
-                self.generator.set_state(state["generator"])
-                if self.device.type == "cuda" and state["cuda"]:
-                    torch.cuda.set_rng_state(state["cuda"][0], self.device)
-            else:  # of another kind of device
-                self.generator.manual_seed(self.seed + 1 + checkpoint.update)
-                self.notices.append(
-                    f"the run was on another kind of device; random numbers start again on {self.device}"
-                )
             self.update = checkpoint.update
             self.steps_seen = int(checkpoint.record["steps_seen"])
             self.skipped_updates = int(checkpoint.record["skipped_updates"])

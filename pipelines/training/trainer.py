@@ -1,7 +1,7 @@
 """Trainer: a learner bound to a run, whose checkpoints a kill cannot tear.
 
-A resume restores weights, optimiser, schedules, random streams and the view the sampler drew from, and then takes in
-what the lakes have gained: on unchanged lakes it repeats an uninterrupted run to the bit.
+A resume restores weights, optimiser, schedules and the view the sampler drew from, and then adds what the lakes have
+gained: on unchanged lakes it repeats an uninterrupted run to the bit.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Trainer:
         self.directory.update_record(compute=self.learner.described())
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
         size = train.batch_size // train.grad_accumulation
-        plan = ((size, update) for update in range(self.learner.update, target) for _ in range(train.grad_accumulation))
+        updates, parts = range(self.learner.update, target), range(train.grad_accumulation)
+        plan = ((size, update, part) for update in updates for part in parts)
         with Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
             try:
                 return self._train(self._batches, data, target, listener)
@@ -169,8 +170,9 @@ class Trainer:
         data, arrays = None, {}
         if self._data is not None:
             mixture = self._data.mixture
-            state = (self._batches or mixture).state_dict()  # first: nothing moves from here on
-            data = {"lakes": mixture.snapshots(), "sampler": state}
+            if self._batches is not None:
+                self._batches.wait()  # drawing a batch may remove a segment from the view
+            data = {"lakes": mixture.snapshots()}
             arrays = {name: torch.from_numpy(array.copy()) for name, array in mixture.arrays().items()}
         recent = [{name: float(value) for name, value in figures.items()} for figures in self._recent]
         env = self.settings.env.model_dump(mode="json")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pipelines.config.relabelling import ReplaySettings
-from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing, UsageError
@@ -19,6 +18,7 @@ from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, relabel
 from pipelines.training.data import make_versions
+from tests.data.seeded import SeededSampler
 from tests.data.test_strategy import WINDOW, places
 from tests.stages.recipes import tiny
 from tests.tiers import some
@@ -33,12 +33,12 @@ ENVS = {
 ENDLESS = {"tolerance": 0.1, "reward": 0.0, "step_reward": -1.0, "ends": False}
 
 
-def sampler(lake: Lake, settings: ReplaySettings, *, seed: int = 5, placement: str = "uniform") -> WindowSampler:
+def sampler(lake: Lake, settings: ReplaySettings, *, seed: int = 5, placement: str = "uniform") -> SeededSampler:
     schema = lake.only_schema()
     view = View(lake, schema.id)
     view.refresh()
     versions = make_versions(lake, schema, settings, seed=seed, listener=silent)
-    return WindowSampler(view, length=WINDOW, seed=1, strategy=Strategy(placement=placement), versions=versions)
+    return SeededSampler(view, length=WINDOW, seed=1, strategy=Strategy(placement=placement), versions=versions)
 
 
 def windows(batch):
@@ -127,7 +127,7 @@ def test_a_weight_makes_three_quarters_of_the_drawn_steps_relabelled(tmp_path: P
     chosen = select(lake, weight=weight[1])
     view = View(lake, lake.only_schema().id, selection=Selection(evaluate=chosen.weights_of))
     view.refresh()
-    drawn = WindowSampler(view, length=WINDOW, seed=1)
+    drawn = SeededSampler(view, length=WINDOW, seed=1)
     derived = np.isin(view.uids(), [bytes.fromhex(each.uid) for each in trajectories(lake, "base_uid is not null")])
     steps = {True: 0, False: 0}
     for batch in (drawn.sample(64) for _ in range(40)):

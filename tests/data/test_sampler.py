@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import Selection, View
 from pipelines.errors import InputMissing
@@ -14,6 +13,7 @@ from pipelines.events import Notice
 from pipelines.lake.blob import blob_path
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.store import Lake
+from tests.data.seeded import SeededSampler
 from tests.lake.factories import IMAGES, MIXED, SCHEMA, columns, derive, fill, segment_files
 
 
@@ -66,7 +66,7 @@ def check_batch(batch, written: dict, chosen: list[str], *, uniform: bool = True
 @pytest.mark.parametrize("placement", ["uniform", "full"])
 def test_a_window_is_a_slice_of_a_trajectory(lake: Lake, schema, seal_every: int, placement) -> None:
     written = fill(lake, [1, 5, 16, 17, 40, 90], schema=schema, seal_every=seal_every)
-    sampler = WindowSampler(open_view(lake, schema), length=16, seed=0, strategy=Strategy(placement=placement))
+    sampler = SeededSampler(open_view(lake, schema), length=16, seed=0, strategy=Strategy(placement=placement))
     for _ in range(4):
         batch = sampler.sample(20)
         assert batch.columns["reward"].shape == (20, 17)
@@ -89,12 +89,12 @@ def test_windows_of_overlays_equal_those_of_whole_trajectories(lake: Lake, schem
     for uids in (list(expected), list(everything)):
         chosen = open_view(lake, schema, selection=only(uids))
         assert np.count_nonzero(chosen.table["weight"]) == len(uids)
-        check_batch(WindowSampler(chosen, length=5, seed=1).sample(64), everything, uids)
+        check_batch(SeededSampler(chosen, length=5, seed=1).sample(64), everything, uids)
 
 
 def test_the_mask_counts_a_step_iff_the_next_row_is_real(lake: Lake) -> None:
     fill(lake, [3])
-    batch = WindowSampler(open_view(lake), length=5, seed=0, strategy=Strategy(placement="full")).sample(1)
+    batch = SeededSampler(open_view(lake), length=5, seed=0, strategy=Strategy(placement="full")).sample(1)
     assert batch.lengths.tolist() == [4]
     assert batch.mask.tolist() == [[True, True, True, False, False]]
     assert batch.time_index.tolist() == [[0, 1, 2, 3, 4, 5]]
@@ -104,17 +104,17 @@ def test_the_mask_counts_a_step_iff_the_next_row_is_real(lake: Lake) -> None:
 def test_draws_go_on_exactly_after_a_restart(lake: Lake) -> None:
     fill(lake, [9, 30, 4], seal_every=1)
     view = open_view(lake)
-    sampler = WindowSampler(view, length=8, seed=5)
+    sampler = SeededSampler(view, length=8, seed=5)
     sampler.sample(3)
     fill(lake, [50, 7], seed=1)
     view.refresh()
     sampler.sample(3)
-    saved = json.loads(json.dumps({"view": view.snapshot(), "sampler": sampler.state_dict()}))
+    saved = json.loads(json.dumps(view.snapshot()))
     fill(lake, [11, 12], seed=2)  # after the checkpoint, before the restart
     again_view = View(Lake.open(lake.path), SCHEMA.id)
-    again_view.restore(saved["view"])
-    again = WindowSampler(again_view, length=8, seed=99)
-    again.load_state_dict(saved["sampler"])
+    again_view.restore(saved)
+    again = SeededSampler(again_view, length=8, seed=99)
+    again.continue_from(sampler)
     for _ in range(3):
         assert_same_batch(sampler.sample(5), again.sample(5))
     assert view.refresh() == again_view.refresh() == 2
@@ -131,7 +131,7 @@ def assert_same_batch(one, two) -> None:
 
 def test_a_batch_that_is_held_keeps_its_values(lake: Lake) -> None:
     fill(lake, [50, 60])
-    sampler = WindowSampler(open_view(lake), length=8, seed=0)
+    sampler = SeededSampler(open_view(lake), length=8, seed=0)
     held = [sampler.sample(4) for _ in range(10)]
     copies = [{name: values.copy() for name, values in batch.columns.items()} for batch in held]
     part = sampler.sample(4).columns["reward"][1:, 2:]
@@ -146,14 +146,14 @@ def test_a_batch_that_is_held_keeps_its_values(lake: Lake) -> None:
 
 def test_memory_of_a_batch_nobody_holds_is_used_again(lake: Lake) -> None:
     fill(lake, [50, 60])
-    sampler = WindowSampler(open_view(lake), length=8, seed=0)
+    sampler = SeededSampler(open_view(lake), length=8, seed=0)
     places = {sampler.sample(4).columns["reward"].ctypes.data for _ in range(20)}
     assert len(places) <= 2
 
 
 def test_nothing_to_draw_from_is_said(lake: Lake) -> None:
     lake.register(SCHEMA)
-    sampler = WindowSampler(open_view(lake), length=8, seed=0)
+    sampler = SeededSampler(open_view(lake), length=8, seed=0)
     with pytest.raises(InputMissing, match="no trajectories to draw from"):
         sampler.sample(2)
     fill(lake, [3])
@@ -165,7 +165,7 @@ def test_a_segment_lost_while_training_is_passed_over(lake: Lake) -> None:
     written = fill(lake, [30, 31, 32], schema=IMAGES, seal_every=1)
     told: list = []
     view = open_view(lake, IMAGES, listener=told.append)
-    sampler = WindowSampler(view, length=8, seed=0)
+    sampler = SeededSampler(view, length=8, seed=0)
     main = next(p for p in segment_files(lake) if ".blob" not in p.name)
     blob_path(main).unlink()
     for _ in range(5):
@@ -174,6 +174,6 @@ def test_a_segment_lost_while_training_is_passed_over(lake: Lake) -> None:
     assert "1 trajectories are passed over" in told[0].text
     again = View(lake, IMAGES.id)
     again.restore(view.snapshot())
-    resumed = WindowSampler(again, length=8, seed=0)
-    resumed.load_state_dict(sampler.state_dict())
+    resumed = SeededSampler(again, length=8, seed=0)
+    resumed.continue_from(sampler)
     assert_same_batch(sampler.sample(8), resumed.sample(8))

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.data.sampler import ERROR_STEP, MIN_PRIORITY, WindowSampler
+from pipelines.data.sampler import ERROR_STEP, MIN_PRIORITY
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.store import Lake
+from tests.data.seeded import SeededSampler
 from tests.lake.factories import SCHEMA, fill
 from tests.tiers import examples
 
@@ -30,12 +31,12 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def sampler_of(lake: Lake, strategy: Strategy, *, weights: list[float] | None = None, seed: int = 3) -> WindowSampler:
+def sampler_of(lake: Lake, strategy: Strategy, *, weights: list[float] | None = None, seed: int = 3) -> SeededSampler:
     view = View(lake, SCHEMA.id, extra=strategy.extra)
     view.refresh()
     if weights is not None:
         view.set_weights(np.array(weights))
-    return WindowSampler(view, length=WINDOW, seed=seed, strategy=strategy)
+    return SeededSampler(view, length=WINDOW, seed=seed, strategy=strategy)
 
 
 # Windows of 8 steps, by hand. A trajectory that fits is one; a longer one of T steps has T + 7 windows that touch it,
@@ -106,7 +107,7 @@ def test_trajectories_are_drawn_by_their_exact_shares(lake: Lake, weighting, pla
     assert_drawn([seen[cell] for cell in cells], list(cells.values()))
 
 
-def appearances(sampler: WindowSampler, draws: int = DRAWS) -> list[np.ndarray]:
+def appearances(sampler: SeededSampler, draws: int = DRAWS) -> list[np.ndarray]:
     """How often each step of each trajectory is in a window."""
     table = sampler.view.table
     counts = [np.zeros(length) for length in table["length"].tolist()]

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import InputMissing, StageFailed
@@ -36,6 +35,7 @@ from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 from pipelines.lake.uids import positions
+from tests.data.seeded import SeededSampler
 from tests.lake.keyed import LONGEST, PICTURES, PLAIN, checksum, content, differs
 
 COMMIT_SECONDS = 0.05
@@ -122,7 +122,7 @@ def follow(lake: Path, notes: Path, seed: int) -> None:
     ledger, opened = Ledger(notes / "follower"), Lake.open(lake)
     told: list[Any] = []
     view = View(opened, PLAIN.id, listener=told.append)
-    sampler = WindowSampler(view, length=LONGEST, seed=seed, strategy=Strategy(placement="full"))
+    sampler = SeededSampler(view, length=LONGEST, seed=seed, strategy=Strategy(placement="full"))
     seen = windows = 0
     while True:
         view.refresh()

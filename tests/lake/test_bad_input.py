@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import AmagoError, StageFailed
@@ -33,6 +32,7 @@ from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.trajectory import TrajectoryInfo
+from tests.data.seeded import SeededSampler
 from tests.lake.factories import derive, segment_files
 from tests.lake.stress import LONGEST, PICTURES, PLAIN, content, differs
 from tests.tiers import some, trials
@@ -132,7 +132,7 @@ def use(path: Path, *, sql: bool = False) -> Use:
         try:
             view = View(lake, schema.id, listener=tell)
             view.refresh()
-            batch = WindowSampler(view, length=LONGEST, seed=0, strategy=Strategy(placement="full")).sample(16)
+            batch = SeededSampler(view, length=LONGEST, seed=0, strategy=Strategy(placement="full")).sample(16)
         except AmagoError as error:
             found.refused.append(error)
             continue
@@ -328,7 +328,7 @@ def test_a_trainer_goes_on_while_its_files_go_bad(whole: Whole, tmp_path: Path) 
     lake, told = Lake.open(shutil.copytree(whole.path, tmp_path / "lake")), []
     view = View(lake, PLAIN.id, listener=told.append)
     view.refresh()
-    sampler = WindowSampler(view, length=LONGEST, seed=0, strategy=Strategy(placement="full"))
+    sampler = SeededSampler(view, length=LONGEST, seed=0, strategy=Strategy(placement="full"))
     for name, what in zip(sorted(whole.files), ("cut", "gone"), strict=False):
         (path,) = lake.path.glob(f"segments/*/{name}")
         path.rename(path.with_suffix(".was"))

@@ -15,6 +15,12 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def in_parts(data, parts, seed=0):
+    """Micro-batches, and one generator that all of them draw from: together they draw what the whole batch does."""
+    shared = generator(seed)
+    return data.split(parts), [shared] * parts
+
+
 def gradients(owner):
     return {name: p.grad for name, p in owner.named_parameters() if p.requires_grad}
 
@@ -101,7 +107,7 @@ def test_micro_batches_add_up_to_the_batch(action):
     loss, metrics = whole.loss(data, generator())
     loss.backward()
     total, summed = 0.0, {}
-    for part_loss, part_metrics in parts.losses(data.split(3), generator()):
+    for part_loss, part_metrics in parts.losses(*in_parts(data, 3)):
         part_loss.backward()
         total += part_loss.item()
         summed = {name: summed.get(name, 0) + value for name, value in part_metrics.items()}

@@ -15,7 +15,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent_types import AgentType
 from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import ACTIONS, agent, batch, padded, windows
-from tests.learning.test_agent import generator, gradients, update
+from tests.learning.test_agent import generator, gradients, in_parts, update
 
 KINDS = ["actor-critic", "multi-task", "behaviour-cloning"]
 
@@ -103,7 +103,7 @@ def test_micro_batches_add_up_for_every_kind(kind):
     whole, parts = agent(kind=kind, sequence="gru"), agent(kind=kind, sequence="gru")
     data = batch(whole)
     whole.loss(data, generator())[0].backward()
-    for loss, _ in parts.losses(data.split(3), generator()):
+    for loss, _ in parts.losses(*in_parts(data, 3)):
         loss.backward()
     for name, grad in gradients(whole).items():
         torch.testing.assert_close(gradients(parts)[name], grad, atol=2e-5, rtol=1e-3)

@@ -8,7 +8,7 @@ import torch
 from pipelines.lake.spaces import Box, Discrete
 from pipelines.learning.auxiliary import NextStep
 from tests.learning.factories import ACTIONS, agent, batch
-from tests.learning.test_agent import generator, gradients
+from tests.learning.test_agent import generator, gradients, in_parts
 
 NEXT = {"auxiliary_losses": [{"kind": "next-step", "weight": 0.5}]}
 MIXED = {"obs": Box(shape=(2,)), "place": Discrete(n=3), "image": Box(shape=(16, 16, 3), dtype="uint8")}
@@ -52,7 +52,7 @@ def test_micro_batches_add_up_with_statistics_of_the_whole():
     parts = copy.deepcopy(owner)
     data = batch(owner)
     owner.loss(data, generator())[0].backward()
-    for loss, _ in parts.losses(data.split(3), generator()):
+    for loss, _ in parts.losses(*in_parts(data, 3)):
         loss.backward()
     for name, gradient in gradients(owner).items():
         if gradient is not None:

@@ -9,6 +9,7 @@ import torch
 from pipelines.lake.spaces import Box, MultiBinary
 from tests.learning.factories import ACTIONS, agent, batch
 from tests.learning.literal import Literal
+from tests.learning.test_agent import in_parts
 from tests.tiers import some
 
 MULTI = {"kind": "multi-task"}
@@ -144,7 +145,7 @@ def test_micro_batches_add_up_to_the_literal_batch(name):
     data = batch(owner, lengths=(5, 3, 4), rows=5)
     slow = literal(copy.deepcopy(owner))
     slow.loss(data, torch.Generator().manual_seed(3)).backward()
-    for loss, _ in owner.losses(data.split(3), torch.Generator().manual_seed(3)):
+    for loss, _ in owner.losses(*in_parts(data, 3, seed=3)):
         loss.backward()
     for (name_of, ours), theirs in zip(owner.named_parameters(), slow.agent.parameters(), strict=True):
         if ours.grad is None:

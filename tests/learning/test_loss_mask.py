@@ -12,7 +12,7 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
 from pipelines.learning.batch import TensorBatch, require_loss_mask
 from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import ACTIONS, OBSERVATION, agent, batch, windows
-from tests.learning.test_agent import generator, gradients
+from tests.learning.test_agent import generator, gradients, in_parts
 
 SPACES = Spaces(observation=OBSERVATION, action=ACTIONS["discrete"])
 # No randomness in a step's loss, and no statistics: the loss is a plain mean over steps.
@@ -129,7 +129,7 @@ def test_a_micro_batch_of_which_no_step_counts_adds_nothing(action, kind):
     loss, metrics = whole.loss(data, generator())
     loss.backward()
     summed = {}
-    for part_loss, part_metrics in parts.losses(data.split(2), generator()):
+    for part_loss, part_metrics in parts.losses(*in_parts(data, 2)):
         part_loss.backward()
         summed = {name: summed.get(name, 0) + value for name, value in part_metrics.items()}
     if kind == "behaviour-cloning" or action == "discrete":  # else actions are drawn for targets in another order

@@ -34,8 +34,12 @@ CUDA = torch.device("cuda")
 
 def alike(there: Learner, here: Learner) -> None:
     """Let `there`, on CUDA, draw what `here` draws."""
-    there.generator = torch.Generator("cpu").manual_seed(0)
-    here.generator = torch.Generator("cpu").manual_seed(0)
+
+    def on_cpu(micro_batches: int) -> tuple[list[torch.Generator], list[int]]:
+        generators, seeds = Learner.randomness(there, micro_batches)
+        return [torch.Generator().manual_seed(each.initial_seed()) for each in generators], seeds
+
+    there.randomness = on_cpu  # type: ignore[method-assign]
 
 
 WAYS: list[dict[str, object]] = [

@@ -36,6 +36,17 @@ def learner(**train: object) -> Learner:
     return Learner(SPACES, settings.agent, settings.train, seed=3)
 
 
+def sharing_noise(owner: Learner) -> Learner:
+    """Let micro-batches draw from one generator: together they draw what the whole batch does."""
+
+    def shared(micro_batches: int) -> tuple[list[torch.Generator], list[int]]:
+        generators, seeds = Learner.randomness(owner, 1)
+        return generators * micro_batches, seeds * micro_batches
+
+    owner.randomness = shared  # type: ignore[method-assign]
+    return owner
+
+
 def test_micro_batches_add_up_to_the_batch() -> None:
     rng = np.random.default_rng(0)
     whole = batch(rng, size=4)
@@ -45,7 +56,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
         )
         for part in (slice(0, 2), slice(2, 4))
     ]
-    one, two = learner(), learner(grad_accumulation=2)
+    one, two = learner(), sharing_noise(learner(grad_accumulation=2))
     for _ in range(3):
         one.step(lambda size: whole)
         parts = iter(halves)
@@ -65,24 +76,45 @@ def test_settings_that_cannot_work_are_refused() -> None:
         resolve_device(f"cuda:{torch.cuda.device_count()}")
 
 
-def test_a_run_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
-    """Its generator's state is of another form; on the same kind it goes on to the bit."""
+def test_draws_are_keyed_by_update_and_micro_batch() -> None:
+    """Nothing else determines them: neither earlier draws nor torch's global generator."""
+    one, two = learner(), learner()
+    one.update = two.update = 7
+    torch.manual_seed(1)
+    (a, b), dropout = one.randomness(2)
+    torch.manual_seed(2)
+    (again, *_), same = two.randomness(3)
+    first = torch.rand(4, generator=a)
+    assert torch.equal(first, torch.rand(4, generator=again))
+    assert not torch.equal(first, torch.rand(4, generator=b))
+    assert dropout == same[:2]
+    two.update = 8
+    assert len({*same, *two.randomness(3)[1]}) == 6
 
-    class Other:
-        def get_state(self) -> torch.Tensor:
-            return torch.zeros(16, dtype=torch.uint8)
 
+def test_an_update_depends_on_nothing_but_its_key() -> None:
+    """Dropout included, and whatever was drawn before."""
     data = batch(np.random.default_rng(0))
-    there, again = learner(), learner()
-    there.step(lambda size: data)
-    there.generator = Other()  # type: ignore[assignment]
-    there.save(tmp_path, {"env": {}})
-    again.restore(checkpoints.load(tmp_path))
-    assert again.notices == ["the run was on another kind of device; random numbers start again on cpu"]
-    assert not again.described()["compiled"]
-    for a, b in zip(again.parameters, there.parameters, strict=True):
+    one, two = (encoding("feedforward", dropout=0.3) for _ in range(2))
+    torch.rand(100)
+    one.step(lambda size: data)
+    torch.manual_seed(99)
+    two.step(lambda size: data)
+    for a, b in zip(one.parameters, two.parameters, strict=True):
         assert torch.equal(a, b)
-    assert torch.isfinite(again.step(lambda size: data)["loss"])
+
+
+def test_a_micro_batch_has_the_same_dropout_when_it_is_encoded_again() -> None:
+    """An update of several micro-batches encodes each twice: for the statistics, and for the loss."""
+    owner, states = encoding("feedforward", dropout=0.3, grad_accumulation=2), []
+    encode = owner.agent.encode
+    owner.agent.encode = lambda data: states.append(encode(data)) or states[-1]  # type: ignore[method-assign]
+    data = batch(np.random.default_rng(0))
+    owner.step(lambda size: data)
+    first, second, first_again, second_again = states
+    assert torch.equal(first, first_again)
+    assert torch.equal(second, second_again)
+    assert not torch.equal(first, second)  # the same windows
 
 
 ENCODERS: dict[str, dict[str, object]] = {
@@ -96,11 +128,12 @@ ENCODERS: dict[str, dict[str, object]] = {
 }
 
 
-def encoding(case: str, **train: object) -> Learner:
+def encoding(case: str, *, dropout: float = 0.0, **train: object) -> Learner:
     """A learner whose sequence encoder is that of the case."""
     settings = tiny(train=train)
     base = {**settings.agent.sequence.model_dump(), "dropout": 0.0} if case.startswith("transformer") else {}
-    agent = {**settings.agent.model_dump(), "sequence": base | ENCODERS[case]}
+    kind = ENCODERS[case] | ({"dropout": dropout} if dropout else {})
+    agent = {**settings.agent.model_dump(), "sequence": base | kind}
     return Learner(SPACES, settings.agent.model_validate(agent), settings.train, seed=3)
 
 

@@ -57,11 +57,10 @@ def before_the_step(learner: Learner, windows: Batch) -> tuple[Arrays, Arrays, A
     PopArt has rescaled last layers by then; of the average it does so in the learner alone, so that part is taken from
     a copy of the learner's.
     """
-    generator = torch.Generator().set_state(learner.generator.get_state())
     shadow = copy.deepcopy(learner.agent)
     shadow.train()
     with torch.random.fork_rng(devices=()):
-        for loss, _ in shadow.losses([TensorBatch.from_numpy(windows, SPACES)], generator):
+        for loss, _ in shadow.losses([TensorBatch.from_numpy(windows, SPACES)], *learner.randomness(1)):
             loss.backward()
     gradients = {name: p.grad.double().numpy() for name, p in shadow.named_parameters() if p.grad is not None}
     own = {name: value for name, value in arrays(shadow.named_parameters()).items() if name in gradients}

@@ -25,7 +25,6 @@ from lake_sections.common import (
     trajectory,
 )
 from pipelines.data.gather import Gatherer
-from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.lake.arrow import arrow_schema, mapped, to_arrow
@@ -34,6 +33,7 @@ from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
+from tests.data.seeded import SeededSampler
 
 BATCH, BATCHES, ROWS = 256, 64, STEPS + 1
 Columns = dict[str, np.ndarray]
@@ -126,7 +126,7 @@ def gather(data: Data, draws: Draws) -> Callable[[], int]:
 
 def sample(view: View, strategy: Strategy | None = None, batch: int = BATCH) -> Callable[[], int]:
     """Draw, copy, pad and mask; counts steps of loss."""
-    sampler = WindowSampler(view, length=LENGTH, seed=0, strategy=strategy)
+    sampler = SeededSampler(view, length=LENGTH, seed=0, strategy=strategy)
     return lambda: int(sampler.sample(batch).mask.sum())
 
 

@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 
-from pipelines.data.sampler import WindowSampler
 from pipelines.data.view import View
 from pipelines.lake.store import Lake
+from tests.data.seeded import SeededSampler
 from tests.lake.factories import SCHEMA, columns, fill, segment_files
 
 MAINTAIN = """
@@ -31,7 +31,7 @@ def test_a_reader_draws_the_right_bytes_while_everything_moves_and_dies(lake: La
     fill(lake, [30] * 300, seed=99, seal_every=3)
     view = View(lake, SCHEMA.id)
     view.refresh()
-    sampler = WindowSampler(view, length=8, seed=0)
+    sampler = SeededSampler(view, length=8, seed=0)
     assert len(segment_files(lake)) == 100
     known = expected(12)
     moves, drawn, files = 0, 0, set()
