@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion as completing
-from amago_cli import streams
+from amago_cli import ranks, streams
 from amago_cli.commands import (
     collect,
     compare,
@@ -127,7 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             errors.refuse_shadowed_engine()
             from pipelines import trust
+            from pipelines.config.launch import is_main
 
+            ranks.refuse_other_commands(invocation)
             completing.register()
             with stoppable(), trust.only(words):
                 outcome = typer.main.get_command(app).main(
@@ -135,6 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             if isinstance(outcome, int):  # --help and --version have already printed
                 return outcome
+            if isinstance(outcome, ranks.Launch):
+                return ranks.launch(outcome)
+            if not is_main():
+                return 0
             output_of(invocation).show(outcome)
             sys.stdout.flush()
             if (then := getattr(outcome, "then", None)) is not None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from amago_cli import guard, streams
+from amago_cli import guard, ranks, streams
 from amago_cli.invocation import Invocation
 from amago_cli.render import escaping
 from amago_cli.render.output import output_of
@@ -70,6 +70,9 @@ class ShadowedEngine(Exception):
 def report(error: BaseException, invocation: Invocation) -> int:
     """Report `error` in the invocation's format and return the exit code."""
     failure = classify(error)
+    ranks.inform_launcher(failure)
+    if not ranks.reports(failure):
+        return failure.exit_code
     if failure.expected:  # otherwise the traceback includes them
         failure = replace(failure, problems=(*failure.problems, *getattr(error, "__notes__", ())))
     if invocation.verbose or not failure.expected:

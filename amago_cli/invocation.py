@@ -18,6 +18,7 @@ class Invocation:
     """Facts about one call, filled in step by step: first from the raw arguments, later by the command."""
 
     command: str = ""
+    arguments: tuple[str, ...] = ()
     json: bool = False
     csv: bool = False
     verbose: bool = False
@@ -34,7 +35,12 @@ class Invocation:
         command = " ".join(words) if is_group else "".join(words[:1])
         pairs = list(pairwise(arguments))
         json = "--output=json" in arguments or ("--output", "json") in pairs
-        return cls(command=command, json=json, verbose="-v" in arguments or "--verbose" in arguments)
+        return cls(
+            command=command,
+            arguments=tuple(arguments),
+            json=json,
+            verbose="-v" in arguments or "--verbose" in arguments,
+        )
 
     @property
     def seconds(self) -> float:

@@ -226,10 +226,11 @@ class Common:
         """Yield a listener that shows progress and turns SIGINT, SIGTERM or SIGHUP into a stop at a safe point."""
         from amago_cli.render.progress import reporter
         from amago_cli.signals import interruptible
+        from pipelines.config.launch import is_main
         from pipelines.errors import masked
         from pipelines.events import Notice
 
-        with reporter(quiet=self.quiet, verbose=self.verbose) as show, interruptible(show) as listener:
+        with reporter(quiet=self.quiet or not is_main(), verbose=self.verbose) as show, interruptible(show) as listener:
             if self.starts_stage:  # importing the libraries takes several seconds
                 place = self.invocation.run or self.invocation.lake
                 listener(Notice(stage=f"{self.invocation.command} {masked(str(place))}", text="starting"))

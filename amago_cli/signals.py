@@ -6,15 +6,18 @@ import os
 import signal
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from amago_cli.render import escaping
 from amago_cli.stopping import handled
+from pipelines.config.launch import announced, is_main
 from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting
 
+_SAME_SECONDS = 1.0
 _NOTE = "\nstopping at the next safe point{after}; repeat to stop at once\n"
 
 
@@ -27,13 +30,23 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         yield listener
         return
     received: list[int] = []
-    awaited = ""
+    awaited, began = "", 0.0
 
     def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal began
         received.append(number)
+        began = time.monotonic()
         for each in before:
-            signal.signal(each, signal.SIG_DFL)
-        _write(_NOTE.format(after=f", after {awaited}" if awaited else ""))
+            signal.signal(each, signal.SIG_DFL if announced() == 1 else repeated)
+        if is_main():
+            _write(_NOTE.format(after=f", after {awaited}" if awaited else ""))
+
+    def repeated(number: int, frame: FrameType | None) -> None:
+        """Stop a rank at once, unless the signal is the first one again: the kernel sends it for each thread of a
+        launcher that was killed."""
+        if time.monotonic() - began > _SAME_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def listen(event: Event) -> None:
         nonlocal awaited

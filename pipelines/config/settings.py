@@ -69,6 +69,7 @@ EXTENSIBLE = frozenset(
         "train.keep_checkpoints",
         "train.log_every",
         "train.max_skipped",
+        "train.rank_timeout",
         "train.threads",
         "train.verify",
         "train.packing",
@@ -228,6 +229,8 @@ class TrainSettings(SettingsModel):
     """Compile the encoders, where there is a compiler."""
     tf32: bool = False
     """Let CUDA round factors of float32 products to TF32."""
+    rank_timeout: float = Field(300.0, gt=0)
+    """Seconds that a rank waits for the others before it gives up, when several processes train together."""
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`."""
     verify: bool = False

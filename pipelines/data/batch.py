@@ -14,7 +14,7 @@ class Batch:
     (B,) int64: valid rows, 2 to L + 1; `start` (B,) int64: time index of a window's row 0 in its trajectory.
 
     `trajectory` (B,) int64: row of the view's table; `lake` (B,) int64: index of the lake in a mixture. `importance`
-    (B,) float64, at most 1: importance weights of the windows' losses under prioritized replay.
+    (B,) float64: importance weights of the windows' losses under prioritized replay, up to a factor.
 
     The arrays belong to the holder of the batch; the sampler reuses their memory only once no reference is left.
     """

@@ -98,9 +98,11 @@ class Mixture:
         """Environment steps put into the lakes so far."""
         return sum(part.view.collected_steps for part in self.parts)
 
-    def refresh(self, update: int) -> int:
-        """Apply additions, moves and removals in the lakes before `update`; return the number of new trajectories."""
-        added = sum(part.view.refresh() for part in self.parts)
+    def refresh(self, update: int, segments: Sequence[Sequence[str]] | None = None) -> int:
+        """Apply additions, moves and removals in the lakes before `update`; return the number of new trajectories.
+        `segments`: those that another process has found in each lake, to be added in their order (None: look)."""
+        known: Sequence[Sequence[str] | None] = segments or [None] * len(self.parts)
+        added = sum(part.view.refresh(ids) for part, ids in zip(self.parts, known, strict=True))
         for part in self.parts:
             seen = len(part.view.live.segments)
             if not part.history or part.history[-1][1] != seen:
@@ -134,12 +136,12 @@ class Mixture:
         ]
         return joined(buffers, batches, lake)
 
-    def prioritise(self, batch: Batch, error: np.ndarray) -> None:
-        """Update priorities with the mean absolute TD errors (B,) of a batch's windows."""
-        assert batch.trajectory is not None
+    def prioritise(self, trajectory: np.ndarray, lake: np.ndarray | None, error: np.ndarray) -> None:
+        """Update priorities with the mean absolute TD errors (B,) of windows of the trajectories (B,) of the lakes (B,)
+        (None: the only one)."""
         for number, part in enumerate(self.parts):
-            own = slice(None) if batch.lake is None else batch.lake == number
-            part.sampler.prioritise(batch.trajectory[own], error[own])
+            own = slice(None) if lake is None else lake == number
+            part.sampler.prioritise(trajectory[own], error[own])
 
     def snapshots(self) -> list[dict[str, Any]]:
         """Return what was drawn from, by lake, JSON-serialisable."""

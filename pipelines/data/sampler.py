@@ -152,8 +152,7 @@ class WindowSampler:
         return priority.astype(np.float64) ** self.strategy.per_alpha
 
     def _importance(self, batch: Batch) -> np.ndarray:
-        importance = self._powers(self.view.table["priority"][batch.trajectory]) ** -self.strategy.per_beta
-        return importance / importance.max()
+        return self._powers(self.view.table["priority"][batch.trajectory]) ** -self.strategy.per_beta
 
     def priorities(self) -> dict[str, np.ndarray]:
         """Return the trajectories' priorities by uid, which outlives changes of the table."""

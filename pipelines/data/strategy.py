@@ -34,7 +34,7 @@ class Strategy:
       the same share, and within it every step),
     - with a `half_life` (steps): 0.5 ** (age / half_life), its age being the steps of the trajectories after it,
     - with `per_alpha`: (a moving average of its TD errors) ** `per_alpha`. A window then has the importance weight
-      priority ** (-`per_alpha` * `per_beta`), divided by the maximum of its batch (Schaul et al. 2016, arXiv
+      priority ** (-`per_alpha` * `per_beta`), divided by the maximum of its update (Schaul et al. 2016, arXiv
       1511.05952).
     """
 

@@ -113,15 +113,17 @@ class View:
         mine = [segment.uids for segment in self._taken if segment.schema_id == self.schema.id]
         return np.concatenate(mine) if mine else np.zeros(0, dtype="S16")
 
-    def refresh(self) -> int:
+    def refresh(self, segments: Sequence[str] | None = None) -> int:
         """Apply the lake's additions, moves and removals; return the number of new trajectories of this view.
+        `segments`: those that another process has found, to be added in their order (None: look).
 
         The selection is evaluated once if anything changed, and at the first refresh.
         """
         before = self.version
         self._unselected |= not self._taken
         try:
-            self._moved.update(n for n in self.live.refresh().changed if n < len(self._taken))
+            found = self.live.refresh() if segments is None else self.live.restore(segments)
+            self._moved.update(n for n in found.changed if n < len(self._taken))
             if self._moved:
                 self._move(sorted(self._moved))
             added = self._take()

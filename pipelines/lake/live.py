@@ -129,9 +129,9 @@ class LiveTable:
         self._changed.clear()
         return RefreshResult(added, changed)
 
-    def restore(self, ids: Sequence[str]) -> int:
-        """Add exactly these segments, in the order in which another process saw them; returns the number of their
-        trajectories that are still live, in whatever files.
+    def restore(self, ids: Sequence[str]) -> RefreshResult:
+        """Add exactly these segments, in the order in which another process saw them; of those that are known already,
+        apply what was rewritten or removed.
         """
         self._apply_removals()
         rewritten = list_all(self._storage, rewritten=True)
@@ -144,7 +144,7 @@ class LiveTable:
                 self._rewritten[last] = replace(self._rewritten[last])  # forgets the decoded table
             last = file if file in self._rewritten else None
             self._admit([id], patient=False)
-        return self._done().added
+        return self._done()
 
     def _apply_removals(self) -> None:
         """Drop what was removed since the last time."""

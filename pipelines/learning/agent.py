@@ -34,6 +34,7 @@ from pipelines.learning.objectives import (
     trace_targets,
 )
 from pipelines.learning.popart import PopArt
+from pipelines.nets import ranks
 from pipelines.nets.features import features
 from pipelines.nets.norms import symlog
 from pipelines.nets.sequence import sequence_encoder
@@ -130,11 +131,13 @@ class Agent(nn.Module):
         `generators`: one for each micro-batch (None: torch's global generator). `dropout_seeds`: seeds of torch's
         global generator before each micro-batch is encoded (None: it is used as it is).
 
-        Statistics are updated once, on all micro-batches, before the first loss. For this, an agent with critics
-        encodes several micro-batches twice (the first time without gradient).
+        Statistics are updated once, on all micro-batches of all ranks, before the first loss. For this, an agent with
+        critics encodes several micro-batches twice (the first time without gradient).
         """
         self._update_statistics(batches)
-        counted = sum(int(batch.loss_mask.sum()) for batch in batches)
+        # Gradients are averaged over ranks: dividing by the mean count of a rank makes them those of all steps' mean.
+        own = sum(int(batch.loss_mask.sum()) for batch in batches)
+        counted = ranks.total_of(own, self.gamma_G.device) / ranks.size()
         single = len(batches) == 1
         drawn_by = generators or [None] * len(batches)
         states: list[Tensor | None] = [None] * len(batches)
@@ -154,7 +157,7 @@ class Agent(nn.Module):
             del encoded
         for place, (batch, target_NG, h_BTD) in enumerate(zip(batches, targets, states, strict=True)):
             h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
-            yield self._loss(batch, h_BTD, target_NG, max(counted, 1), drawn_by[place])
+            yield self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place])
 
     def _encode(self, place: int, batches: Sequence[TensorBatch], dropout_seeds: Sequence[int] | None) -> Tensor:
         """Encode a micro-batch; with seeds, by the same dropout each time."""
@@ -163,7 +166,12 @@ class Agent(nn.Module):
         return self.encode(batches[place])
 
     def _loss(
-        self, batch: TensorBatch, h_BTD: Tensor, target_NG: Tensor | None, count: int, generator: torch.Generator | None
+        self,
+        batch: TensorBatch,
+        h_BTD: Tensor,
+        target_NG: Tensor | None,
+        count: float,
+        generator: torch.Generator | None,
     ) -> tuple[Tensor, Metrics]:
         """Sum the terms of the loss over the micro-batch, divided by the update's `count` of steps."""
         steps = self.valid_steps(batch, h_BTD)
@@ -333,7 +341,7 @@ class Agent(nn.Module):
         return value / self.settings.reward_scale
 
     @torch.no_grad()
-    def _metrics(self, inputs: LossInputs, count: int, losses: Metrics) -> Metrics:
+    def _metrics(self, inputs: LossInputs, count: float, losses: Metrics) -> Metrics:
         """Sum over the micro-batch's steps, divided by the update's `count`, for the acting discount."""
         steps = inputs.steps
         acting = steps.params_NGP[:, -1].detach(), None if steps.legal is None else steps.legal[:, -1]
@@ -343,7 +351,7 @@ class Agent(nn.Module):
         }
 
     @torch.no_grad()
-    def _value_metrics(self, critics: CriticOutput, target_NG: Tensor, count: int) -> Metrics:
+    def _value_metrics(self, critics: CriticOutput, target_NG: Tensor, count: float) -> Metrics:
         """As `_metrics`, in reward units; `NAME@GAMMA` for each discount except the acting one."""
         share = len(target_NG) / count
         q_CNG, target_NG = self.reward_units(critics.data.q_CNG), target_NG / self.settings.reward_scale

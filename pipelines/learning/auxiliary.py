@@ -106,8 +106,7 @@ class NextStep(nn.Module):
         """Add the targets of an update's micro-batches to the running moments."""
         rows = [self._targets(batch)[batch.loss_mask] for batch in batches]
         finite = [row[row.isfinite().all(-1)] for row in rows]
-        if any(map(len, finite)):
-            self.norm.update(torch.cat(finite))
+        self.norm.update(torch.cat(finite))
 
     def forward(self, states_BTD: Tensor, batch: TensorBatch, mask_BT: Tensor) -> Tensor:
         """Return the squared error, summed over features (B, T)."""

@@ -32,6 +32,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
 from pipelines import trust
+from pipelines.config.launch import announced
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.atomic import explained, point, sync_directory
@@ -276,9 +277,12 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. InputMissing for a CUDA device that is not there, UsageError for nonsense."""
+    """Resolve a device: `auto` is CUDA if there is one, and each rank of a host has a device of its own. InputMissing
+    for a CUDA device that is not there, UsageError for nonsense."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and announced() > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.config.model import PopArtSettings
+from pipelines.nets import ranks
 
 
 class PopArt(nn.Module):
@@ -49,14 +50,18 @@ class PopArt(nn.Module):
 
     @torch.no_grad()
     def update(self, targets_NG: Tensor) -> tuple[Tensor, Tensor]:
-        """Add valid (unpadded) targets to the moments -> (scale_G, shift_G) for the last layers.
+        """Add valid (unpadded) targets, those of all ranks, to the moments -> (scale_G, shift_G) for the last layers.
 
         Targets of a discount that are not all finite leave its moments unchanged.
         """
         mu, sigma = self.mu_G.clone(), self.sigma_G
         if not self.settings.enabled:
             return sigma, mu
-        variance, mean = torch.var_mean(targets_NG, 0, correction=0)
+        if ranks.size() > 1:
+            mean64, square64, _ = ranks.moments(targets_NG)
+            mean, variance = mean64.to(mu.dtype), (square64 - mean64.square()).clamp_min(0).to(mu.dtype)
+        else:
+            variance, mean = torch.var_mean(targets_NG, 0, correction=0)
         usable = mean.isfinite() & variance.isfinite()
         first = self.updates == 0
         self.updates += usable.all()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pipelines.nets import ranks
+
 
 def symlog(x: Tensor) -> Tensor:
     """Compute sign(x) log(1 + |x|) (Hafner et al. 2023, arXiv 2301.04104)."""
@@ -41,11 +43,17 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x_NF: Tensor) -> None:
-        """Add rows of valid (unpadded) features to the moments."""
+        """Add rows of valid (unpadded) features to the moments, those of all ranks; without rows nothing changes."""
+        if ranks.size() > 1:
+            mean, square, count = ranks.moments(x_NF)
+        else:
+            mean, square, count = x_NF.mean(0), x_NF.square().mean(0), len(x_NF)
+        if not count:
+            return
         self.updates += 1
         step = self.rate / (1 - (1 - self.rate) ** int(self.updates))
-        self.mean.lerp_(x_NF.mean(0), step)
-        self.square.lerp_(x_NF.square().mean(0), step)
+        self.mean.lerp_(mean.to(self.mean.dtype), step)
+        self.square.lerp_(square.to(self.square.dtype), step)
 
     def forward(self, x: Tensor) -> Tensor:
         sigma = (self.square - self.mean.square()).clamp_min(self.least_sigma**2).sqrt()

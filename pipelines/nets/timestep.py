@@ -127,8 +127,7 @@ class TimestepEncoder(nn.Module):
         for part in tokens:
             flat = self.flat_inputs(part.observation, part.action, part.reward, part.time)
             rows.append(flat[part.valid_rows & flat.isfinite().all(-1)])
-        if any(map(len, rows)):
-            self.norm.update(torch.cat(rows))
+        self.norm.update(torch.cat(rows))
 
 
 def timestep_encoder(spaces: Spaces, settings: TimestepSettings) -> TimestepEncoder:

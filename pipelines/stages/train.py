@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import time
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipelines.config.launch import is_main
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
@@ -20,6 +22,8 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.selection import select
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake, difference
+from pipelines.learning.checkpoint import resolve_device
+from pipelines.nets import ranks
 from pipelines.rollout.rollout import UNFINISHED
 from pipelines.runs.progress import recording
 from pipelines.stages.resolve import longest_episode, with_environment, with_stored_window, with_window
@@ -58,26 +62,43 @@ def run(
     require_shares(sources, settings.train)
     directory = RunDirectory(run)
     started = time.monotonic()
-    with directory.lock("train"):
-        if not fresh:
-            settings = with_stored_window(settings, directory.load_document())
-        directory.refuse_changes("train", settings, fresh=fresh)
-        opened = open_lakes(sources, follow=settings.train.follow, listener=listener)
-        settings = with_environment(settings, opened, listener)
-        settings = with_window(settings, longest_episode(opened), listener)
-        shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
-        trainer = Trainer(settings, directory, opened[0].only_schema().spaces, listener=listener, resume=not fresh)
-        if not fresh:
-            _refuse_other_lakes(directory, described(shared))
+    ranks.join(resolve_device(settings.train.device), timeout_seconds=settings.train.rank_timeout)
+    with contextlib.ExitStack() as held:
+        with ranks.together():
+            if is_main():
+                held.enter_context(directory.lock("train"))
+        with ranks.together():
+            if not fresh:
+                settings = with_stored_window(settings, directory.load_document())
+            directory.refuse_changes("train", settings, fresh=fresh)
+            opened = open_lakes(sources, follow=settings.train.follow, listener=listener)
+            settings = with_environment(settings, opened, listener)
+            settings = with_window(settings, longest_episode(opened), listener)
+            shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
+            spaces = opened[0].only_schema().spaces
+        with ranks.together():
+            trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
+            if not fresh:
+                _refuse_other_lakes(directory, described(shared))
         data = trainer.draw_from(shared, listener)
-        if fresh:  # check all inputs before anything is removed or written
-            forget(directory)
-        directory.record("train", settings, fresh=fresh)
-        directory.update_record(lakes=described(shared))
+        with ranks.together():
+            if is_main():
+                if fresh:  # check all inputs before anything is removed or written
+                    forget(directory)
+                directory.record("train", settings, fresh=fresh)
+                directory.update_record(lakes=described(shared))
         before = trainer.learner.update
-        with recording(run, listener) as tell, tracked(settings.track.to, directory, dump(settings), tell):
+        with contextlib.ExitStack() as recorded:
+            tell = listener
+            if is_main():
+                tell = recorded.enter_context(recording(run, listener))
+                recorded.enter_context(tracked(settings.track.to, directory, dump(settings), tell))
             metrics = trainer.train(data, settings.train.steps, tell)
-        metrics |= returns_of(opened, where=settings.train.where, listener=listener)
+        if is_main():
+            metrics |= returns_of(opened, where=settings.train.where, listener=listener)
+        if ranks.size() > 1:
+            metrics["ranks"] = ranks.size()
+        ranks.leave()
     return Result(
         command="train",
         status="done" if trainer.learner.update > before else "skipped",

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from pipelines.config.launch import is_main
 from pipelines.config.relabelling import ReplaySettings
 from pipelines.config.settings import TrainSettings
 from pipelines.data.mixture import Mixture, Share
@@ -24,6 +25,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.learning.checkpoint import Checkpoint
+from pipelines.nets import ranks
 from pipelines.relabelers.base import Chain, Context
 from pipelines.relabelers.paths import shares_of
 
@@ -72,14 +74,27 @@ class TrainingData:
 
     def _refresh(self, update: int, listener: Listener) -> bool:
         """Take in what is new; return whether there is something to draw from."""
-        if self._settings.follow and time.monotonic() - self._salvaged >= SALVAGE_SECONDS:
+        if self._settings.follow and is_main() and time.monotonic() - self._salvaged >= SALVAGE_SECONDS:
             for part in self.mixture.parts:
                 part.view.lake.salvage(listener=listener)
             self._salvaged = time.monotonic()
-        self.mixture.refresh(update)
+        self._agree(update)
         self.env_steps = self.mixture.collected_steps
         self._refreshed = time.monotonic()
         return not self.mixture.is_empty
+
+    def _agree(self, update: int) -> None:
+        """Take in what is new; of several ranks, rank 0 lists the lakes for all, so that all draw from the same."""
+        if ranks.size() == 1:
+            self.mixture.refresh(update)
+            return
+        with ranks.together():
+            if is_main():
+                self.mixture.refresh(update)
+        segments = ranks.broadcast([[segment.id for segment in part.view.segments] for part in self.mixture.parts])
+        with ranks.together():
+            if not is_main():
+                self.mixture.refresh(update, segments)
 
     @property
     def is_due(self) -> bool:

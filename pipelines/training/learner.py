@@ -6,13 +6,17 @@ sequence and checkpoints contain no generator states.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.config import cores
 from pipelines.config.model import AgentSettings
@@ -27,27 +31,34 @@ from pipelines.learning.batch import TensorBatch, require_choices, require_loss_
 from pipelines.learning.checkpoint import Checkpoint, resolve_device
 from pipelines.learning.diagnostics import inspect_encoders
 from pipelines.learning.heads import CriticHeads
+from pipelines.nets import ranks
 from pipelines.nets.precision import autocast
 from pipelines.training import speed
 from pipelines.training.optimizer import learning_rate, make_optimizer
 from pipelines.training.optimizer import restore as restore_optimizer
 
-Learnt = Callable[[Batch, np.ndarray], None]
+# Of some windows: rows of their trajectories, numbers of their lakes (None: the only one), mean absolute TD errors.
+Learnt = Callable[[np.ndarray, np.ndarray | None, np.ndarray], None]
 
 
 class Learner:
     """Trains an `Agent` for `spaces`.
 
-    `draw` given to `step` returns a batch of so many windows; with `grad_accumulation` > 1 it is called once per
-    micro-batch and the sum of all gradients makes the update.
+    `draw` given to `step` returns a batch of so many windows. It is called once for each of `micro_batches`, this
+    rank's share of the update's (`grad_accumulation`, at least one per rank); the sum of all gradients makes the
+    update.
     """
 
     def __init__(self, spaces: Spaces, agent: AgentSettings, train: TrainSettings, *, seed: int) -> None:
-        if train.batch_size % train.grad_accumulation:
+        self.micro_batches = ranks.micro_batches(train.grad_accumulation)
+        number = len(self.micro_batches) * ranks.size()
+        if train.batch_size % number:
+            among = f", among {ranks.size()} ranks: {number} micro-batches" if ranks.size() > 1 else ""
             raise UsageError(
                 f"train.batch_size {train.batch_size} is not a multiple of "
-                f"train.grad_accumulation {train.grad_accumulation}"
+                f"train.grad_accumulation {train.grad_accumulation}{among}"
             )
+        self.micro_batch_size = train.batch_size // number
         require_loss_mask(train.loss_mask, spaces)
         use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
@@ -59,6 +70,7 @@ class Learner:
         self.compiled = train.compile and not self.notices
         self.parameters = list(self.agent.trainable_parameters())
         self.parts = _parts(self.agent)
+        self._parallel: torch.nn.Module | None = None
         self.optimizer = make_optimizer(self.agent, train)
         self.average = self._copied() if train.ema_decay else []
         self.update = 0
@@ -73,8 +85,7 @@ class Learner:
 
         Where windows have an importance, `learnt` receives the mean absolute TD errors (B,) of each batch.
         """
-        size, parts = self.settings.batch_size, self.settings.grad_accumulation
-        batches = [draw(size // parts) for _ in range(parts)]
+        batches = self._weighted([draw(self.micro_batch_size) for _ in self.micro_batches])
         for batch in batches:
             require_choices(batch, self.spaces)
         masks: dict[str, Any] = {"burn_in": self.settings.burn_in, "loss_mask": self.settings.loss_mask}
@@ -94,14 +105,32 @@ class Learner:
             self._update_average()
         self.optimizer.zero_grad(set_to_none=True)
         self.update += 1
-        self.steps_seen += sum(int((batch.lengths - 1).sum()) for batch in batches)
+        self.steps_seen += int(ranks.total_of(sum(int((batch.lengths - 1).sum()) for batch in batches), self.device))
         self._count_skipped(is_finite)
         if not is_finite:
             return {}
         if learnt is not None:
-            for batch, error in zip(batches, errors, strict=False):
-                learnt(batch, error.cpu().numpy())
+            self._report_errors(batches, errors, learnt)
         return metrics | norms
+
+    def _weighted(self, batches: list[Batch]) -> list[Batch]:
+        """Divide importance weights by their maximum in the update."""
+        weights = [batch.importance for batch in batches if batch.importance is not None]
+        if not weights:
+            return batches
+        highest = ranks.maximum(max(float(each.max()) for each in weights), self.device)
+        return [replace(batch, importance=each / highest) for batch, each in zip(batches, weights, strict=True)]
+
+    def _report_errors(self, batches: list[Batch], errors: list[torch.Tensor], learnt: Learnt) -> None:
+        """Call `learnt` for all ranks' micro-batches in the order of their numbers."""
+        own = [
+            (number, batch.trajectory, batch.lake, error.cpu().numpy())
+            for number, batch, error in zip(self.micro_batches, batches, errors, strict=False)
+        ]
+        for _, trajectory, lake, error in sorted(
+            (each for every in ranks.gather(own) for each in every), key=lambda each: each[0]
+        ):
+            learnt(trajectory, lake, error)
 
     def _count_skipped(self, is_finite: bool) -> None:
         self.skipped_updates += not is_finite
@@ -148,19 +177,36 @@ class Learner:
     def _backward(self, tensors: list[TensorBatch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         total: dict[str, torch.Tensor] = {}
         errors = []
-        losses = self.agent.losses(tensors, *self.randomness(len(tensors)))
-        for _ in tensors:
-            with autocast(self.device, self.settings.precision):
-                loss, metrics = next(losses)
-            loss.backward()
+        losses, next_loss = self.agent.losses(tensors, *self.randomness()), self._next_loss()
+        for place in range(len(tensors)):
+            more = ranks.size() > 1 and place < len(tensors) - 1
+            with next_loss.no_sync() if more else contextlib.nullcontext():
+                with autocast(self.device, self.settings.precision):
+                    loss, metrics = next_loss(losses)
+                loss.backward()
             if "td_errors" in metrics:
                 errors.append(metrics.pop("td_errors"))
             total = {name: value + total[name] if name in total else value for name, value in metrics.items()}
         return total, errors
 
-    def randomness(self, micro_batches: int) -> tuple[list[torch.Generator], list[int]]:
+    def _next_loss(self) -> Any:
+        """Return the function that computes the next of an update's losses; their gradients become the mean over ranks.
+
+        Made at the first update: no rank waits here for one that has refused to train.
+        """
+        if ranks.size() == 1:
+            return next
+        if self._parallel is None:
+            # Statistics are those of all ranks already; DDP would replace them by rank 0's. The option has another name
+            # from torch 2.13 on.
+            new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+            keep: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
+            self._parallel = DistributedDataParallel(_NextLoss(self.agent), **keep)
+        return self._parallel
+
+    def randomness(self) -> tuple[list[torch.Generator], list[int]]:
         """Return the generators and dropout seeds of the next update's micro-batches."""
-        places = [(self.seed, self.update, part) for part in range(micro_batches)]
+        places = [(self.seed, self.update, number) for number in self.micro_batches]
         keys = [key(*place, Purpose.ACTIONS) for place in places]
         return (
             [torch.Generator(self.device).manual_seed(each) for each in keys],
@@ -209,6 +255,17 @@ class Learner:
             self.skipped_updates = int(checkpoint.record["skipped_updates"])
             self.skipped_in_a_row = int(checkpoint.record["skipped_in_a_row"])
             return dict(state.get("data", {}))
+
+
+class _NextLoss(torch.nn.Module):
+    """The next of an update's losses, as the output of a module: what DistributedDataParallel expects."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.agent = agent
+
+    def forward(self, losses: Iterator[Any]) -> Any:
+        return next(losses)
 
 
 def _parts(agent: Agent) -> list[str]:

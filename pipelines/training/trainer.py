@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pipelines.config.launch import is_main
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.data.batch import Batch
@@ -26,6 +27,7 @@ from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.checkpoint import Checkpoint
+from pipelines.nets import ranks
 from pipelines.training import speed
 from pipelines.training.data import TrainingData
 from pipelines.training.learner import Learner
@@ -37,7 +39,8 @@ _SHOWN = ("loss", "actor_loss", "critic_loss", "grad_norm")  # in a result; the 
 class Trainer:
     """A learner with its run's checkpoints and log; lives through all epochs of a chain.
 
-    With `resume`, it continues from the run's newest checkpoint, if there is one.
+    With `resume`, it continues from the run's newest checkpoint, if there is one. Of several ranks, each has a trainer;
+    rank 0 writes.
     """
 
     def __init__(
@@ -73,7 +76,8 @@ class Trainer:
                     self._recent.append({name: torch.tensor(float(value)) for name, value in figures.items()})
             self._resumed, self._saved = checkpoint, checkpoint.update
             listener(Notice(text=f"resuming from checkpoint {checkpoint.update}"))
-        self.log.rewind(self.learner.update)
+        if is_main():
+            self.log.rewind(self.learner.update)
 
     def draw_from(self, lakes: Sequence[tuple[Lake, Share]], listener: Listener = silent) -> TrainingData:
         """Return windows of `lakes` (each time the same ones), by the shares they have now, with what is new in them.
@@ -81,14 +85,16 @@ class Trainer:
         InputMissing if there are no trajectories, unless lakes are followed, which waits for the first. UsageError for
         a trajectory longer than the sequence encoder can take.
         """
-        if self._data is None:
-            schema, train = Schema(self.learner.spaces), self.settings.train
-            relay = partial(self._relay, listener)
-            self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay)
-            if self._resumed is not None:
-                self._data.restore(self._resumed, self._learnt)
+        with ranks.together():
+            if self._data is None:
+                schema, train = Schema(self.learner.spaces), self.settings.train
+                relay = partial(self._relay, listener)
+                self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay)
+                if self._resumed is not None:
+                    self._data.restore(self._resumed, self._learnt)
         self._data.prepare([share for _, share in lakes], update=self.learner.update, listener=listener)
-        self.learner.agent.sequence.require_time(self._data.mixture.longest)
+        with ranks.together():
+            self.learner.agent.sequence.require_time(self._data.mixture.longest)
         return self._data
 
     def _relay(self, listener: Listener, event: Event) -> None:
@@ -100,12 +106,12 @@ class Trainer:
     def train(self, data: TrainingData, target: int, listener: Listener = silent) -> dict[str, Any]:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
         train = self.settings.train
-        self.directory.update_record(compute=self.learner.described())
+        if is_main():
+            self.directory.update_record(compute=self.learner.described())
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
-        size = train.batch_size // train.grad_accumulation
-        updates, parts = range(self.learner.update, target), range(train.grad_accumulation)
-        plan = ((size, update, part) for update in updates for part in parts)
-        with Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
+        updates, size = range(self.learner.update, target), self.learner.micro_batch_size
+        plan = ((size, update, number) for update in updates for number in self.learner.micro_batches)
+        with ranks.connected(), Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
             try:
                 return self._train(self._batches, data, target, listener)
             finally:
@@ -131,21 +137,25 @@ class Trainer:
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0
             if regular or learner.update == target:
-                figures = means(self._recent)
+                figures = ranks.means(means(self._recent), learner.device)
                 self._recent = [] if regular else self._recent
                 rate = (learner.update - first) / (time.monotonic() - began)
                 figures |= {"updates_per_second": rate, **self._counts(data)}
-                self.log.append("train", learner.update, figures)
+                if is_main():
+                    self.log.append("train", learner.update, figures)
             if learner.update % train.checkpoint_every == 0 and learner.update < target:
                 self.save()
-            if data.is_due:
-                batches.changing(lambda: data.refresh(learner.update, listener))
-            shown = {"loss": figures["loss"]} if "loss" in figures else {}
+            shown, interrupted = {"loss": figures["loss"]} if "loss" in figures else {}, None
             try:
                 listener(Progress(stage="train", done=learner.update, total=target, unit="updates", metrics=shown))
-            except Interrupted:
+            except Interrupted as error:
+                interrupted = error
+            stop, due = ranks.any_rank(interrupted is not None, is_main() and data.is_due, device=learner.device)
+            if stop:
                 self.save()
-                raise
+                raise interrupted or Interrupted(f"train interrupted on another rank at {learner.update} updates")
+            if due:
+                batches.changing(lambda: data.refresh(learner.update, listener))
         self.save()
         seconds = time.monotonic() - began
         return {
@@ -167,6 +177,10 @@ class Trainer:
         """Write a checkpoint of this moment, unless there is one."""
         if self._saved == self.learner.update:
             return
+        recent = [ranks.means(_numbers(figures), self.learner.device) for figures in self._recent]
+        self._saved = self.learner.update
+        if not is_main():
+            return
         data, arrays = None, {}
         if self._data is not None:
             mixture = self._data.mixture
@@ -174,11 +188,9 @@ class Trainer:
                 self._batches.wait()  # drawing a batch may remove a segment from the view
             data = {"lakes": mixture.snapshots()}
             arrays = {name: torch.from_numpy(array.copy()) for name, array in mixture.arrays().items()}
-        recent = [{name: float(value) for name, value in figures.items()} for figures in self._recent]
         env = self.settings.env.model_dump(mode="json")
         record = {"time": time.time(), "env": env, "data": data, "recent": recent}
         self.learner.save(self.directory.checkpoints, record, arrays)
-        self._saved = self.learner.update
 
     def _last_loss(self) -> float | None:
         losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
@@ -192,6 +204,10 @@ class Trainer:
                 f"run '{self.directory.path}' was trained for other spaces than those of this lake",
                 hint="choose another --run, or start over with --fresh",
             )
+
+
+def _numbers(figures: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in figures.items()}
 
 
 def means(recent: list[dict[str, torch.Tensor]]) -> dict[str, float]:

@@ -60,7 +60,7 @@ opened = time.monotonic() - began
 for update in range(40):
     batch = mixture.sample(256, update)
     if strategy.per_alpha:
-        mixture.prioritise(batch, np.ones(len(batch)))
+        mixture.prioritise(batch.trajectory, batch.lake, np.ones(len(batch)))
 print(json.dumps({"before": before, "after": private() - before, "peak": max(peak, private()) - before,
                   "seconds": opened, "trajectories": view.num_trajectories, "steps": view.num_steps}))
 """

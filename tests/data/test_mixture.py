@@ -138,7 +138,7 @@ def test_draws_go_on_exactly_after_a_restart(lakes: list[Lake], strategy: Strate
         for update in updates:
             batches.append(mixture.sample(9, update))
             if strategy.per_alpha:
-                mixture.prioritise(batches[-1], errors[update])
+                mixture.prioritise(batches[-1].trajectory, batches[-1].lake, errors[update])
         return batches
 
     errors = rng.random((20, 9))

@@ -89,7 +89,7 @@ def test_hidden_segments_are_out_of_sight(lake: Lake) -> None:
     lake.storage.write(f"quarantine/{ids[1].split('/')[1]}.json", b"{}")
     assert live_ids(lake) == ids[2:]
     assert LiveTable(lake).refresh().added == 1
-    assert LiveTable(lake).restore(ids) == 1
+    assert LiveTable(lake).restore(ids).added == 1
 
 
 def test_a_trajectory_published_twice_counts_once(lake: Lake) -> None:
@@ -166,7 +166,7 @@ def test_a_marker_on_a_file_that_was_rewritten_hides_nothing(lake: Lake) -> None
     compact(lake)
     lake.storage.write(f"quarantine/{ids[0].split('/')[1]}.json", b"{}")
     again = LiveTable(lake)
-    assert again.restore(ids) == len(written)
+    assert again.restore(ids).added == len(written)
 
 
 def test_what_vanished_is_dead_at_the_second_look(lake: Lake) -> None:

@@ -35,8 +35,8 @@ CUDA = torch.device("cuda")
 def alike(there: Learner, here: Learner) -> None:
     """Let `there`, on CUDA, draw what `here` draws."""
 
-    def on_cpu(micro_batches: int) -> tuple[list[torch.Generator], list[int]]:
-        generators, seeds = Learner.randomness(there, micro_batches)
+    def on_cpu() -> tuple[list[torch.Generator], list[int]]:
+        generators, seeds = Learner.randomness(there)
         return [torch.Generator().manual_seed(each.initial_seed()) for each in generators], seeds
 
     there.randomness = on_cpu  # type: ignore[method-assign]

@@ -39,9 +39,9 @@ def learner(**train: object) -> Learner:
 def sharing_noise(owner: Learner) -> Learner:
     """Let micro-batches draw from one generator: together they draw what the whole batch does."""
 
-    def shared(micro_batches: int) -> tuple[list[torch.Generator], list[int]]:
-        generators, seeds = Learner.randomness(owner, 1)
-        return generators * micro_batches, seeds * micro_batches
+    def shared() -> tuple[list[torch.Generator], list[int]]:
+        generators, seeds = Learner.randomness(owner)
+        return generators[:1] * len(generators), seeds[:1] * len(seeds)
 
     owner.randomness = shared  # type: ignore[method-assign]
     return owner
@@ -78,18 +78,18 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 def test_draws_are_keyed_by_update_and_micro_batch() -> None:
     """Nothing else determines them: neither earlier draws nor torch's global generator."""
-    one, two = learner(), learner()
+    one, two = learner(grad_accumulation=2), learner(grad_accumulation=4)
     one.update = two.update = 7
     torch.manual_seed(1)
-    (a, b), dropout = one.randomness(2)
+    (a, b), dropout = one.randomness()
     torch.manual_seed(2)
-    (again, *_), same = two.randomness(3)
+    (again, *_), same = two.randomness()
     first = torch.rand(4, generator=a)
     assert torch.equal(first, torch.rand(4, generator=again))
     assert not torch.equal(first, torch.rand(4, generator=b))
     assert dropout == same[:2]
     two.update = 8
-    assert len({*same, *two.randomness(3)[1]}) == 6
+    assert len({*same, *two.randomness()[1]}) == 8
 
 
 def test_an_update_depends_on_nothing_but_its_key() -> None:

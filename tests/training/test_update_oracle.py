@@ -60,7 +60,7 @@ def before_the_step(learner: Learner, windows: Batch) -> tuple[Arrays, Arrays, A
     shadow = copy.deepcopy(learner.agent)
     shadow.train()
     with torch.random.fork_rng(devices=()):
-        for loss, _ in shadow.losses([TensorBatch.from_numpy(windows, SPACES)], *learner.randomness(1)):
+        for loss, _ in shadow.losses([TensorBatch.from_numpy(windows, SPACES)], *learner.randomness()):
             loss.backward()
     gradients = {name: p.grad.double().numpy() for name, p in shadow.named_parameters() if p.grad is not None}
     own = {name: value for name, value in arrays(shadow.named_parameters()).items() if name in gradients}
