@@ -29,6 +29,10 @@ def next_step(result: Result) -> str | None:
             return f"amago report {run}"
         case "report" if run is not None:
             return f"amago export {run}"
+        case "sweep" if run is not None:
+            return f"amago compare {run} --to curves.png"
+        case "tune" if result.outputs:
+            return f"amago run {shlex.quote(str(result.outputs[0]))}"
         case "export" if run is not None and result.outputs:
             return f'python -c "from pipelines import load_policy; print(load_policy({str(result.outputs[0])!r}))"'
     return None

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from amago_cli.app import app
+from amago_cli.help import DefaultGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -37,6 +38,8 @@ def test_a_command_that_is_shown_is_understood(line: str) -> None:
     command = typer.main.get_command(app)
     context = command.make_context("amago", list(words[:1]), resilient_parsing=True)
     while hasattr(command, "commands"):
+        if isinstance(command, DefaultGroup) and words[:1] not in ([name] for name in command.commands):
+            words = [next(iter(command.commands)), *words]
         name, *words = words
         command = command.get_command(context, name)
         assert command is not None, f"no command '{name}'"

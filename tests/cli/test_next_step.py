@@ -23,6 +23,8 @@ RUN = Path("runs/a b")
         (Result(command="train", run=RUN), "amago evaluate 'runs/a b'"),
         (Result(command="evaluate", run=RUN), "amago watch 'runs/a b'"),
         (Result(command="run", run=Path("runs/x")), "amago report runs/x"),
+        (Result(command="sweep", run=RUN), "amago compare 'runs/a b' --to curves.png"),
+        (Result(command="tune", run=RUN, outputs=["runs/t/best.toml"]), "amago run runs/t/best.toml"),
         (Result(command="report", run=Path("runs/x")), "amago export runs/x"),
     ],
 )
