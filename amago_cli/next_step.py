@@ -26,7 +26,8 @@ def next_step(result: Result) -> str | None:
         case "evaluate" if run is not None:
             return f"amago watch {run}{_own_environment(result.run)}"
         case "run" if run is not None:
-            return f"amago report {run}"
+            written = any(Path(place).name == "report.html" for place in result.outputs)
+            return f"amago watch {run}{_own_environment(result.run)}" if written else f"amago report {run}"
         case "report" if run is not None:
             return f"amago export {run}"
         case "sweep" if run is not None:

@@ -25,6 +25,7 @@ RUN = Path("runs/a b")
         (Result(command="run", run=Path("runs/x")), "amago report runs/x"),
         (Result(command="sweep", run=RUN), "amago compare 'runs/a b' --to curves.png"),
         (Result(command="tune", run=RUN, outputs=["runs/t/best.toml"]), "amago run runs/t/best.toml"),
+        (Result(command="run", run=RUN, outputs=[RUN, RUN / "report.html"]), "amago watch 'runs/a b'"),
         (Result(command="report", run=Path("runs/x")), "amago export runs/x"),
     ],
 )

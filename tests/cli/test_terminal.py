@@ -74,7 +74,7 @@ def test_a_run_on_a_terminal_keeps_its_evaluations_as_lines(tmp_path: Path) -> N
     ]
     assert re.search(r"epoch [12]/2 \w+ +\d+% \|", text)  # the bar, which does not stay
     assert not any(re.search(r"% \|", line) for line in found)
-    assert found[-1] == "next: amago report runs/short"
+    assert found[-1] == "next: amago watch runs/short"
 
 
 def test_an_episode_is_played_in_place_and_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:

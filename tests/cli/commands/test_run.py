@@ -158,7 +158,7 @@ def test_a_log_says_at_once_what_starts_what_it_costs_and_every_evaluation(amago
     assert re.fullmatch(rf"epoch 1/2 evaluate: now: update 2, {score}, best so far", said[3])
     best = r"best so far(: return_mean [-\d.]+ at update 2)?"
     assert re.fullmatch(rf"epoch 2/2 evaluate: now: update 4, {score}, {best}", said[4])
-    assert said[5].startswith("next: amago report runs/short")
+    assert said[5].startswith("next: amago watch runs/short")
     assert len(said) == 6
     assert amago("run", recipe, "--fresh", "-q").err == ""
 
