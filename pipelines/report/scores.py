@@ -177,7 +177,7 @@ def interval(score: ScoreInterval) -> str:
 
 def section(runs: Sequence[ShownRun], charts: Charts, collected: Sequence[Markup] = ()) -> Markup | None:
     """Return everything about scores; None if there is nothing. `collected`: charts of the episodes in the lakes."""
-    shown = [*adaptation(runs, charts), *learning_curves(runs, charts), *collected]
+    shown = [*adaptation(runs, charts), *collected, *learning_curves(runs, charts)]
     if not shown:
         return None
     return joined(element("div", *shown, class_="grid"), evaluations_table(runs))
