@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from pipelines.errors import InputMissing, UsageError
-from pipelines.lake.schema import Column
 from pipelines.report.frames import as_frames, contact_sheet, png
 from pipelines.view.columns import PICTURES, describe
 from pipelines.view.steps import StepReader, StoredTrajectory
@@ -24,43 +26,52 @@ _PALETTE = np.array(
 )
 
 
-def frame(reader: StepReader, found: StoredTrajectory, name: str, step: int, side: int = MOST_SIDE) -> bytes:
-    """Return the observation `name` at a step, reduced to at most `side` pixels a side."""
-    step = min(max(step, 0), found.length)
-    return png(_drawn(reader, found, _column(found, name), [step], side)[0])
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures of the steps of a trajectory of `length` actions; `draw` returns one, (H, W, C), of `frame_bytes`."""
+
+    length: int
+    frame_bytes: int
+    draw: Callable[[int], np.ndarray]
+
+    def frame(self, step: int, side: int = MOST_SIDE) -> bytes:
+        """Return the picture at a step as PNG, reduced to at most `side` pixels a side."""
+        return png(_reduced(self.draw(min(max(step, 0), self.length)), side))
+
+    def strip(self, start: int, stop: int, count: int, side: int) -> bytes:
+        """Return up to `count` evenly spaced pictures of the steps [start, stop) side by side."""
+        start = min(max(start, 0), self.length)
+        stop = min(max(stop, start + 1), self.length + 1)
+        count = max(1, min(count, MOST_FRAMES, stop - start, _MOST_BYTES // max(self.frame_bytes, 1)))
+        steps = np.linspace(start, stop - 1, count).round().astype(int).tolist()
+        return png(
+            contact_sheet(np.stack([_reduced(self.draw(step), side) for step in steps]), most=count, across=count)
+        )
 
 
-def strip(
-    reader: StepReader, found: StoredTrajectory, name: str, start: int, stop: int, count: int, side: int
-) -> bytes:
-    """Return up to `count` evenly spaced frames of the steps [start, stop) side by side."""
-    column = _column(found, name)
-    start = min(max(start, 0), found.length)
-    stop = min(max(stop, start + 1), found.length + 1)
-    count = max(1, min(count, MOST_FRAMES, stop - start, _MOST_BYTES // max(column.step_bytes, 1)))
-    steps = np.linspace(start, stop - 1, count).round().astype(int).tolist()
-    return png(contact_sheet(_drawn(reader, found, column, steps, side), most=count, across=count))
-
-
-def _column(found: StoredTrajectory, name: str) -> Column:
-    kinds = {column["name"]: column["kind"] for column in describe(found.schema)}
-    if kinds.get(name) not in PICTURES:
+def recorded(reader: StepReader, found: StoredTrajectory, name: str) -> Pictures:
+    """Return the pictures of an observation. InputMissing if it has none."""
+    kind = next((column["kind"] for column in describe(found.schema) if column["name"] == name), None)
+    if kind not in PICTURES:
         raise InputMissing(f"no pictures in column '{name}'")
-    return found.schema.column(name)
+
+    def draw(step: int) -> np.ndarray:
+        values = reader.rows(found.uid, name, step, step + 1)
+        return as_frames(values)[0] if kind == "image" else _cells(values[0])
+
+    return Pictures(found.length, found.schema.column(name).step_bytes, draw)
 
 
-def _drawn(reader: StepReader, found: StoredTrajectory, column: Column, steps: list[int], side: int) -> np.ndarray:
-    """Return (n, H, W, C)."""
+def _reduced(pixels: np.ndarray, side: int) -> np.ndarray:
     if not 1 <= side <= MOST_SIDE:
         raise UsageError(f"a picture has from 1 to {MOST_SIDE} pixels a side")
-    is_image = next(c["kind"] for c in describe(found.schema) if c["name"] == column.name) == "image"
-    drawn = []
-    for step in steps:
-        values = reader.rows(found.uid, column.name, step, step + 1)
-        pixels = as_frames(values)[0] if is_image else _cells(values[0])
-        every = -(-max(pixels.shape[:2]) // side)
-        drawn.append(np.ascontiguousarray(pixels[::every, ::every]))
-    return np.stack(drawn)
+    height, width, channels = pixels.shape
+    every = -(-max(height, width) // side)
+    if every == 1:
+        return pixels
+    whole = np.pad(pixels, ((0, -height % every), (0, -width % every), (0, 0)), mode="edge")
+    blocks = whole.reshape(len(whole) // every, every, -1, every, channels)
+    return blocks.mean(axis=(1, 3), dtype=np.float32).round().astype(np.uint8)
 
 
 def _cells(values: np.ndarray) -> np.ndarray:

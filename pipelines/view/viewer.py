@@ -15,10 +15,12 @@ from pipelines.lake import collectors
 from pipelines.lake.checkpoint_data import kept_updates
 from pipelines.lake.sql import catalog, pages
 from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.training_history import TrainingHistory
 from pipelines.report.bundle import charting_script
 from pipelines.view import lanes, pictures
+from pipelines.view import replay as replays
 from pipelines.view.columns import describe
 from pipelines.view.critic import CriticLanes, Evaluator
 from pipelines.view.plain import plain
@@ -28,6 +30,7 @@ _MOST_ROWS = 1000  # of a query
 _MOST_LETTERS = 4_000_000  # of its rows
 _MOST_DERIVED = 100
 _MOST_WARNINGS = 3
+_LOOK_SECONDS, _LOOK_SECONDS_REMOTE = 2, 15  # between looks for what is new
 _MOST_CHECKPOINTS = 50
 _DERIVED = """
 select uid, relabel_method, base_offset, length, "return", success from trajectories where base_uid = '{uid}'
@@ -53,6 +56,7 @@ class LakeViewer:
         self.lake = lake
         self.limits = QueryLimits(seconds=seconds, megabytes=megabytes)
         self._steps = StepReader(lake)
+        self._replays = replays.Replays(lake, self._steps)
         self._critic = None if evaluator is None else CriticLanes(evaluator)
         self._history = TrainingHistory(lake, () if evaluator is None else (evaluator.run,))
 
@@ -63,6 +67,7 @@ class LakeViewer:
             "run": None if self.lake.run is None or not RunDirectory(self.lake.run).exists() else str(self.lake.run),
             "values": None if self._critic is None else self._critic.about,
             "orders": pages.ORDERS,
+            "look_seconds": _LOOK_SECONDS if isinstance(self.lake.storage, LocalStorage) else _LOOK_SECONDS_REMOTE,
             **self.state(),
         }
 
@@ -128,11 +133,13 @@ class LakeViewer:
         found = self._steps.find(uid)
         names, rows = catalog.query(self.lake, _DERIVED.format(uid=uid, most=_MOST_DERIVED + 1))
         derived = [dict(zip(names, row, strict=True)) for row in rows[:_MOST_DERIVED]]
+        replay = self._replays.find(found)
+        drawn = [] if replay is None else [replay.describe()]
         facts = {name: value for name, value in found.facts.items() if name not in ("base_segment", "base_row0")}
         return plain(
             {
                 "facts": facts,
-                "columns": describe(found.schema),
+                "columns": [*drawn, *describe(found.schema)],
                 "changed": found.changed,
                 "derived": derived,
                 "more_derived": len(rows) > _MOST_DERIVED,
@@ -152,12 +159,19 @@ class LakeViewer:
         return {**self._critic.lanes(self._steps, self._steps.find(uid), start, stop), **self._critic.about}
 
     def frame(self, uid: str, column: str, step: int, side: int) -> bytes:
-        """Return a PNG of an observation."""
-        return pictures.frame(self._steps, self._steps.find(uid), column, step, side)
+        """Return a PNG of an observation, or of the environment as it draws itself."""
+        return self._pictures(uid, column).frame(step, side)
 
     def strip(self, uid: str, column: str, start: int, stop: int, count: int, side: int) -> bytes:
-        """Return a PNG of several observations side by side."""
-        return pictures.strip(self._steps, self._steps.find(uid), column, start, stop, count, side)
+        """Return a PNG of several pictures side by side."""
+        return self._pictures(uid, column).strip(start, stop, count, side)
+
+    def _pictures(self, uid: str, column: str) -> pictures.Pictures:
+        found = self._steps.find(uid)
+        replay = self._replays.find(found) if column == replays.NAME else None
+        if replay is not None:
+            return pictures.Pictures(found.length, replay.picture(0).nbytes, replay.picture)
+        return pictures.recorded(self._steps, found, column)
 
     def origin(self, uid: str) -> dict[str, Any]:
         """Return who acted, and which runs trained on it; of an overlay, who acted in its base."""

@@ -282,6 +282,8 @@ def test_values_are_drawn_over_the_steps(browser: Browser, tmp_path: Path) -> No
         shown = dict(row.split("\t") for row in page.inner_text("#moment tbody").split("\n"))
         q, v, advantage = (float(shown[name].replace(",", "")) for name in ("q", "v", "advantage"))
         assert advantage == pytest.approx(q - v, abs=2e-3)
+        page.wait_for_selector("img.frame[alt^='environment (drawn)']")
+        until(page, "document.querySelector('img.frame').naturalWidth > 100")
         page.wait_for_selector("#origin h3")
         assert "could draw it from update 1 on" in page.inner_text("#origin")
         page.goto("about:blank")

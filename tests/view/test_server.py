@@ -216,6 +216,20 @@ def test_wrong_sql_is_explained(filled: Lake) -> None:
         assert "LINE 1: succes" in reply.json()["error"]
 
 
+def test_a_lake_in_an_object_store_is_shown_like_any_other(bucket: str) -> None:
+    lake = Lake.create(f"s3://{bucket}/lake")
+    uid = put(lake, episode(5), TrajectoryInfo(env="play", task="far"))
+    reading = client(lake)
+    assert reading.get("/api/lake").json()["look_seconds"] == 15
+    found = reading.get("/api/trajectories", params={"where": "task = 'far'"}).json()
+    assert [row[0] for row in found["rows"]] == [uid]
+    steps = reading.get(f"/api/steps/{uid}", params={"column": "reward"}).json()
+    assert len(steps["lanes"][0]["mean"][0]) == 6
+    frame = reading.get(f"/api/frame/{uid}", params={"column": "obs.image"})
+    assert frame.content.startswith(b"\x89PNG")
+    assert reading.get(f"/api/origin/{uid}").json()["trained"] == []
+
+
 def query(lake: Lake, sql: str) -> Any:
     return client(lake).post("/api/sql", json={"sql": sql})
 

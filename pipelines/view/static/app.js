@@ -10,7 +10,7 @@ import { onChange, state } from "./state.js";
 import * as table from "./table.js";
 import * as trajectory from "./trajectory.js";
 
-const LOOK_SECONDS = 2;
+let lookSeconds = 2;
 const THEME = "amago view theme";
 let last = null;
 
@@ -27,6 +27,7 @@ async function main() {
   find("place").textContent = about.lake;
   find("place").title = about.lake;
   document.title = `${about.lake} - amago view`;
+  lookSeconds = about.look_seconds;
   figures(about);
   overview.start();
   table.start(about);
@@ -34,7 +35,7 @@ async function main() {
   query.start();
   onChange(route);
   route();
-  setTimeout(look, 1000 * LOOK_SECONDS);
+  setTimeout(look, 1000 * lookSeconds);
 }
 
 function route() {
@@ -86,7 +87,7 @@ async function look() {
       if (!givenUp(error)) fail(error);
     }
   }
-  setTimeout(look, 1000 * LOOK_SECONDS);
+  setTimeout(look, 1000 * lookSeconds);
 }
 
 function fail(error) {

@@ -44,7 +44,7 @@ export async function strip(uid, column, shape, start, stop, plot) {
   canvas.style.width = `${plot.left + plot.width}px`;
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
-  pen.imageSmoothingEnabled = false;
+  pen.imageSmoothingEnabled = Math.max(rows, columns) > HEIGHT;
   const size = Math.ceil(columns / Math.ceil(Math.max(rows, columns) / MOST_SIDE));
   const drawn = Math.round((image.naturalWidth + GAP) / (size + GAP));
   let end = -Infinity;

@@ -8,7 +8,7 @@ import { hashOf, state, update } from "./state.js";
 import { attempts, uids } from "./table.js";
 import { MOST_LINES, Timeline } from "./timeline.js";
 
-const PICTURES = new Set(["image", "grid"]);
+const PICTURES = new Set(["drawing", "image", "grid"]);
 const VALUES = [
   ["q v", "q and v", "value of the action taken, and of the policy's actions"],
   ["advantage", "advantage", "q - v"],
@@ -20,6 +20,7 @@ const SHOWN_VALUES = ["q v", "advantage", "weight", "entropy"];
 const MOST_DEFAULT = 4;
 const MOST_TABLE = 200;
 const LONGEST_TITLE = 60;
+const SMOOTH = 200; // pixels a side: larger pictures are scaled smoothly
 const SPEED = 8;
 const MOST_READ = 24;
 
@@ -95,7 +96,7 @@ function build() {
     make("nav", { class: "turn", "aria-label": "Trajectories" }, back(), turn(-1, "Previous", "["), turn(1, "Next", "]")),
     make("h2", { tabIndex: -1 }, name, " ", make("small", { class: "uid", title: "uid" }, facts.uid)),
     facts.goal_text ? make("p", { class: "goal" }, facts.goal_text) : null,
-    make("div", { class: "head" }, map ? make("pre", { class: "map", role: "img", "aria-label": `The task as a map: ${task.slice(0, 400)}` }, map) : null, make("dl", { class: "facts" }, chips(facts, map || name.includes(task) ? "" : task))),
+    make("div", { class: "head" }, map && pictures[0]?.kind !== "drawing" ? make("pre", { class: "map", role: "img", "aria-label": `The task as a map: ${task.slice(0, 400)}` }, map) : null, make("dl", { class: "facts" }, chips(facts, map || name.includes(task) ? "" : task))),
     tools(pictures),
     make("div", { class: pictures.length ? "stage pictured" : "stage" },
       make("aside", { class: "moment", "aria-label": "The step under the cursor" },
@@ -185,7 +186,8 @@ function compare() {
 
 function picture(pictures) {
   const column = pictures.find((each) => each.name === state.pic) ?? pictures[0];
-  return make("div", { class: "picture" }, make("img", { class: "frame", width: 512, height: 512, alt: column.name }));
+  const smooth = Math.max(...column.shape.slice(0, 2)) > SMOOTH;
+  return make("div", { class: "picture" }, make("img", { class: smooth ? "frame smooth" : "frame", width: 512, height: 512, alt: column.name }));
 }
 
 const pictureColumn = () => {
