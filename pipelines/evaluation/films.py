@@ -29,7 +29,7 @@ from pipelines.rollout.rollout import Rollout
 
 Drawing = Callable[[Env, Mapping[str, np.ndarray], int], Any]
 _SECONDS, _FPS = 16, (4, 30)
-_CELL = 13  # letters of a figure in a caption
+_CELL = 12  # letters of a figure in a caption
 _MARGIN, _LINE_GAP = 4, 6  # pixels of a caption, at scale 1
 
 
@@ -195,10 +195,10 @@ def captioned(film: Film, *, has_success: bool, attempts: int | None) -> Iterato
     returns = np.cumsum([0.0, *film.rewards])
     for number, picture in enumerate(film.frames):
         value = film.values[number] if film.values is not None and number < film.length else None
-        attempt, paid = f"attempt {film.attempt[number]}", film.rewards[number - 1] if number else 0.0
+        attempt, paid = f"attempt {film.attempt[number]}", film.rewards[number - 1] + 0.0 if number else 0.0  # no -0
         cells = [
-            "" if attempts == 1 else _fitting(f"{attempt}/{attempts}" if attempts else attempt, attempt),
             _fitting(f"step {number}/{film.length}", f"step {number}"),
+            "" if attempts == 1 else _fitting(f"{attempt}/{attempts}" if attempts else attempt, attempt),
             f"solved {film.solved[number]}" if has_success else "",
             _fitting(f"reward {paid:+.2f}", f"reward {paid:.3g}"),
             _fitting(f"return {returns[number]:.2f}", f"return {returns[number]:.4g}"),
