@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +23,7 @@ from pipelines.report.markup import Markup, element, folded, script_data
 
 _MOST_ROWS = 1_000  # of the table behind a chart
 _DIGITS = 5
+_LARGEST = 1e300
 AXES = {"updates": "gradient updates", "steps": "environment steps", "seconds": "seconds of training"}
 
 
@@ -250,8 +250,8 @@ def _key(chart: int, curves: Sequence[Curve]) -> Markup:
 
 
 def _short(value: float) -> float | int | None:
-    """Return a number as short as its use allows; None for what JSON does not have."""
-    if not math.isfinite(value):
+    """Return a number as short as its use allows; None for what JSON does not have, or what rounds to infinity."""
+    if not abs(value) < _LARGEST:
         return None
     if value == int(value) and abs(value) < 2**53:
         return int(value)

@@ -25,6 +25,7 @@ _POINTS = 350_000  # of all metrics of all runs together: about 3 MB
 _MOST_POINTS = 600  # of one run
 _LEAST_POINTS = 40
 _MOST_LAKES = 20
+_LONGEST_SECONDS = 1e10
 _UNSHOWN: tuple[type[Exception], ...] = (AmagoError, *UNREADABLE)
 
 Sections = Iterator[tuple[str, str, Markup]]
@@ -183,7 +184,7 @@ def _tiles(run: ShownRun) -> Iterator[Markup]:
     if stored.updates is not None:
         yield _tile("gradient updates", f"{stored.updates:,}")
     seconds = stored.metrics.columns["seconds"]
-    if len(seconds) and seconds[-1] > 0:
+    if len(seconds) and 0 < seconds[-1] < _LONGEST_SECONDS:
         yield _tile("time", duration(float(seconds[-1])), "since the first line of training")
 
 

@@ -135,6 +135,8 @@ def _read(path: Path, metrics: MetricColumns | None) -> Evaluation | None:
     update, figures = report.get("update"), report.get("metrics")
     if isinstance(update, bool) or not isinstance(update, int) or not isinstance(figures, dict):
         return None
+    if not 0 <= update < 1 << 53:
+        return None
     env, settings, known = (_table(report.get(name)) for name in ("env", "settings", "known"))
     head, _, tail = path.stem.rpartition("-")
     return Evaluation(

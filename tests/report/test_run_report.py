@@ -170,3 +170,15 @@ def test_runs_that_differ_in_their_seed_only_are_a_group_with_a_band(tmp_path: P
     assert data["columns"][lines[0]["y"]] == [1, 2]  # the middle one of 0, 1, 2, and of 1, 2, 3
     assert data["columns"][lines[1]["x"]] == [100, 200]
     assert "Probability of improvement" in page.html()
+
+
+def test_numbers_that_json_does_not_have_are_gaps(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "maze", scores={10: 0.5})
+    values = (1.0, float("inf"), float("nan"), 1.7976931348623157e308, 10**400, -3.0)
+    lines = [train_line(10 * place + 10) | {"loss": value, "time": value} for place, value in enumerate(values)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    huge = write_evaluation(run, 20, 0.5, series="huge")
+    huge.write_text(huge.read_text().replace("\"update\": 20", f"\"update\": {10**400}"))
+    data = data_of(page_of(run))
+    (chart,) = [chart for chart in data["charts"] if [line["name"] for line in chart.get("series", ())] == ["loss"]]
+    assert [value for value in data["columns"][chart["series"][0]["y"]] if value is not None] == [1, -3]
