@@ -8,41 +8,58 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
+from pipelines.files.malformed import UNREADABLE
 from pipelines.lake import reading
 from pipelines.lake.reading import SampledTrajectory
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
-from pipelines.report.frames import as_frames, contact_sheet, is_image, png
+from pipelines.report.frames import as_frames, is_image, png
 from pipelines.report.markup import Markup, element, facts, folded, joined, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import text
 
 Critic = Callable[[Trajectory, Schema], Mapping[str, np.ndarray]]
+Draw = Callable[[Lake, str, int], np.ndarray | None]
+"""Draws a trajectory of a lake by its uid, in a number of frames at most."""
 _FIGURES = ("q", "v", "advantage", "weight", "disagreement", "entropy")
 _WHOLE = "(tags['unfinished'] is null)"  # not cut off when a stage ended
 _MOST_STEPS = 600  # that a chart shows
 _MOST_ROWS = 300  # of a table
 _MOST_COMPONENTS = 8
-_MOST_PIXELS = 1_500_000  # of a contact sheet
+_MOST_FRAMES = 48  # of an episode
+_MOST_SIDE = 160  # pixels of a frame
+_MOST_BYTES = 400_000  # of an episode's frames
+_UNDRAWN: tuple[type[Exception], ...] = (AmagoError, *UNREADABLE)
 
 
 def section(
-    lake: Lake, charts: Charts, *, count: int, critic: Critic | None = None, note: str = "", listener: Listener = silent
+    lake: Lake,
+    charts: Charts,
+    *,
+    count: int,
+    critic: Critic | None = None,
+    draw: Draw | None = None,
+    note: str = "",
+    listener: Listener = silent,
 ) -> Markup:
-    """Return `count` episodes of the newest policy in the lake, chosen by chance, with the values that `critic` gives.
+    """Return `count` episodes of the newest policy in the lake, chosen by chance, with the values that `critic` gives
+    and the frames that `draw` draws.
 
     `note`: why there are no values.
     """
     [newest] = lake.sql(f"select max(policy_version) as v from trajectories where {_WHOLE}")
     where = "" if newest["v"] is None else f"{_WHOLE} and policy_version = {int(newest['v'])}"
     found = list(reading.sample(lake, count, where=where, listener=listener))
-    shown = [_episode(number, each, lake, charts, critic) for number, each in enumerate(found, 1)]
+    shown = [_episode(number, each, lake, charts, critic, draw) for number, each in enumerate(found, 1)]
     return joined(element("p", note, class_="warning") if note else None, *shown)
 
 
-def _episode(number: int, found: SampledTrajectory, lake: Lake, charts: Charts, critic: Critic | None) -> Markup:
+def _episode(
+    number: int, found: SampledTrajectory, lake: Lake, charts: Charts, critic: Critic | None, draw: Draw | None
+) -> Markup:
     row, schema, columns = found.row, lake.schema(found.schema_id), found.trajectory.columns
     figures = (
         {} if critic is None else {name: _acting(value) for name, value in critic(found.trajectory, schema).items()}
@@ -60,12 +77,13 @@ def _episode(number: int, found: SampledTrajectory, lake: Lake, charts: Charts, 
             ("trajectory", row["uid"]),
         ]
     )
+    frames = list(_frames(columns, schema)) or _drawn(lake, row, draw)
     drawn = [*_lines(number, columns, figures, charts), *_observations(number, columns, schema, charts)]
     return element(
         "div",
         element("h3", f"Episode {number}: {text(row.get('env'), 80)}"),
         known,
-        *_frames(columns, schema),
+        *frames,
         element("div", *drawn, class_="grid small"),
         folded("Step by step", _steps(columns, figures)),
         class_="episode",
@@ -127,14 +145,35 @@ def _observations(number: int, columns: Mapping[str, np.ndarray], schema: Schema
 
 
 def _frames(columns: Mapping[str, np.ndarray], schema: Schema) -> Iterator[Markup]:
-    """Yield contact sheets of observations that are pictures."""
+    """Yield strips of observations that are pictures."""
     for column in schema.columns:
         if column.role == "observation" and column.name in columns and is_image(column.dtype, column.shape):
             frames = as_frames(columns[column.name])
-            most = max(2, min(64, _MOST_PIXELS // max(1, frames.shape[1] * frames.shape[2])))
-            coded = base64.b64encode(png(contact_sheet(frames, most=most))).decode()
-            told = f"{text(column.name, 60)}: {min(most, len(frames))} of {len(frames)} frames, in order"
-            yield element("img", src=f"data:image/png;base64,{coded}", alt=told, title=told, class_="frames")
+            places = np.unique(np.linspace(0, len(frames) - 1, min(_MOST_FRAMES, len(frames))).round().astype(int))
+            yield _strip(frames[places], text(column.name, 60), of=len(frames))
+
+
+def _drawn(lake: Lake, row: Mapping[str, Any], draw: Draw | None) -> list[Markup]:
+    """Return a strip of what the environment draws; nothing where it cannot draw this episode."""
+    if draw is None:
+        return []
+    try:
+        frames = draw(lake, row["uid"], _MOST_FRAMES)
+    except _UNDRAWN:
+        return []
+    return [] if frames is None else [_strip(frames, f"drawn by {text(row.get('env'), 60)}", of=row["length"] + 1)]
+
+
+def _strip(frames: np.ndarray, name: str, *, of: int) -> Markup:
+    """Return frames (T, H, W, C) as pictures in rows; `of`: number of frames from which they were chosen."""
+    every = max(1, -(-max(frames.shape[1:3]) // _MOST_SIDE))
+    pictures = [png(np.ascontiguousarray(frame[::every, ::every])) for frame in frames]
+    size = sum(map(len, pictures))
+    kept = pictures[:: -(-size // _MOST_BYTES)]
+    told = f"{len(kept)} of {of:,} frames, in order: {name}"
+    shown = (element("img", src=f"data:image/png;base64,{base64.b64encode(each).decode()}", alt="") for each in kept)
+    strip = element("div", shown, class_="frames", role="img", aria_label=told)
+    return element("figure", strip, element("figcaption", element("p", told)))
 
 
 def _steps(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray]) -> Markup:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.errors import is_stop
 from pipelines.events import Event, Listener, Notice, Progress
+from pipelines.report.episodes import Draw
 from pipelines.report.run_report import write_report
 from pipelines.runs.stored import read_run
 
@@ -48,9 +49,9 @@ def refreshing(
     yield tell
 
 
-def write_final(run: Path, listener: Listener) -> list[Path]:
+def write_final(run: Path, listener: Listener, draw: Draw | None = None) -> list[Path]:
     """Write the whole page of a run that has ended; return it, or nothing where that is impossible."""
-    return [run / NAME] if _written(run, listener, sample=_EPISODES, lakes=True) else []
+    return [run / NAME] if _written(run, listener, sample=_EPISODES, lakes=True, draw=draw) else []
 
 
 def write_stopped(run: Path, listener: Listener) -> None:
@@ -59,9 +60,9 @@ def write_stopped(run: Path, listener: Listener) -> None:
         _written(run, listener, sample=0, lakes=False)
 
 
-def _written(run: Path, listener: Listener, *, sample: int, lakes: bool) -> bool:
+def _written(run: Path, listener: Listener, *, sample: int, lakes: bool, draw: Draw | None = None) -> bool:
     try:
-        write_report(run / NAME, [read_run(run)], sample=sample, lakes=lakes)
+        write_report(run / NAME, [read_run(run)], sample=sample, lakes=lakes, draw=draw)
     except Exception as error:  # of any kind: a page is not worth a run
         if is_stop(error):
             raise

@@ -13,6 +13,7 @@ from pipelines.events import Listener, duration, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.malformed import UNREADABLE
 from pipelines.report import episodes, experience, groups, provenance, scores, training, videos
+from pipelines.report.episodes import Draw
 from pipelines.report.lineage_tree import tree
 from pipelines.report.markup import Child, Markup, element, joined, table
 from pipelines.report.page import Charts, Page
@@ -32,19 +33,32 @@ Sections = Iterator[tuple[str, str, Markup]]
 
 
 def write_report(
-    to: Path, stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = True, listener: Listener = silent
+    to: Path,
+    stored: Sequence[StoredRun],
+    *,
+    sample: int = 0,
+    lakes: bool = True,
+    draw: Draw | None = None,
+    listener: Listener = silent,
 ) -> Path:
     """Write the page about `stored` to the file `to`.
 
-    `sample`: number of episodes that are shown with the agent's values, for one run. `lakes`: whether lakes and lineage
-    are read. What cannot be read is named in place of its section.
+    `sample`: number of episodes that are shown with the agent's values, for one run, and drawn by `draw`. `lakes`:
+    whether lakes and lineage are read. What cannot be read is named in place of its section.
     """
-    page = make_page(stored, sample=sample, lakes=lakes, listener=listener)
+    page = make_page(stored, sample=sample, lakes=lakes, draw=draw, listener=listener)
     write_atomically(to, page.html())
     return to
 
 
-def make_page(stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = True, listener: Listener = silent) -> Page:
+def make_page(
+    stored: Sequence[StoredRun],
+    *,
+    sample: int = 0,
+    lakes: bool = True,
+    draw: Draw | None = None,
+    listener: Listener = silent,
+) -> Page:
     """Return the page that `write_report` writes."""
     columns = sum(len(run.metrics.columns) for run in stored)
     points = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS // max(columns, 1)))
@@ -54,7 +68,7 @@ def make_page(stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = Tru
     return Page(
         title=f"{title} - amago report",
         head=_compared(runs) if several else _summary(runs[0]),
-        sections=[part for part in _sections(runs, charts, sample, lakes, listener) if part[2]],
+        sections=[part for part in _sections(runs, charts, sample, lakes, draw, listener) if part[2]],
         charts=charts,
         axes=axes_of(runs),
         runs=[(run.label, run.number, run.color) for run in runs],
@@ -62,7 +76,9 @@ def make_page(stored: Sequence[StoredRun], *, sample: int = 0, lakes: bool = Tru
     )
 
 
-def _sections(runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool, listener: Listener) -> Sections:
+def _sections(
+    runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool, draw: Draw | None, listener: Listener
+) -> Sections:
     one = runs[0] if len(runs) == 1 else None
     found = []
     for run in runs[:_MOST_LAKES] if lakes else ():
@@ -86,7 +102,7 @@ def _sections(runs: Sequence[ShownRun], charts: Charts, sample: int, lakes: bool
     if one:
         parts.append(("videos", "Videos", lambda: videos.section(one)))
     if one and found and sample:
-        parts.append(("episodes", "Episodes", lambda: _episodes(one, found[0][1], charts, sample, listener)))
+        parts.append(("episodes", "Episodes", lambda: _episodes(one, found[0][1], charts, sample, draw, listener)))
     if found:
         parts.append(("lake", "Lake" if one else "Lakes", described))
     parts.append(("settings", "Settings", lambda: provenance.settings(runs)))
@@ -119,7 +135,7 @@ def _reason(error: BaseException) -> str:
     return masked(text(f"{error.message}; {error.hint}" if error.hint else error.message))
 
 
-def _episodes(run: ShownRun, lake: Any, charts: Charts, count: int, listener: Listener) -> Markup:
+def _episodes(run: ShownRun, lake: Any, charts: Charts, count: int, draw: Draw | None, listener: Listener) -> Markup:
     critic, note = None, ""
     if (run.stored.path / "checkpoints").is_dir():
         from pipelines.evaluation.values import Values
@@ -128,7 +144,7 @@ def _episodes(run: ShownRun, lake: Any, charts: Charts, count: int, listener: Li
             critic = Values(str(run.stored.path))
         except _UNSHOWN as error:
             note = f"Without the agent's values: {_reason(error)}"
-    shown = episodes.section(lake, charts, count=count, critic=critic, note=note, listener=listener)
+    shown = episodes.section(lake, charts, count=count, critic=critic, draw=draw, note=note, listener=listener)
     about = "Episodes of the newest policy in the lake, chosen by chance."
     if critic is not None:
         about += f" Values are those of checkpoint {critic.update:,}, in reward units, for the acting discount."

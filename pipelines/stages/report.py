@@ -12,6 +12,7 @@ from pipelines.report import live
 from pipelines.report.run_report import write_report
 from pipelines.runs.find import find_runs
 from pipelines.runs.stored import read_run
+from pipelines.stages.frames import drawn
 from pipelines.stages.result import Result
 
 
@@ -34,7 +35,7 @@ def run(
             )
         to = paths[0] / live.NAME
     listener(Notice(stage="report", text=f"reading {len(paths)} run{'s' * (len(paths) != 1)}", level="debug"))
-    written = write_report(to, [read_run(path) for path in paths], sample=episodes, listener=listener)
+    written = write_report(to, [read_run(path) for path in paths], sample=episodes, draw=drawn, listener=listener)
     return Result(
         command="report",
         run=paths[0] if len(paths) == 1 else None,

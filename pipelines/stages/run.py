@@ -40,6 +40,7 @@ from pipelines.stages import evaluate, export, ingest, relabel
 from pipelines.stages.collect import make_collector, stored_steps
 from pipelines.stages.environment import collect_steps, make_env, with_actors
 from pipelines.stages.forecast import Forecast
+from pipelines.stages.frames import drawn
 from pipelines.stages.plan import in_chain, open_in_chain, places_in_chain, plan, require_mixtures, work_of
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
@@ -73,7 +74,7 @@ def run(
     page = run / live.NAME
     if not settings.report or (result.status == "skipped" and page.exists()):
         return result
-    return replace(result, outputs=[*result.outputs, *live.write_final(run, listener)])
+    return replace(result, outputs=[*result.outputs, *live.write_final(run, listener, drawn)])
 
 
 def _run(settings: Settings, *, run: Path, listener: Listener, fresh: bool, recipe: Mapping[str, Any] | None) -> Result:

@@ -178,7 +178,7 @@ def test_numbers_that_json_does_not_have_are_gaps(tmp_path: Path) -> None:
     lines = [train_line(10 * place + 10) | {"loss": value, "time": value} for place, value in enumerate(values)]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     huge = write_evaluation(run, 20, 0.5, series="huge")
-    huge.write_text(huge.read_text().replace("\"update\": 20", f"\"update\": {10**400}"))
+    huge.write_text(huge.read_text().replace('"update": 20', f'"update": {10**400}'))
     data = data_of(page_of(run))
     (chart,) = [chart for chart in data["charts"] if [line["name"] for line in chart.get("series", ())] == ["loss"]]
     assert [value for value in data["columns"][chart["series"][0]["y"]] if value is not None] == [1, -3]
