@@ -13,6 +13,7 @@ from pipelines.data.view import View
 from pipelines.lake.folders import FULL
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
+from pipelines.view.viewer import LakeViewer
 
 QUERIES = {
     "count": "select count(*) from trajectories",
@@ -80,4 +81,28 @@ def index(folder: Path, sizes: list[int]) -> Section:
                 seconds.append(time.perf_counter() - begun)
             section.figures[f"{size:,}: {name}, ms"] = 1e3 * min(seconds)
     section.notes.append("a query includes looking for what is new")
+    return section
+
+
+def pages(folder: Path, count: int, rounds: int = 5) -> Section:
+    """What the page of `amago view` asks of a large lake."""
+    section = Section()
+    lake = grown(folder, count, 10_000, np.random.default_rng(0))
+    catalog.refresh(lake)
+    viewer = LakeViewer(lake)
+    first = viewer.page(where="", order="t_commit", descending=True)
+    middle = viewer.page(where="", order="return", descending=False)["rows"][50][0]
+    found = "return > 0.5 and task like '%1%'"
+    asked = {
+        "first page": lambda: viewer.page(where="", order="t_commit", descending=True),
+        "a page within, by return": lambda: viewer.page(where="", order="return", descending=False, after=middle),
+        "filter": lambda: viewer.page(where=found, order="t_commit", descending=True),
+        "count of a filter": lambda: viewer.count(found),
+        "curve": lambda: viewer.curve("", "t_commit", 60),
+        "what is new": viewer.state,
+        "one trajectory": lambda: viewer.trajectory(first["rows"][0][0]),
+    }
+    for name, ask in asked.items():
+        section.figures[f"{count:,}: {name}, ms"] = 1e3 * statistics.median(timed(ask) for _ in range(rounds))
+    section.notes.append(f"medians of {rounds}, without HTTP")
     return section
