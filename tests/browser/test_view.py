@@ -22,6 +22,7 @@ for module in ("starlette", "uvicorn"):
     pytest.importorskip(module, reason='no server here: pip install "amago[view]"')
 
 EVIL = "<img src=x onerror=\"document.body.dataset.hacked='yes'\"><script>document.body.dataset.hacked='yes'</script>"
+_HANGS = 180_000  # milliseconds, on a busy host too
 INK = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data].some(part => part)"
 
 
@@ -66,14 +67,20 @@ def rows(page: Any) -> list[str]:
     return [text.split("\t")[0] for text in page.locator("#table tbody tr").all_inner_texts()]
 
 
+def open_page(browser: Browser, address: str, **more: Any) -> BrowserPage:
+    opened = browser.open(address, **more)
+    opened.page.set_default_timeout(_HANGS)
+    return opened
+
+
 def open_list(browser: Browser, server: Served, state: str = "", **more: Any) -> BrowserPage:
-    opened = browser.open(server.at(state), **more)
+    opened = open_page(browser, server.at(state), **more)
     opened.page.wait_for_selector("#table tbody a.uid")
     return opened
 
 
 def open_one(browser: Browser, server: Served, state: str, *, lanes: int = 3, **more: Any) -> BrowserPage:
-    opened = browser.open(server.at(state), **more)
+    opened = open_page(browser, server.at(state), **more)
     until(opened.page, f"document.querySelectorAll('.lane canvas').length >= {lanes}")
     until(opened.page, "!document.querySelector('#origin .loading')")
     return opened
@@ -248,20 +255,20 @@ def test_everything_can_be_done_with_keys(browser: Browser, server: Served) -> N
 def test_the_table_follows_a_collector(browser: Browser, tmp_path: Path) -> None:
     lake = Lake.create(tmp_path / "lake")
     with served(lake.path) as server:
-        page = browser.open(server.address).page
+        page = open_page(browser, server.address).page
         page.wait_for_selector("td.empty")
         assert "No trajectories yet" in page.inner_text("td.empty")
         uid = put(lake, columns(np.random.default_rng(0), 3), schema=SCHEMA)
-        page.wait_for_selector(f"a.uid[title='{uid}']", timeout=60_000)
+        page.wait_for_selector(f"a.uid[title='{uid}']")
         second = put(lake, columns(np.random.default_rng(1), 4), schema=SCHEMA)
-        page.wait_for_selector(f"tr.new a.uid[title='{second}']", timeout=60_000)
+        page.wait_for_selector(f"tr.new a.uid[title='{second}']")
         until(page, "document.querySelector('#figures').textContent.startsWith('2 trajectories')")
         page.fill("#where", "length < 9")
         page.keyboard.press("Enter")
         page.click("th[data-name=length] button")
         page.wait_for_selector("th[aria-sort=descending][data-name=length]")
         put(lake, columns(np.random.default_rng(2), 5), schema=SCHEMA)
-        page.wait_for_selector("#fresh:not([hidden])", timeout=60_000)
+        page.wait_for_selector("#fresh:not([hidden])")
         page.click("#fresh")
         until(page, "document.querySelectorAll('#table tbody a.uid').length === 3")
         page.goto("about:blank")  # it would miss the server
@@ -341,7 +348,7 @@ def test_the_policy_would_stop_a_script_that_got_in(browser: Browser, server: Se
 def test_a_server_that_is_gone_is_reported(browser: Browser, lake: Lake) -> None:
     with served(lake.path) as server:
         opened = open_list(browser, server)
-    opened.page.wait_for_selector("#banner:not([hidden])", timeout=60_000)
+    opened.page.wait_for_selector("#banner:not([hidden])")
     assert "still running" in opened.page.inner_text("#banner")
     opened.errors.clear()
 
