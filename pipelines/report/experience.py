@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pipelines.events import Listener, silent
@@ -32,6 +33,11 @@ with found as (select {{column}}::double as x from trajectories where {_ORIGINAL
 range as (select min(x) as low, max(x) as high from found)
 select low, high, least(floor((x - low) / nullif(high - low, 0) * {_BINS}), {_BINS - 1})::int as bin, count(*) as count
 from found, range group by all order by bin
+"""
+
+_VALUES = f"""
+select {{column}}::double as x, count(*) as count from trajectories
+where {_ORIGINAL} and isfinite({{column}}::double) group by 1 order by 1 limit {2 * _BINS + 1}
 """
 
 
@@ -90,15 +96,23 @@ def section(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
 
 
 def _histogram(lake: Lake, charts: Charts, title: str, column: str, value: str) -> Markup | None:
-    rows = list(lake.sql(_HISTOGRAM.format(column=column)))
-    if not rows or rows[0]["bin"] is None:  # all are equal
+    """Return a histogram; of few values that are evenly spaced, such as whole numbers, each has a bar of its own."""
+    rows = list(lake.sql(_VALUES.format(column=column)))
+    if len(rows) < 2:  # all are equal
         return None
-    low, high = float(rows[0]["low"]), float(rows[0]["high"])
-    width = (high - low) / _BINS
-    counts = {row["bin"]: row["count"] for row in rows}
+    places = [float(row["x"]) for row in rows]
+    width = min(after - before for before, after in pairwise(places))
+    if len(rows) <= 2 * _BINS and (places[-1] - places[0]) / width <= 2 * _BINS:
+        counts = {round((place - places[0]) / width): row["count"] for place, row in zip(places, rows, strict=True)}
+        low, bins = places[0] - width / 2, max(counts) + 1
+    else:
+        rows = list(lake.sql(_HISTOGRAM.format(column=column)))
+        counts = {row["bin"]: row["count"] for row in rows}
+        low, bins = float(rows[0]["low"]), _BINS
+        width = (float(rows[0]["high"]) - low) / bins
     found = [
         {"low": low + place * width, "high": low + (place + 1) * width, "count": counts.get(place, 0)}
-        for place in range(_BINS)
+        for place in range(bins)
     ]
     columns = {"low": "from", "high": "to", "count": "trajectories"}
     return charts.rows(title, histogram(value=value, height=150), found, columns)
