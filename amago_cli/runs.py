@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from pipelines.stages.result import Result, Table
 
 _LONGEST_REASON, _MOST_CHANGES = 60, 4
+_LEFT_OUT = (
+    "env steps",
+    "updates",
+    "recipe",
+    "best",
+    "size",
+    "progress",
+    "seed",
+)  # in a narrow terminal, in this order
 
 
 def found(places: Sequence[str] | None) -> list[Path]:
@@ -39,8 +48,8 @@ def ordered(rows: Sequence[Mapping[str, Any]], column: str) -> list[Any]:
     return sorted(present, key=lambda row: row[name], reverse=column.startswith("-")) + absent
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the rows of runs as a table for people."""
+def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> Table:
+    """Return the rows of runs as a table for people, with the columns that fit a terminal of `width`."""
     from pipelines.stages.result import Table
 
     columns = ("run", "recipe", "state", "progress", "score", "best", "env steps", "updates", "seed", "changed", "age")
@@ -61,7 +70,25 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    return Table(title="", columns=(*columns, "size"), rows=shown)
+    return _fitting(Table(title="", columns=(*columns, "size"), rows=shown), width)
+
+
+def _fitting(table: Table, width: int | None) -> Table:
+    from dataclasses import replace
+
+    left_out = list(_LEFT_OUT)
+    while width is not None and left_out and _width(table) > width:
+        place = list(table.columns).index(left_out.pop(0))
+        columns = [name for number, name in enumerate(table.columns) if number != place]
+        rows = [[value for number, value in enumerate(row) if number != place] for row in table.rows]
+        table = replace(table, columns=columns, rows=rows)
+    return table
+
+
+def _width(table: Table) -> int:
+    """Return the width of a table whose texts of more than 30 characters are folded."""
+    lines = [table.columns, *table.rows]
+    return sum(2 + max(min(len(str(line[place])), 30) for line in lines) for place in range(len(table.columns))) - 2
 
 
 def interval(value: float | None, low: float | None, high: float | None) -> str:

@@ -10,10 +10,10 @@ _MOST_KEYS = 20_000
 
 
 def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables and lists as one table of dotted keys.
+    """Return nested tables and lists of tables as one table of dotted keys; other lists stay whole.
 
-    >>> flattened({"seed": 1, "stages": [{"stage": "train"}]})
-    {'seed': 1, 'stages.0.stage': 'train'}
+    >>> flattened({"hidden": [8, 8], "stages": [{"stage": "train"}]})
+    {'hidden': [8, 8], 'stages.0.stage': 'train'}
     """
     flat: dict[str, Any] = {}
     waiting: list[tuple[str, Any]] = [("", document)]
@@ -21,10 +21,10 @@ def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
         prefix, value = waiting.pop()
         if isinstance(value, Mapping):
             items = [(str(key), part) for key, part in value.items()]
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple) and (not value or any(isinstance(part, Mapping) for part in value)):
             items = [(str(place), part) for place, part in enumerate(value)]
         else:
-            flat[prefix] = value
+            flat[prefix] = list(value) if isinstance(value, tuple) else value
             continue
         waiting += reversed([(f"{prefix}.{key}" if prefix else key, part) for key, part in items])
     return flat

@@ -73,9 +73,11 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
 
 
 def shown(value: Any) -> str:
-    """Write a setting's value as short as TOML does, without quotes around plain words."""
+    """Write a setting's value briefly: numbers to six digits, plain words without quotes."""
     if value is None:
         return "(unset)"
+    if isinstance(value, float):
+        return f"{value:.6g}"
     if isinstance(value, str):
         return value if value and not set(value) & set(" ,='\"") else json.dumps(value)
     return json.dumps(value, default=str)

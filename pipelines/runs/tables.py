@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.runs.evaluations import DEFAULT_METRIC, number
 from pipelines.runs.metrics import read_metrics
 from pipelines.runs.stored import StoredRun, read_run
-from pipelines.runs.summary import COLUMNS, Row, shown, summaries
+from pipelines.runs.summary import COLUMNS, Row, summaries
 
 _NAMES_FROM = 20  # lines of each log
 _EVALUATIONS = {
@@ -68,7 +69,11 @@ def _metric_names(path: Path) -> Iterator[str]:
 
 def _settings(run: StoredRun) -> Iterator[Row]:
     for key, value in run.settings.items():
-        yield {"run": str(run.path), "key": key, "value": value if isinstance(value, str) else shown(value)}
+        yield {
+            "run": str(run.path),
+            "key": key,
+            "value": value if isinstance(value, str) else json.dumps(value, default=str),
+        }
 
 
 def _evaluations(run: StoredRun) -> Iterator[Row]:

@@ -30,7 +30,10 @@ def test_a_place_without_anything_is_an_error(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_varies_between_runs_is_named_by_its_key() -> None:
-    tables = [{"seed": 0, "train": {"steps": 5}, "x": [1]}, {"seed": 1, "train": {"steps": 5}, "x": [1, 2]}]
+    tables = [
+        {"seed": 0, "train": {"steps": 5}, "x": [{"y": 1}]},
+        {"seed": 1, "train": {"steps": 5}, "x": [{"y": 1}, {"y": 2}], "z": [1]},
+    ]
     flat = [flattened(table) for table in tables]
-    assert varying(flat) == ["x.1"]
-    assert changes(*flat) == {"seed": (0, 1), "x.1": (None, 2)}
+    assert varying(flat) == ["x.1.y", "z"]
+    assert changes(*flat) == {"seed": (0, 1), "x.1.y": (None, 2), "z": (None, [1])}

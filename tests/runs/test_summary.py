@@ -98,6 +98,6 @@ def test_what_links_point_to_takes_no_space(tmp_path: Path) -> None:
 
 
 def test_values_are_written_briefly() -> None:
-    assert [shown(value) for value in (0.001, True, "uniform", "a b", "", None, [1])] == [
-        *("0.001", "true", "uniform", '"a b"', '""', "(unset)", "[1]")
+    assert [shown(value) for value in (0.001234567, True, "uniform", "a b", "", None, [1])] == [
+        *("0.00123457", "true", "uniform", '"a b"', '""', "(unset)", "[1]")
     ]

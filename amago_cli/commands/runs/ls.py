@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -26,9 +28,10 @@ def ls(
     """List runs: state, progress, scores, and what differs from the recipe.
 
     `score` is of the newest evaluation, `best` of the best one in the same environment and task split, both with their
-    95% intervals. JSON and CSV have all columns, which --where and --sort can use: run, name, recipe, env, state,
-    stage, pid, host, reason, progress, seconds_left, score, score_low, score_high, best, best_low, best_high,
-    best_update, evaluations, updates, env_steps, seed, changed, started, age (seconds), bytes, problems.
+    95% intervals. A narrow terminal shows fewer columns. JSON and CSV have all, which --where and --sort can use: run,
+    name, recipe, env, state, stage, pid, host, reason, progress, seconds_left, score, score_low, score_high, best,
+    best_low, best_high, best_update, evaluations, updates, env_steps, seed, changed, started, age (seconds), bytes,
+    problems.
 
     Example: amago runs ls --where "score >= 0.5" --sort -score
     """
@@ -46,4 +49,5 @@ def ls(
     rows = ordered(rows, sort)
     if common.invocation.csv:
         return Rows(columns=tuple(COLUMNS), rows=[[row.get(name) for name in COLUMNS] for row in rows])
-    return Result(command="runs", metrics={"runs": rows}, tables=(table(rows),) if rows else ())
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return Result(command="runs", metrics={"runs": rows}, tables=(table(rows, width),) if rows else ())

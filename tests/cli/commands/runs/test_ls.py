@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from amago_cli.runs import table
 from pipelines.runs.summary import COLUMNS
 from tests.cli.conftest import Amago
 from tests.runs.factory import make_run
@@ -87,3 +88,21 @@ def test_listing_imports_neither_torch_nor_duckdb(amago: Amago) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_narrow_terminal_shows_fewer_columns() -> None:
+    row = dict.fromkeys(COLUMNS) | {
+        **{
+            "run": "runs/maze",
+            "recipe": "tmaze-20",
+            "state": "failed",
+            "reason": "no space",
+            "changed": "train.steps=7",
+        },
+        **{"score": 0.5, "age": 90.0, "bytes": 1e6, "evaluations": 1, "env_steps": 1000, "updates": 10, "seed": 3},
+    }
+    wide, narrow, narrowest = (table([row], width) for width in (None, 80, 10))
+    assert len(wide.columns) == 12
+    assert {"env steps", "updates"}.isdisjoint(narrow.columns)
+    assert narrowest.columns == ["run", "state", "score", "changed", "age"]
+    assert narrowest.rows == [["runs/maze", "failed: no space", "0.5", "train.steps=7", "90s"]]
