@@ -92,9 +92,11 @@ def without_ranks(arguments: Sequence[str]) -> list[str]:
 
 def reports(failure: Failure) -> bool:
     """Return whether this process reports `failure`: rank 0 does, and others do if it is theirs alone."""
+    if failure.kind not in _SILENT:
+        return True
     from pipelines.config.launch import is_main
 
-    return is_main() or failure.kind not in _SILENT
+    return is_main()
 
 
 def inform_launcher(failure: Failure) -> None:

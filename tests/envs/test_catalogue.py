@@ -26,7 +26,8 @@ def test_generated_pages_are_current():
 
 
 def test_pages_contain_every_environment():
-    readme, page = generator().pages().values()
+    pages = {path.name: text for path, text in generator().pages().items()}
+    readme, page = pages["README.md"], pages["environments.md"]
     for entry in ENTRIES:
         assert f"`{entry.name}`" in readme
         assert f"`{entry.name}`" in page

@@ -65,7 +65,7 @@ def test_an_hour_has_as_many_folders_as_its_files_need_and_ids_sort_in_time_orde
     assert [s.id for s in follower.segments] == [s.id for s in fresh.segments] == ids
     assert Reader(lake).uids() == written
     again = LiveTable(lake)
-    assert again.restore(ids[::-1]) == 20
+    assert again.restore(ids[::-1]).added == 20
     assert [s.id for s in again.segments] == ids[::-1]
     assert again.refresh().added == 0
 

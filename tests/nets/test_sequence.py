@@ -93,7 +93,7 @@ def test_cached_steps_equal_the_full_forward_with_staggered_actors(case, trainin
     x = torch.randn(STEPS, ACTORS, INPUT)
     expected = whole(encoder.eval(), x, starts)
     actual = stepped(encoder.train(training), x, starts, capacity=STEPS)  # dropout never acts in a step
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("transformer")])
@@ -104,7 +104,7 @@ def test_a_full_cache_equals_windowed_attention(case):
     actual = stepped(encoder, x, starts, capacity)
     window = min(encoder.settings.window or capacity, capacity - encoder.settings.sink)
     encoder.settings = encoder.settings.model_copy(update={"window": window})
-    torch.testing.assert_close(actual, whole(encoder, x, starts), atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual, whole(encoder, x, starts), atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("case", CASES)
