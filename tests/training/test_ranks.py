@@ -33,8 +33,10 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(lake: Path, run: Path, *options: str, **settings: object) -> list[str]:
-    more = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
-    return ["--from-lake", str(lake), "--run", str(run), *tiny(*ALONE, *more), *options]
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    fixed = [each for each in ALONE if each.partition("=")[0] not in named]
+    more = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in named.items()]
+    return ["--from-lake", str(lake), "--run", str(run), *tiny(*fixed, *more), *options]
 
 
 def environment() -> dict[str, str]:
@@ -101,7 +103,7 @@ KINDS: dict[str, dict[str, object]] = {
     "behaviour-cloning": {"agent__kind": "behaviour-cloning"},
     "priorities": {"train__per_alpha": 0.6},
     "packed-bf16": {"train__packing": True, "train__precision": "bf16"},
-    "auxiliary": {"agent__auxiliary_losses": [{"kind": "next-step"}]},
+    "auxiliary": {"agent__auxiliary_losses": "[{ kind = 'next-step' }]"},
     "mixture-of-weights": {"train__weighting": "task", "train__half_life": 500.0},
 }
 
