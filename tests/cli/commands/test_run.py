@@ -114,7 +114,7 @@ def test_a_profile_is_recorded_and_its_run_is_not_taken_for_another(amago: Amago
     refused = amago("run", recipe, "--run", "mine")
     assert refused.code == 2
     assert "profile: 'smoke' -> ''" in refused.err
-    assert "agent.actor.hidden.0: 4 -> 8" in refused.err
+    assert "agent.actor.hidden: [4] -> [8]" in refused.err
     assert amago("run", recipe, "--run", "mine", "--fresh").code == 0
     assert read_toml(Path("mine/config.toml"))["profile"] == ""
 
