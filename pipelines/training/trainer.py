@@ -178,8 +178,8 @@ class Trainer:
         if self._saved == self.learner.update:
             return
         recent = [ranks.means(_numbers(figures), self.learner.device) for figures in self._recent]
-        self._saved = self.learner.update
         if not is_main():
+            self._saved = self.learner.update
             return
         data, arrays = None, {}
         if self._data is not None:
@@ -191,6 +191,7 @@ class Trainer:
         env = self.settings.env.model_dump(mode="json")
         record = {"time": time.time(), "env": env, "data": data, "recent": recent}
         self.learner.save(self.directory.checkpoints, record, arrays)
+        self._saved = self.learner.update
 
     def _last_loss(self) -> float | None:
         losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]
