@@ -141,10 +141,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return ranks.launch(outcome)
             if not is_main():
                 return 0
-            output_of(invocation).show(outcome)
-            sys.stdout.flush()
-            if (then := getattr(outcome, "then", None)) is not None:
-                with stoppable(), trust.only(words):
+            if (then := getattr(outcome, "then", None)) is None:
+                output_of(invocation).show(outcome)
+                sys.stdout.flush()
+            else:
+                with stoppable(), trust.only(words):  # from the first printed line on: others may react to it
+                    output_of(invocation).show(outcome)
+                    sys.stdout.flush()
                     then()
             if not (invocation.json or invocation.quiet) and (step := next_step.line(outcome)) is not None:
                 print(step, file=sys.stderr)

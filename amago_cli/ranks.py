@@ -96,6 +96,10 @@ def reports(failure: Failure) -> bool:
         return True
     from pipelines.config.launch import is_main
 
+    if failure.kind == "ReportedElsewhere":
+        from pipelines.nets.ranks import wait_for_main
+
+        wait_for_main()
     return is_main()
 
 

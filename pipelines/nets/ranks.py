@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import datetime
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipelines.config.launch import announced, is_main, rank
 from pipelines.errors import AmagoError, StageFailed, UsageError
 
 _PR_SET_PDEATHSIG = 1
+_REPORT_SECONDS = 3.0
 _LOST = ("onnection closed", "onnection reset", "roken pipe", "imed out", "NCCL", "ProcessGroup", "peer", "Gloo")
 
 
@@ -133,6 +135,17 @@ def gather(value: Any) -> list[Any]:
     found: list[Any] = [None] * size()
     dist.all_gather_object(found, value)
     return found
+
+
+def wait_for_main() -> None:
+    """Wait until rank 0 has ended: a launcher stops all ranks when one ends, and rank 0 has an error to report."""
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() == "gloo":
+        with contextlib.suppress(RuntimeError):  # rank 0 never takes part
+            dist.broadcast(torch.zeros(1), src=0)
+    else:
+        time.sleep(_REPORT_SECONDS)
 
 
 @contextlib.contextmanager
