@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ from amago_cli.commands import (
     view,
     watch,
 )
+from amago_cli.commands import verify as verify_bundle
 from amago_cli.commands.lake import compact, copy, expire, info, lineage, ls, protect, reindex, sample, sql, verify
 from amago_cli.commands.runs import ls as list_runs
 from amago_cli.commands.runs import prune as prune_runs
@@ -88,7 +90,7 @@ _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
     ("Stages", (sweep.sweep, tune.tune)),
-    ("Inspect", (compare.compare, report.report, view.view, watch.watch)),
+    ("Inspect", (compare.compare, report.report, view.view, watch.watch, verify_bundle.verify)),
     ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )
 for _panel, _functions in _COMMANDS:
@@ -113,6 +115,9 @@ for _function in (
 app.add_typer(runs_app, name="runs", rich_help_panel="Inspect")
 for _function in (list_runs.ls, query_runs.sql, remove_runs.rm, prune_runs.prune):
     runs_app.command(cls=Command)(_function)
+
+
+_CHANGING = ("train", "evaluate", "run")  # commands that change what `amago runs` shows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,12 +156,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     then()
             if not (invocation.json or invocation.quiet) and (step := next_step.line(outcome)) is not None:
                 print(step, file=sys.stderr)
+            _remember(outcome)
             return 0
         except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt, Stopped) as error:
-            return errors.report(error, invocation)
+            code = errors.report(error, invocation)
+            ranks.end_failed(code)
+            return code
     except BrokenPipeError:
         # The reader closed the pipe, as in `amago lake sql ... | head`; the exit code is that of SIGPIPE.
         streams.drop_stdout()
         return errors.BROKEN_PIPE
+
+
+def _remember(outcome: Any) -> None:
+    """Put a run that a stage has changed into the cache of `amago runs`, which then need not read it."""
+    run = getattr(outcome, "run", None)
+    if run is None or getattr(outcome, "command", "") not in _CHANGING:
+        return
+    from pipelines.errors import AmagoError
+    from pipelines.runs.summary import summaries
+
+    with contextlib.suppress(AmagoError):
+        summaries([run])

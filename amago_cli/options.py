@@ -19,6 +19,7 @@ import typer
 
 from amago_cli import completion
 from amago_cli.invocation import Invocation
+from amago_cli.quantities import positive
 from amago_cli.streams import result_alone
 
 if TYPE_CHECKING:
@@ -59,18 +60,20 @@ Environment = Annotated[
     ),
     Sets("env.name"),
 ]
+_A_LAKE = "a directory, a run, or s3://bucket/prefix (gs://, az://)"
+_RUNS = "Runs, directories that contain runs, or patterns such as 'runs/maze-*'"
 FromLake = Annotated[
     list[str] | None,
     typer.Option(
         "--from-lake",
         metavar="LAKE",
-        help="Lake to read: a directory, a run, or s3://bucket/prefix.",
+        help=f"Lake to read: {_A_LAKE}.",
         autocompletion=completion.lakes,
     ),
 ]
 LakeArgument = Annotated[
     str,
-    typer.Argument(metavar="LAKE", help="A directory, a run, or s3://bucket/prefix.", autocompletion=completion.lakes),
+    typer.Argument(metavar="LAKE", help=f"{_A_LAKE.capitalize()}.", autocompletion=completion.lakes),
 ]
 RunArgument = Annotated[
     Path,
@@ -78,11 +81,22 @@ RunArgument = Annotated[
 ]
 RunsArgument = Annotated[
     list[str] | None,
+    typer.Argument(metavar="[RUN...]", help=f"{_RUNS} (default: runs).", autocompletion=completion.runs),
+]
+SomeRuns = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help=f"{_RUNS}.", autocompletion=completion.runs),
+]
+Recipe = Annotated[
+    str,
     typer.Argument(
-        metavar="[RUN...]",
-        help="Runs, directories that contain runs, or patterns such as 'runs/maze-*' (default: runs).",
-        autocompletion=completion.runs,
+        metavar="RECIPE",
+        help="A name from `amago examples`, FILE.toml, or FILE.toml:NAME.",
+        autocompletion=completion.recipes,
     ),
+]
+Jobs = Annotated[
+    int, typer.Option("--jobs", metavar="N", parser=positive, help="Number of runs at a time, each a process.")
 ]
 Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Score of the evaluations, e.g. success_mean.")]
 RunOption = Annotated[
@@ -97,6 +111,33 @@ EnvTimeout = Annotated[
         "--env-timeout", metavar="SECONDS", help="Treat a step or reset that takes longer as a broken environment."
     ),
     Sets("collect.env_timeout_seconds"),
+]
+Collectors = Annotated[
+    int | None,
+    typer.Option(
+        "--collectors", metavar="N", help="Collectors that play at once, each in a process with its own actors."
+    ),
+    Sets("collect.collectors"),
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="ENGINE", help="Where several of them run: local (this host), or ray."),
+    Sets("collect.engine"),
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="CLUSTER", help="Ray cluster to use: auto, local, or the HOST:PORT of its head."),
+    Sets("collect.ray"),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        min=1,
+        help="Processes of this host that train together, each on its share of every batch (data parallelism).",
+    ),
+    Sets("train.ranks"),
 ]
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start over instead of resuming; this replaces what the run contains.")
@@ -123,6 +164,15 @@ Track = Annotated[
 CHECKPOINT = typer.Option(
     "--checkpoint", metavar="NAME", help="latest, best, or an update number.", autocompletion=completion.checkpoints
 )
+EvaluatedCheckpoint = Annotated[str | None, CHECKPOINT, Sets("evaluate.checkpoint")]
+Greedy = Annotated[
+    bool | None,
+    typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample."),
+    Sets("evaluate.greedy"),
+]
+EvaluationSeed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
+]
 Size = Annotated[
     str | None,
     typer.Option(
@@ -213,6 +263,7 @@ class Common:
     assignments: Sequence[str] = ()
     output: Format | TableFormat = Format.TEXT
     dry_run: bool = False
+    trust: bool = False
     quiet: bool = False
     verbose: bool = False
     starts_stage: bool = False
@@ -270,7 +321,7 @@ def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -
         invocation: Invocation = context.obj
         options = {name: values.pop(name) for name in shared}
         options["assignments"] = tuple(options.get("assignments") or ())
-        if options.pop("trust"):
+        if options["trust"]:
             from pipelines.trust import trust_everything
 
             trust_everything()

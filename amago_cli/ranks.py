@@ -1,4 +1,4 @@
-"""Several processes that train together: `--ranks N`, and what each of them prints."""
+"""Several processes that train together: `train.ranks`, and what each of them prints."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import dataclasses
 import json
 import logging
 import os
+import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,9 @@ from amago_cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from amago_cli.errors import Failure
+    from pipelines.config.settings import TrainSettings
 
+_REPORT_SECONDS = 8.0  # in which rank 0 comes to the same error
 _SILENT = ("ReportedElsewhere", "RankLost", "Interrupted")
 
 
@@ -27,9 +32,9 @@ def refuse_other_commands(invocation: Invocation) -> None:
     from pipelines.config.launch import announced
     from pipelines.errors import UsageError
 
-    if announced() > 1 and invocation.command not in ("train", ""):
+    if announced() > 1 and invocation.command not in ("train", "run", ""):
         raise UsageError(
-            f"'amago {invocation.command}' was started {announced()} times by a launcher; only train has ranks",
+            f"'amago {invocation.command}' was started {announced()} times by a launcher; only train and run may be",
             hint="start it once, without torchrun",
         )
 
@@ -44,8 +49,20 @@ class Launch:
     timeout_seconds: float
 
 
+def launched(invocation: Invocation, train: TrainSettings) -> Launch | None:
+    """Return the processes in which this call is to be repeated, unless it is one of them or needs no others."""
+    from pipelines.config.launch import announced
+
+    if train.ranks == 1 or announced() > 1:
+        return None
+    return Launch(ranks=train.ranks, arguments=invocation.arguments, timeout_seconds=train.rank_timeout)
+
+
 def launch(launch: Launch) -> int:
-    """Run the processes, and return the exit code of the first that failed, 0 if none did. Rank 0 prints the result."""
+    """Run the processes, and return the exit code of the first that failed, 0 if none did. Rank 0 prints the result.
+
+    StageFailed if rank 0 was killed: it has printed nothing.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -63,8 +80,9 @@ def launch(launch: Launch) -> int:
         max_nodes=1,
         nproc_per_node=launch.ranks,
         run_id=f"amago-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_backend="static",  # "c10d" fails where its store does not answer for a minute, on a busy host
+        rdzv_endpoint=f"localhost:{_free_port()}",
+        rdzv_configs={"rank": 0},
         max_restarts=0,
         monitor_interval=0.1,
         **grace,
@@ -72,42 +90,56 @@ def launch(launch: Launch) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "amago_cli", *launch.arguments)
     except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        return _exit_code(next((code for code in codes if code > 1), codes[0]))
+        return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
 
 
-def without_ranks(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without `--ranks N`."""
-    kept, words = [], iter(arguments)
-    for word in words:
-        if word == "--ranks":
-            next(words, None)
-        elif not word.startswith("--ranks="):
-            kept.append(word)
-    return kept
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def reports(failure: Failure) -> bool:
     """Return whether this process reports `failure`: rank 0 does, and others do if it is theirs alone."""
-    if failure.kind not in _SILENT:
+    if "RANK" not in os.environ:  # without importing the engine, which may be what failed
         return True
     from pipelines.config.launch import is_main
 
+    if is_main():
+        return True
     if failure.kind == "ReportedElsewhere":
         from pipelines.nets.ranks import wait_for_main
 
         wait_for_main()
-    return is_main()
+    elif failure.kind not in _SILENT:
+        # Rank 0 reads the same arguments and files: it reports the same, and the launcher ends this one meanwhile.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_REPORT_SECONDS)
+        return True
+    return False
+
+
+def end_failed(code: int) -> None:
+    """End this process at once with `code` if it is connected to other ranks: threads of gloo that wait for one that
+    has ended would abort the interpreter's exit (SIGABRT)."""
+    module = sys.modules.get("pipelines.nets.ranks")
+    if module is not None and module.size() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def inform_launcher(failure: Failure) -> None:
-    """Write the file from which torchrun takes the reason of a failure."""
+    """Write the file from which torchrun takes the reason of a failure, and ignore its signal to end from now on: this
+    process reports, and ends by itself."""
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not place:
         return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     text = f"{failure.message}{f'; {failure.hint}' if failure.hint else ''}"
     extra = {"timestamp": str(int(time.time())), "py_callstack": text}
     message = {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": extra}}
@@ -115,6 +147,23 @@ def inform_launcher(failure: Failure) -> None:
         Path(place).write_text(json.dumps(message))
 
 
-def _exit_code(code: int) -> int:
-    """Return the exit code of a process that ended with `code`, which is negative after a signal."""
-    return 128 - code if code < 0 else code
+def _exit_code(codes: Mapping[int, int]) -> int:
+    """Return the exit code of ranks of which some ended with `codes`, negative ones by signals. SIGTERM is what the
+    launcher sends to the others when one ends."""
+    if codes.get(0, 0) > 1:  # what rank 0 has reported
+        return codes[0]
+    # Threads of gloo may abort a rank that is ended while rank 0 reports.
+    ends = (signal.SIGTERM, signal.SIGABRT) if codes.get(0, 0) > 0 else (signal.SIGTERM,)
+    killed = {rank: signal.Signals(-code).name for rank, code in codes.items() if code < 0 and -code not in ends}
+    if not killed:
+        return next((code for code in codes.values() if code > 1), 1)
+    text = "; ".join(f"rank {rank} was killed by {name}" for rank, name in killed.items())
+    code = 128 - codes[min(killed)]
+    if 0 not in killed:
+        print(text, file=sys.stderr)
+        return code
+    from pipelines.errors import StageFailed
+
+    error = StageFailed(text, hint="repeat the command to resume")
+    error.exit_code = code
+    raise error

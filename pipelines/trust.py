@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pipelines.errors import InputMissing
 
@@ -24,7 +25,7 @@ _HINT = (
     "if you trust where it comes from, repeat with --trust (as a library: trust=True);"
     " names that you type yourself, e.g. with --env, are trusted"
 )
-_typed: list[str] | None = None  # None: there is no command line, whose arguments would tell
+_typed: list[str] | None = None  # None: there is no command line, whose arguments would show it
 
 
 @contextmanager
@@ -52,6 +53,11 @@ def typed(document: Any) -> None:
         _typed.extend(_texts(document))
 
 
+def typed_names() -> list[str] | None:
+    """Return the texts whose names are allowed, for `only` in another process; None if every name is."""
+    return None if _typed is None else list(_typed)
+
+
 def trust_everything() -> None:
     """Allow every name, as `--trust` does."""
     if _typed is not None:
@@ -66,6 +72,17 @@ def require(kind: str, name: str) -> None:
         _look_here(name)
     elif "*" not in _typed:
         raise _refusal(kind, name)
+
+
+def require_address(place: str, host: str) -> None:
+    """Raise InputMissing unless the user typed `host`, to which requests for `place` would be sent."""
+    whole = re.compile(rf"(?<![\w.:/-]){re.escape(host)}(?![\w.:-])")
+    if _typed is None or "*" in _typed or any(whole.search(unquote(text)) for text in _typed):
+        return
+    raise InputMissing(
+        f"'{place}' names the host '{host}'; a file says so, not you",
+        hint="if you trust where it comes from, set AWS_ENDPOINT_URL to it, or repeat with --trust",
+    )
 
 
 def _look_here(name: str) -> None:

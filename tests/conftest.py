@@ -5,6 +5,7 @@ CONTRIBUTING.md describes the tiers.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from tests import tiers as tiers  # registers the profiles of Hypothesis
 from tests.browser.harness import Browser, launched
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell's background job: the commands of tests would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

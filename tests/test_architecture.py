@@ -23,7 +23,8 @@ LAYERS = (
     ("view",),
     ("report",),
     ("runs",),
-    ("training", "evaluation", "export"),
+    ("export",),
+    ("training", "evaluation"),
     ("tracking",),
     ("rollout",),
     ("relabelers",),
@@ -42,13 +43,13 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 # The only modules that may import these.
 ONLY_IN = {
     "duckdb": tuple(f"pipelines/lake/sql/{name}.py" for name in ("catalog", "index", "query", "expression", "tables")),
-    "boto3": ("pipelines/lake/remote/s3.py",),
-    "botocore": ("pipelines/lake/remote/s3.py",),
+    "obstore": ("pipelines/lake/remote/bucket.py",),
     "flash_attn": ("pipelines/nets/attention.py",),
     "vl_convert": ("pipelines/report/",),
     "starlette": ("pipelines/view/",),
     "uvicorn": ("amago_cli/commands/view.py",),
     "optuna": ("pipelines/stages/tune.py",),
+    "ray": ("pipelines/stages/ray_engine.py",),
     "typer": ("amago_cli/",),
     "rich": ("amago_cli/",),
     "tqdm": ("amago_cli/",),
@@ -203,7 +204,7 @@ def test_slow_imports_are_not_at_the_top_of_a_module() -> None:
 
 
 def _early_imports(path: Path) -> Iterator[str]:
-    late = {"vl_convert", "tqdm", "boto3", "botocore"}
+    late = {"vl_convert", "tqdm", "obstore"}
     if name_of(path).startswith("amago"):
         late |= {"torch", "gymnasium", "duckdb", "pyarrow"}
     for node in tree(path).body:

@@ -34,7 +34,7 @@ TERMS = {
     "about three minutes": r"\bsome (two|three|four|five|ten|twenty|thirty|forty|fifty|hundred)\b",
     "is not a": r"(?<![Tt]here )\bis no (?!longer\b|more\b|less\b|better\b|worse\b|different\b)[a-z]+",
     "is stored, is in": r"\b(it|that|which|file|files|lake|run|index|they) lies? (in|on|at|beside|under)\b",
-    "report, say, log": r"\bis told\b|\bare told\b|\btells of\b|\btell of\b|\bwas told\b",
+    "report, say, log": r"\b[Tt]old\b|(?<!_study\.)\b_?[Tt]ell(s|ing)?\b",
     "all readers, any process": r"\b[Nn]obody is asked\b|\b[Ww]hoever\b",
 }
 # Names of files that hold what they hold under another name now.

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, Environment, EnvTimeout, Fresh, RunOption, Seed, Sets, stage
+from amago_cli.options import (
+    Collectors,
+    Common,
+    EngineOption,
+    Environment,
+    EnvTimeout,
+    Fresh,
+    RayOption,
+    RunOption,
+    Seed,
+    Sets,
+    stage,
+)
 from amago_cli.quantities import count
 
 
@@ -29,7 +41,7 @@ def collect(
         typer.Option(
             "--lake",
             metavar="LAKE",
-            help="Write to this lake instead of the run's own: a directory, or s3://bucket/prefix.",
+            help="Write to this lake instead of the run's own: a directory, or s3://bucket/prefix (gs://, az://).",
             autocompletion=completion.lakes,
         ),
     ] = None,
@@ -54,6 +66,9 @@ def collect(
         typer.Option("--workers", metavar="N", help="Processes that step the environments (0: this one), or auto."),
         Sets("collect.workers"),
     ] = None,
+    collectors: Collectors = None,
+    engine: EngineOption = None,
+    ray: RayOption = None,
     on_env_error: Annotated[
         str | None,
         typer.Option(
@@ -73,10 +88,10 @@ def collect(
         Sets("collect.policy"),
     ] = None,
     follow: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--follow",
-            metavar="RUN",
+            metavar="RUN|LAKE",
             help="Act with RUN's newest checkpoint, reloaded whenever there is a newer one.",
             autocompletion=completion.runs,
         ),
@@ -103,7 +118,11 @@ def collect(
     A policy given by --policy or --follow acts without exploration unless --epsilon or --explore is given.
 
     --follow RUN acts with the newest checkpoint of a run that is being trained, in another process or on another
-    machine; until there is one it acts at random. The trainer runs `amago train --follow`.
+    machine; until there is one it acts at random. The trainer runs `amago train --follow`. Without a shared disk, give
+    the lake: a training publishes its policy in a lake in an object store (`train.publish`).
+
+    --collectors N plays in N processes, each with --actors of its own and its share of the steps; one that dies is
+    started again. --engine ray plays them on a Ray cluster.
 
     --from SOURCE reads trajectories from files or from your own code: hdf5:, npz:, parquet: or arrow: followed by a
     file, a folder or a pattern (the prefix may be omitted if the file name shows the format), d4rl:NAME, minari:DIR or
@@ -131,6 +150,9 @@ def collect(
             {
                 "--actors": actors,
                 "--workers": workers,
+                "--collectors": collectors,
+                "--engine": engine,
+                "--ray": ray,
                 "--on-env-error": on_env_error,
                 "--env-timeout": env_timeout,
                 "--policy": policy,
@@ -160,9 +182,9 @@ def collect(
             from pipelines.stages import ingest
 
             return ingest.run(settings, run=run, lake=where if place else None, listener=listener, fresh=fresh)
-        from pipelines.stages import collect as engine
+        from pipelines.stages import collect as stages
 
-        return engine.run(settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None)
+        return stages.run(settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None)
 
 
 def _refuse_acting(given: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, Metric, lister
+from amago_cli.options import Common, Metric, SomeRuns, lister
 
 
 class Statistic(StrEnum):
@@ -30,14 +30,7 @@ class Axis(StrEnum):
 @lister
 def compare(
     common: Common,
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Runs, directories that contain runs, or patterns such as 'runs/maze-*'.",
-            autocompletion=completion.runs,
-        ),
-    ],
+    runs: SomeRuns,
     metric: Metric = "return_mean",
     statistic: Annotated[
         Statistic, typer.Option("--statistic", help="Interquartile mean or mean over the runs of a group.")

@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import CHECKPOINT, Common, Environment, EnvTimeout, RunArgument, Sets, Track, stage
+from amago_cli.options import (
+    Common,
+    EngineOption,
+    Environment,
+    EnvTimeout,
+    EvaluatedCheckpoint,
+    EvaluationSeed,
+    Greedy,
+    RayOption,
+    RunArgument,
+    Sets,
+    Track,
+    stage,
+)
 from amago_cli.quantities import count
 
 
@@ -21,12 +34,8 @@ def evaluate(
         typer.Option("--episodes", metavar="N", parser=count, help="Number of complete episodes to play."),
         Sets("evaluate.episodes"),
     ] = None,
-    checkpoint: Annotated[str | None, CHECKPOINT, Sets("evaluate.checkpoint")] = None,
-    greedy: Annotated[
-        bool | None,
-        typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample."),
-        Sets("evaluate.greedy"),
-    ] = None,
+    checkpoint: EvaluatedCheckpoint = None,
+    greedy: Greedy = None,
     tasks: Annotated[
         str | None,
         typer.Option("--tasks", metavar="SQL", help="Play the tasks of the run's trajectories that match."),
@@ -45,16 +54,23 @@ def evaluate(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="Directory for videos instead of RUN/videos.")
     ] = None,
+    evaluators: Annotated[
+        int | None,
+        typer.Option("--evaluators", metavar="N", help="Processes that share the episodes; the result is the same."),
+        Sets("evaluate.evaluators"),
+    ] = None,
+    engine: EngineOption = None,
+    ray: RayOption = None,
     track: Track = None,
     env_timeout: EnvTimeout = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
-    ] = None,
+    seed: EvaluationSeed = None,
 ) -> Any:
     """Evaluate a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
 
     --tasks plays tasks from the run's lakes in turn instead and reports each one, e.g. --tasks "not success"; this
     works for environments whose tasks have names.
+
+    --evaluators N shares the episodes among N processes: each plays the same episodes as it would alone.
 
     --video N plays the first N episodes once more and writes them as MP4, or as GIF without the extra `video`.
 
@@ -69,6 +85,6 @@ def evaluate(
     if common.dry_run:
         return preview(common, settings, writes={"evaluation": directory.evaluations})
     with common.listening() as listener:
-        from pipelines.stages import evaluate as engine
+        from pipelines.stages import evaluate as stages
 
-        return engine.run(settings, run=run, videos=to, listener=listener)
+        return stages.run(settings, run=run, videos=to, listener=listener)

@@ -28,9 +28,11 @@ def export(
         Sets("export.to"),
     ] = None,
     form: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--format", metavar="NAME", help="safetensors: the policy; parquet, npz, hdf5, minari: trajectories."
+            "--format",
+            metavar="NAME",
+            help="bundle, onnx, torch (repeatable): the policy; parquet, npz, hdf5, minari: trajectories.",
         ),
         Sets("export.format"),
     ] = None,
@@ -42,6 +44,10 @@ def export(
     checkpoint: Annotated[str | None, CHECKPOINT, Sets("export.checkpoint")] = None,
 ) -> Any:
     """Export a policy bundle that acts without the lake or the run, or trajectories for other tools.
+
+    --format onnx adds the policy, memory included, as one graph for ONNX runtimes, and a policy.py that needs numpy and
+    onnxruntime alone; --format torch one for torch.export. Both are proved on recorded steps and by an evaluation: exit
+    4 if they do not act as the policy does.
 
     Trajectories are exported complete, with their relabelled versions: parquet writes the steps and a table of
     trajectories, npz one file per trajectory, hdf5 flat arrays in D4RL's layout, minari a Minari dataset. Repeating
@@ -58,7 +64,7 @@ def export(
     request = Request(common, common.named)
     settings = request.settings(RunDirectory(run).load_document())
     wanted = settings.export
-    if wanted.format == "safetensors":
+    if wanted.of_policy:
         common.concerns(run=run)
         directory = RunDirectory.open(run) if is_run(run) or not _is_lake(source) else None
         if directory is None:
@@ -70,12 +76,12 @@ def export(
     with common.listening() as listener:
         from pipelines.stages import export as engine
 
-        if wanted.format == "safetensors":
+        if wanted.of_policy:
             return engine.run(settings, run=run, listener=listener)
         from pipelines.formats.make import exporter
         from pipelines.lake.store import Lake
 
-        exporter(wanted.format)
+        exporter(wanted.format[0])
         lake = Lake.open(source)
         common.concerns(lake=lake.name)
         if common.dry_run:

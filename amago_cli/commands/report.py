@@ -7,21 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli import completion
-from amago_cli.options import Common, reader
+from amago_cli.options import Common, SomeRuns, reader
 
 
 @reader
 def report(
     common: Common,
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Directories of runs, directories that contain runs, or patterns such as 'runs/maze-*'.",
-            autocompletion=completion.runs,
-        ),
-    ],
+    runs: SomeRuns,
     to: Annotated[
         Path | None,
         typer.Option("--to", metavar="FILE", help="The page to write. [default: report.html in the run's directory]"),

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from amago_cli import completion
-from amago_cli.options import Common, EnvTimeout, Fresh, Profile, RunOption, Seed, Size, Track, stage
+from amago_cli.options import (
+    Collectors,
+    Common,
+    EngineOption,
+    EnvTimeout,
+    Fresh,
+    Profile,
+    Ranks,
+    RayOption,
+    Recipe,
+    RunOption,
+    Seed,
+    Size,
+    Track,
+    stage,
+)
 
 
 @stage
 def run(
     common: Common,
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A name from `amago examples`, FILE.toml, or FILE.toml:NAME.",
-            autocompletion=completion.recipes,
-        ),
-    ],
+    recipe: Recipe,
     run: RunOption = None,
     profile: Profile = None,
     size: Size = None,
     env_timeout: EnvTimeout = None,
+    collectors: Collectors = None,
+    engine: EngineOption = None,
+    ray: RayOption = None,
     track: Track = None,
+    ranks: Ranks = None,
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
@@ -39,6 +48,7 @@ def run(
     Example: amago run quickstart
     """
     from amago_cli.configuration import Request, preview
+    from amago_cli.ranks import launched
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
     from pipelines.stages.library import default_run
@@ -48,12 +58,14 @@ def run(
     chosen = request.profile()
     run = run or default_run(f"{name}-{chosen}" if chosen else name)
     common.concerns(run=run, lake=run / "lake")
-    request.settings()  # report configuration errors before anything is printed
+    settings = request.settings()  # report configuration errors before anything is printed
     if common.dry_run:
         return preview(common, request.fitted(run), writes={"run": run})
+    if (launch := launched(common.invocation, settings.train)) is not None:
+        return launch
     with common.listening() as listener:
         settings = request.fitted(run, listener=listener)
         RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)  # before torch is imported
-        from pipelines.stages import run as engine
+        from pipelines.stages import run as stages
 
-        return engine.run(settings, run=run, listener=listener, fresh=fresh, recipe=request.followed(name, settings))
+        return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=request.followed(name, settings))

@@ -8,20 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, Metric, Profile, Size, stage
+from amago_cli.options import Common, Jobs, Metric, Profile, Recipe, Size, stage
 from amago_cli.quantities import positive
-
-Recipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A name from `amago examples`, FILE.toml, or FILE.toml:NAME.",
-        autocompletion=completion.recipes,
-    ),
-]
-Jobs = Annotated[
-    int, typer.Option("--jobs", metavar="N", parser=positive, help="Number of runs at a time, each a process.")
-]
 
 
 @stage

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import Common, Fresh, FromLake, RunOption, Seed, Sets, Size, Track, stage
+from amago_cli.options import Common, Fresh, FromLake, Ranks, RunOption, Seed, Sets, Size, Track, stage
 from amago_cli.quantities import count
 
 
@@ -56,15 +56,7 @@ def train(
         Sets("train.follow"),
     ] = None,
     track: Track = None,
-    ranks: Annotated[
-        int,
-        typer.Option(
-            "--ranks",
-            metavar="N",
-            min=1,
-            help="Processes of this host that train together, each on its share of every batch (data parallelism).",
-        ),
-    ] = 1,
+    ranks: Ranks = None,
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
@@ -83,8 +75,7 @@ def train(
     """
     from amago_cli.configuration import Request, preview, stored
     from amago_cli.lakes import locate
-    from amago_cli.ranks import Launch, without_ranks
-    from pipelines.config.launch import announced
+    from amago_cli.ranks import launched
     from pipelines.config.run_directory import RunDirectory
     from pipelines.stages.library import shares, training_run
 
@@ -99,9 +90,8 @@ def train(
     if common.dry_run:
         settings = request.fitted(run, base)
         return preview(common, settings, writes={"run": run, "checkpoints": run / "checkpoints"})
-    if ranks > 1 and announced() == 1:
-        arguments = without_ranks(common.invocation.arguments)
-        return Launch(ranks=ranks, arguments=arguments, timeout_seconds=settings.train.rank_timeout)
+    if (launch := launched(common.invocation, settings.train)) is not None:
+        return launch
     with common.listening() as listener:
         settings = request.fitted(run, base, listener=listener)
         RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)  # before torch is imported

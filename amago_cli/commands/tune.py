@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.commands.sweep import Jobs, Recipe
-from amago_cli.options import Common, Metric, Profile, Size, stage
+from amago_cli.options import Common, Jobs, Metric, Profile, Recipe, Size, stage
 from amago_cli.quantities import count, positive
 
 

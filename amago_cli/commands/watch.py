@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amago_cli.options import CHECKPOINT, Common, Environment, RunArgument, Sets, stage
+from amago_cli.options import Common, Environment, EvaluatedCheckpoint, EvaluationSeed, Greedy, RunArgument, stage
 
 
 @stage
@@ -19,15 +19,9 @@ def watch(
         int, typer.Option("--episode", metavar="N", min=0, help="Number of the evaluation episode to play.")
     ] = 0,
     speed: Annotated[float, typer.Option("--speed", metavar="X", min=0.01, help="Steps per second.")] = 5.0,
-    checkpoint: Annotated[str | None, CHECKPOINT, Sets("evaluate.checkpoint")] = None,
-    greedy: Annotated[
-        bool | None,
-        typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample."),
-        Sets("evaluate.greedy"),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Seed of the evaluation's tasks."), Sets("evaluate.seed")
-    ] = None,
+    checkpoint: EvaluatedCheckpoint = None,
+    greedy: Greedy = None,
+    seed: EvaluationSeed = None,
 ) -> Any:
     """Play an episode of a run's policy in the terminal, step by step, with rewards and the agent's values.
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from pipelines.errors import UsageError
 
 RUN = "{run}"
+STORES = ("s3", "gs", "az")
+"""Schemes of object stores."""
 
 _WEIGHT = r"(?:\d+\.?\d*?|\.\d+)(?:[eE][+-]?\d+)?"
 _BEFORE_PORT = re.compile(r"endpoint_override=(?:\w+://)?[^:/&]*$")
@@ -16,7 +18,9 @@ _SHARE = re.compile(rf"(?P<place>.+):(?P<weight>{_WEIGHT})(?:\.\.(?P<last>{_WEIG
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
 
 
-def refuse_scheme(place: Path | str, *, what: str = "a lake is a directory, or s3://bucket/prefix") -> None:
+def refuse_scheme(
+    place: Path | str, *, what: str = "a lake is a directory, or s3://bucket/prefix (gs://, az://)"
+) -> None:
     """Raise UsageError for an address with an unsupported scheme, which would otherwise become a folder name."""
     found = _SCHEME.match(str(place))
     if found is not None:

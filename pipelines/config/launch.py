@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 
 
 def announced() -> int:
     """Return the number of processes that a launcher has started together with this one, itself included."""
     size = os.environ.get("WORLD_SIZE", "1")
     return int(size) if "RANK" in os.environ and size.isdecimal() else 1
+
+
+def alone() -> dict[str, str]:
+    """Return the environment without the launcher's variables, for a child that is not one of the processes."""
+    its = re.compile("((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+    return {name: value for name, value in os.environ.items() if its.fullmatch(name) is None}
 
 
 def rank() -> int:

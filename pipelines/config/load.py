@@ -16,8 +16,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.config import sizes
+from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.problems import describe, refuse, unknown_key
-from pipelines.config.settings import STAGE_OVERRIDES, TABLES, Settings
+from pipelines.config.settings import TABLES, Settings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.nearest import did_you_mean
@@ -145,7 +146,7 @@ def resolve(
     wanted = lay_profile(document, assignments, source=source)
     _assign_all(wanted, assignments)
     wanted = lay_size(wanted, assignments)
-    settings, problems = _judged(wanted, env_model)
+    settings, problems = _validated(wanted, env_model)
     problems += _profile_problems(document, wanted.get("profile"), env_model)
     refuse(problems, source)
     assert settings is not None
@@ -219,7 +220,7 @@ class _Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def _judged(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings | None, list[str]]:
+def _validated(document: Mapping[str, Any], env_model: EnvModel) -> tuple[Settings | None, list[str]]:
     """Return the settings, unless they have errors, and all errors."""
     problems: list[str] = []
     settings: Settings | None = None
@@ -252,13 +253,13 @@ def _profile_problems(document: Mapping[str, Any], chosen: Any, env_model: EnvMo
     if not isinstance(profiles, Mapping):
         return [f"{PROFILES}: input should be a table of profiles"]
     plain = {key: value for key, value in document.items() if key not in (PROFILES, "profile")}
-    known = set(_judged(plain, env_model)[1])
+    known = set(_validated(plain, env_model)[1])
     problems = []
     for name, profile in profiles.items():
         if not isinstance(profile, Mapping):
             problems.append(f"{PROFILES}.{name}: input should be a table")
         elif name != chosen:
-            faults = _judged(merge(plain, profile), where_installed(env_model))[1]
+            faults = _validated(merge(plain, profile), where_installed(env_model))[1]
             problems += [f"{PROFILES}.{name}.{fault}" for fault in faults if fault not in known]
     return problems
 

@@ -22,11 +22,12 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
+from pipelines.config.changes import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES
 from pipelines.config.difference import flattened
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.places import hint, is_run
-from pipelines.config.settings import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES, Settings
+from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explained, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object

@@ -1,6 +1,6 @@
 """The settings document: the combination of a recipe, a file, `--set` and named options.
 
-One document describes a whole run. Each stage reads its own table and the tables it depends on (`STAGE_TABLES`); the
+One document describes a whole run. Each stage reads its own table and the tables it depends on (see `changes`); the
 resolved document is written into the run as `config.toml` and can be run again.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from pipelines.config.base import SettingsModel, count_or_auto
 from pipelines.config.exploration import ExplorationSettings
@@ -21,69 +21,6 @@ from pipelines.config.source import SourceSettings
 StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "export"]
 # Settings table of a stage in a chain, if not the table of its name.
 TABLES: Mapping[str, str] = {"ingest": "source"}
-
-# Tables that determine a stage's result: a change in one of them makes it another experiment.
-STAGE_TABLES: Mapping[str, tuple[str, ...]] = {
-    "collect": ("env", "exploration", "collect", "lake", "source"),
-    "train": ("size", "agent", "train", "track"),
-    "run": (
-        "profile",
-        "size",
-        "env",
-        "exploration",
-        "agent",
-        "collect",
-        "source",
-        "lake",
-        "relabel",
-        "train",
-        "track",
-        "stages",
-    ),
-}
-# In a chain, environments and model live through all epochs: only these keys may differ between entries.
-STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
-    "collect": frozenset({"steps", "policy", "greedy"}),
-    "ingest": frozenset(),
-    "train": frozenset({"steps", "lakes"}),
-}
-# Targets and pacing may change between two invocations of one experiment.
-EXTENSIBLE = frozenset(
-    {
-        "collect.steps",
-        "collect.workers",
-        "collect.on_env_error",
-        "collect.env_timeout_seconds",
-        "collect.policy",
-        "collect.follow",
-        "collect.reload_seconds",
-        "collect.seal_seconds",
-        "source.steps",
-        "source.check",
-        "lake.max_steps",
-        "lake.max_bytes",
-        "lake.grace_seconds",
-        "lake.compact",
-        "train.steps",
-        "train.checkpoint_every",
-        "train.keep_checkpoints",
-        "train.log_every",
-        "train.max_skipped",
-        "train.rank_timeout",
-        "train.threads",
-        "train.verify",
-        "train.packing",
-        "train.activation_checkpointing",
-        "train.compile",
-        "train.follow",
-        "train.refresh_seconds",
-        "train.prefetch",
-        "epochs",
-        "size",  # the settings that it stands for are compared
-    }
-)
-# Keys that `collect` may change in a run: another behaviour is another collector, which counts its own steps.
-BEHAVIOUR = ("exploration.", "collect.greedy", "collect.explore")
 
 
 class EnvSettings(SettingsModel):
@@ -125,15 +62,30 @@ class CollectSettings(SettingsModel):
     policy: str = "auto"
     """`random`, `expert`, `RUN[@CHECKPOINT]`, or `module:attr`; `auto`: the agent of a chain, else `random`."""
     follow: str = ""
-    """A run whose newest checkpoint acts, newer ones as they appear; random until there is one. Empty: `policy`."""
-    reload_seconds: float = Field(2.0, gt=0)
-    """Interval between checks for a newer checkpoint of the followed run."""
+    """RUN, or a LAKE or LAKE/RUN with published policies, whose newest checkpoint acts (random until there is one)."""
+    reload_seconds: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """Interval between checks for a newer checkpoint of the followed run. `auto`: 2, of an object store 10."""
     greedy: bool = False
     """Take the policy's most likely action instead of sampling (exploration noise still applies)."""
     explore: bool | Literal["auto"] = "auto"
     """Apply the schedule of `[exploration]` to the policy's actions. `auto`: only in a chain (epsilon 0 elsewhere)."""
     seal_seconds: float = Field(10.0, gt=0)
     """Maximum age at which a segment is sealed; logged trajectories are durable before that."""
+    collectors: int = Field(1, ge=1, le=4_096)
+    """Collectors that play at once, each with `actors` of its own and its share of the steps. With several, each is a
+    process of its own (see `engine`)."""
+    engine: Literal["local", "ray"] = "local"
+    """Where several collectors or evaluators run: in processes of this host, or in actors of a Ray cluster."""
+    ray: str = "auto"
+    """Ray cluster: `auto`, the one that this host belongs to, or else one on this host for as long as the command runs;
+    `local`, always the latter; or the address HOST:PORT of a Ray head."""
+    cpus: float = Field(1.0, ge=0)
+    """CPUs that Ray reserves for each collector or evaluator."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray reserves for each collector or evaluator."""
+    restarts: int = Field(5, ge=0)
+    """How many times in a row a collector is started again after its process has died, without having stored a step in
+    between."""
 
 
 class LakeSettings(SettingsModel):
@@ -207,6 +159,8 @@ class TrainSettings(SettingsModel):
     """Keep training on new data as collectors write it; wait if a lake is still empty."""
     refresh_seconds: float = Field(2.0, gt=0)
     """Interval between refreshes of followed lakes."""
+    publish: bool | Literal["auto"] = "auto"
+    """Publish checkpoints' weights in the (first) lake, for `collect --follow LAKE`. `auto`: in an object store."""
     prefetch: int = Field(1, ge=0, le=16)
     """Batches prefetched by a background thread (0: none; not used with prioritized replay)."""
     placement: Literal["uniform", "full"] = "uniform"
@@ -229,6 +183,8 @@ class TrainSettings(SettingsModel):
     """Compile the encoders, where there is a compiler."""
     tf32: bool = False
     """Let CUDA round factors of float32 products to TF32."""
+    ranks: int = Field(1, ge=1, le=4096)
+    """Processes of this host that train together, each on its share of every batch; a launcher's number comes first."""
     rank_timeout: float = Field(300.0, gt=0)
     """Seconds that a rank waits for the others before it gives up, when several processes train together."""
     device: str = "auto"
@@ -259,7 +215,9 @@ class EvaluateSettings(SettingsModel):
     episodes: int = Field(100, ge=1)
     """Number of complete episodes to play."""
     actors: int = Field(50, ge=1, le=65_536)
-    """Environments stepped as one batch (at most `episodes`)."""
+    """Environments stepped as one batch (at most `episodes`), over all evaluators."""
+    evaluators: int = Field(1, ge=1, le=4_096)
+    """Processes that evaluate, each with its share of the actors; see `collect.engine`. The episodes are the same."""
     checkpoint: str = "latest"
     """`latest`, `best`, or an update number."""
     greedy: bool = True
@@ -292,13 +250,24 @@ class TrackSettings(SettingsModel):
     `module:attr[:ARGUMENT]`."""
 
 
+POLICY_FORMS = ("bundle", "onnx", "torch")
+"""Formats of `[export]` that are forms of the policy; all others are for trajectories."""
+
+
+def _listed(given: Any) -> Any:
+    return (given,) if isinstance(given, str) else given
+
+
 class ExportSettings(SettingsModel):
     """`[export]`: a policy bundle that acts without the lake or the run, or trajectories in formats of other tools."""
 
     to: str = ""
     """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
-    format: str = "safetensors"
-    """safetensors: the policy; minari, parquet, npz, hdf5 or `module:attr`: trajectories of the lake."""
+    format: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("bundle",)
+    """Forms of the policy: bundle, with onnx and torch, which act without this package; or one of minari, parquet, npz,
+    hdf5 and `module:attr`: trajectories of the lake."""
+    episodes: int = Field(32, ge=0, le=10_000)
+    """Episodes that the policy and each of its forms onnx and torch plays, to compare their scores (0: none)."""
     where: str = ""
     """SQL predicate over the `trajectories` table, for exports of trajectories; empty: all."""
     author: str = ""
@@ -307,6 +276,17 @@ class ExportSettings(SettingsModel):
     """Description of a Minari dataset; empty: the environments and the number of episodes."""
     checkpoint: str = "latest"
     """`latest`, `best`, or an update number."""
+
+    @property
+    def of_policy(self) -> bool:
+        """Whether the policy is exported, not trajectories."""
+        return self.format[0] in POLICY_FORMS
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ExportSettings:
+        if not self.format or (len(self.format) > 1 and not set(self.format) <= set(POLICY_FORMS)):
+            raise ValueError(f"format: give forms of the policy ({', '.join(POLICY_FORMS)}), or one for trajectories")
+        return self
 
 
 class StageSettings(SettingsModel):

@@ -20,6 +20,7 @@ from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
 from pipelines.errors import InputMissing
+from pipelines.lake.live import Findings
 from pipelines.lake.schema import Schema
 
 
@@ -98,11 +99,11 @@ class Mixture:
         """Environment steps put into the lakes so far."""
         return sum(part.view.collected_steps for part in self.parts)
 
-    def refresh(self, update: int, segments: Sequence[Sequence[str]] | None = None) -> int:
+    def refresh(self, update: int, findings: Sequence[Findings] | None = None) -> int:
         """Apply additions, moves and removals in the lakes before `update`; return the number of new trajectories.
-        `segments`: those that another process has found in each lake, to be added in their order (None: look)."""
-        known: Sequence[Sequence[str] | None] = segments or [None] * len(self.parts)
-        added = sum(part.view.refresh(ids) for part, ids in zip(self.parts, known, strict=True))
+        `findings`: those of another process in each lake (None: look)."""
+        known: Sequence[Findings | None] = findings or [None] * len(self.parts)
+        added = sum(part.view.refresh(found) for part, found in zip(self.parts, known, strict=True))
         for part in self.parts:
             seen = len(part.view.live.segments)
             if not part.history or part.history[-1][1] != seen:

@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.footer import Footer, read_footer
-from pipelines.lake.live import LiveTable, Segment
+from pipelines.lake.live import Findings, LiveTable, Segment
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.lake.uids import positions
@@ -113,16 +113,16 @@ class View:
         mine = [segment.uids for segment in self._taken if segment.schema_id == self.schema.id]
         return np.concatenate(mine) if mine else np.zeros(0, dtype="S16")
 
-    def refresh(self, segments: Sequence[str] | None = None) -> int:
+    def refresh(self, findings: Findings | None = None) -> int:
         """Apply the lake's additions, moves and removals; return the number of new trajectories of this view.
-        `segments`: those that another process has found, to be added in their order (None: look).
+        `findings`: those of another process (None: look).
 
         The selection is evaluated once if anything changed, and at the first refresh.
         """
         before = self.version
         self._unselected |= not self._taken
         try:
-            found = self.live.refresh() if segments is None else self.live.restore(segments)
+            found = self.live.refresh() if findings is None else self.live.repeat(findings)
             self._moved.update(n for n in found.changed if n < len(self._taken))
             if self._moved:
                 self._move(sorted(self._moved))
@@ -150,6 +150,7 @@ class View:
         """Handle a read failure of segment `number` of the live set: find its trajectories' new place, else stop
         drawing from it (and from overlays of it), with a Notice."""
         segment, moves = self._taken[number], self.moves
+        self.live.look_back()
         self.refresh()
         if self._taken[number].file == segment.file and self.moves == moves:
             self._drop(segment.id, reason)

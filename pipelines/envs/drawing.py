@@ -120,7 +120,7 @@ class Canvas:
 
 @lru_cache(maxsize=1024)
 def letters(text: str) -> np.ndarray:
-    """Return the pixels of `text` in capitals: (7, 6 n - 1) bool. A letter that there is no picture of is a "?".
+    """Return `text` in capitals as pixels (7, 6 n - 1), bool. A character that the font lacks becomes "?".
 
     >>> letters("ab").shape
     (7, 11)

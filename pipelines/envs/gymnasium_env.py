@@ -249,6 +249,8 @@ class GymnasiumEnv(Env):
         try:
             with self._directory:
                 return draw(self.envs[actor], mode)
+        except AmagoError:
+            raise
         except gymnasium.error.DependencyNotInstalled as error:
             raise InputMissing(f"environment '{self._name}' needs a package to draw itself: {error}") from error
         except Exception as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.config import launch
 from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, EpisodeCounter, RemoteTraceback, StepResult
 from pipelines.envs.worker import CALL, RESET, STEP, Board, Order
 from pipelines.errors import AmagoError, StageFailed
@@ -67,7 +68,7 @@ class Worker:
                 [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"],
                 pass_fds=(theirs_in, theirs_out, self._memory),
                 stdin=subprocess.DEVNULL,
-                env=dict.fromkeys(_ONE_THREAD, "1") | dict(os.environ),
+                env=dict.fromkeys(_ONE_THREAD, "1") | launch.alone(),
                 start_new_session=True,  # what interrupts this process is for this process to handle
             )
         finally:

@@ -137,7 +137,7 @@ STEP, RESET, CALL = b"s", b"r", b"c"
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """The environments that a worker makes: slices of some parts of the actors, by number; `sizes` are those of all
-    parts.
+    parts. `offset` and `total` as in `EpisodeCounter`.
     """
 
     name: str
@@ -146,6 +146,8 @@ class Order:
     params: dict[str, Any]
     sizes: tuple[int, ...]
     slices: dict[int, slice]
+    offset: int = 0
+    total: int = 0
     play_only: tuple[str, ...] = ()
 
     @property
@@ -179,7 +181,7 @@ def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[E
         for mine in order.places:
             count = mine.stop - mine.start
             env = make(order.name, num_envs=count, seed=order.seed, split=order.split, params=order.params)
-            env.episodes = EpisodeCounter(num_envs=count, total=sum(order.sizes), offset=mine.start)
+            env.episodes = EpisodeCounter(num_envs=count, total=order.total, offset=order.offset + mine.start)
             envs.append(env)
         for env in envs if order.play_only else ():
             env.play_only(order.play_only)

@@ -22,6 +22,7 @@ from pipelines.config.cores import available_cores
 from pipelines.envs.env import (
     ActorsFailed,
     Env,
+    EpisodeCounter,
     StepResult,
     Trial,
 )
@@ -35,9 +36,9 @@ from pipelines.events import Listener, silent
 class WorkerEnv(Env):
     """`num_envs` actors of environment `name` in `workers` processes, which make and step them as `make` would here.
 
-    `cores`: of the machine, if not those available to this process. A worker that takes longer than `timeout_seconds`
-    (0: there is no limit) for a step or a reset is killed, and its actors fail; the listener receives Waiting.
-    UsageError and InputMissing as `make`.
+    `cores`: of the machine, if not those available to this process. `offset`, `total`: as in `EpisodeCounter`. A worker
+    that takes longer than `timeout_seconds` (0: no limit) for a step or a reset is killed, and its actors fail;
+    the listener receives Waiting. UsageError and InputMissing as `make`.
     """
 
     def __init__(
@@ -51,9 +52,12 @@ class WorkerEnv(Env):
         params: Mapping[str, Any] | SettingsModel | None = None,
         cores: int | None = None,
         timeout_seconds: float = 0.0,
+        offset: int = 0,
+        total: int = 0,
         listener: Listener = silent,
     ) -> None:
         super().__init__(num_envs=num_envs)
+        self.episodes = EpisodeCounter(num_envs=num_envs, total=total, offset=offset)
         if workers < 1:
             raise UsageError("worker processes are 1 or more", hint="make() steps environments in this process")
         plain = params.model_dump() if isinstance(params, SettingsModel) else dict(params or {})
@@ -65,7 +69,16 @@ class WorkerEnv(Env):
         self._workers: list[Worker] = []
         try:
             for mine in slices:
-                order = Order(name=name, seed=seed, split=split, params=plain, sizes=sizes, slices=mine)
+                order = Order(
+                    name=name,
+                    seed=seed,
+                    split=split,
+                    params=plain,
+                    sizes=sizes,
+                    slices=mine,
+                    offset=offset,
+                    total=self.episodes.total,
+                )
                 worker = Worker(order, self._memory, timeout_seconds=timeout_seconds, listener=listener)
                 self._workers.append(worker)
             introduced = [worker.introduced() for worker in self._workers]

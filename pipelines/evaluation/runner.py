@@ -7,7 +7,7 @@ from its number, the seed and the split alone, so two policies are compared task
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -67,9 +67,29 @@ def evaluate(
 
     StageFailed if the environment raises; Interrupted if `stop()` returns true: there is no partial result.
     """
+    began = perf_counter()
+    played = play_episodes(
+        env, policy, episodes=episodes, exploration=exploration, listener=listener, stage=stage, stop=stop
+    )
+    return joined(env.spec, played, perf_counter() - began)
+
+
+def play_episodes(
+    env: Env,
+    policy: Policy,
+    *,
+    episodes: int,
+    exploration: Exploration | None = None,
+    listener: Listener = silent,
+    stage: str = "evaluate",
+    stop: Callable[[], bool] | None = None,
+) -> list[Episode]:
+    """Play those of the episodes 0..episodes - 1 that fall to the actors of `env`, as `evaluate` does."""
     if episodes < 1:
         raise UsageError("evaluate needs at least one episode", hint="set evaluate.episodes")
     found: dict[int, Episode] = {}
+    first, total = env.episodes.offset, env.episodes.total
+    numbers = [number for number in range(episodes) if first <= number % total < first + env.num_envs]
 
     def note(episode: Episode) -> None:
         if episode.number < episodes:
@@ -78,21 +98,23 @@ def evaluate(
     rollout = Rollout(env, policy, exploration=exploration, on_episode=note)
     stepping = Waiting(what=f"a step of environment '{env.spec.name}'", stoppable=False)
     listener(stepping)
-    begun = told = perf_counter()
-    while len(found) < episodes:
+    reported = perf_counter()
+    while len(found) < len(numbers):
         if stop is not None and stop():
-            raise Interrupted(f"evaluation stopped after {len(found)} of {episodes} episodes")
+            raise Interrupted(f"evaluation stopped after {len(found)} of {len(numbers)} episodes")
         rollout.step()
         now = perf_counter()
-        if now - told >= _PROGRESS_SECONDS:
-            told = now
-            listener(Progress(stage=stage, done=len(found), total=episodes, unit="episodes"))
+        if now - reported >= _PROGRESS_SECONDS:
+            reported = now
+            listener(Progress(stage=stage, done=len(found), total=len(numbers), unit="episodes"))
             listener(stepping)
-    listener(Progress(stage=stage, done=episodes, total=episodes, unit="episodes"))
-    return _collected(env.spec, [found[number] for number in range(episodes)], perf_counter() - begun)
+    listener(Progress(stage=stage, done=len(numbers), total=len(numbers), unit="episodes"))
+    return [found[number] for number in numbers]
 
 
-def _collected(spec: EnvSpec, ordered: list[Episode], seconds: float) -> EpisodeResults:
+def joined(spec: EnvSpec, played: Iterable[Episode], seconds: float) -> EpisodeResults:
+    """Return the results of all episodes, which may have been played in parts."""
+    ordered = sorted(played, key=lambda episode: episode.number)
     attempts = attempt_returns = None
     if spec.num_attempts != 1:
         shared = min(len(episode.attempt_returns) for episode in ordered)

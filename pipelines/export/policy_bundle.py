@@ -2,7 +2,11 @@
 
     policy.json           spaces, network settings, context length, where it came from, SHA-256 of all files
     weights.safetensors   the weights that acting needs
-    policy.py             a loader, and how to use it
+    policy.py             a loader; with policy.onnx, a runtime that needs numpy and onnxruntime alone
+    policy.onnx           the step function for ONNX runtimes (`--format onnx`)
+    policy.pt2            the step function for `torch.export` (`--format torch`)
+    parity.npz            recorded steps of the trained policy, and its answers
+    parity.json           what every form answers to them, and the scores of evaluations through it
 
 >>> from pipelines.export.policy_bundle import load_policy  # doctest: +SKIP
 >>> policy = load_policy("runs/cartpole/export")  # doctest: +SKIP
@@ -67,24 +71,35 @@ def load(*, greedy: bool = True, seed: int = 0, trust: bool = False) -> Deployed
 '''
 
 
-def write_bundle(weights: Mapping[str, torch.Tensor], record: Mapping[str, Any], directory: Path) -> int:
+def write_bundle(
+    weights: Mapping[str, torch.Tensor],
+    record: Mapping[str, Any],
+    directory: Path,
+    *,
+    forms: Mapping[str, bytes] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> int:
     """Write a bundle from a checkpoint's weights and record; returns its size in bytes.
 
-    `policy.json` comes last: a directory without it is not a bundle.
+    `forms`: more files, whose `policy.py` replaces the loader; `about`: more of policy.json, which comes last: a
+    directory without it is not a bundle.
     """
-    spec = {
-        "format": FORMAT,
-        "version": VERSION,
-        **{key: record[key] for key in ("spaces", "agent", "context_length", "update", "env")},
-    }
+    spec = {**specification(record), **(about or {})}
     kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(_NOT_ACTING)}
     files = {
         "weights.safetensors": save(kept),
         "policy.py": _LOADER.encode(),
+        **(forms or {}),
     }
     files["policy.json"] = sealed(spec, files)
     write_together(directory, files)
     return sum(map(len, files.values()))
+
+
+def specification(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what policy.json says of a checkpoint with this record."""
+    kept = {key: record[key] for key in ("spaces", "agent", "context_length", "update", "env")}
+    return {"format": FORMAT, "version": VERSION, **kept}
 
 
 def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, trust: bool = False) -> DeployedPolicy:
@@ -136,7 +151,7 @@ class DeployedPolicy:
     """A trained policy for one environment, with the observations and actions of `gymnasium`."""
 
     def __init__(self, agent: Agent, *, capacity: int, greedy: bool, seed: int) -> None:
-        self.spaces = agent.spaces
+        self.agent, self.spaces = agent, agent.spaces
         self._policy = AgentPolicy(agent, num_actors=1, capacity=capacity, greedy=greedy, seed=seed)
         self.reset()
 

@@ -20,21 +20,31 @@ class Mismatch(ValueError):
 
 def sealed(record: Mapping[str, Any], files: Mapping[str, bytes | memoryview]) -> bytes:
     """The JSON of `record` with the checksums of `files` and of itself."""
-    whole = {**record, "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}}
+    whole = {**record, "files": {name: checksum(content) for name, content in files.items()}}
     return json.dumps({**whole, "checksum": _of(whole)}, indent=1).encode()
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Return the record at `path`. ValueError if the file is not such a record or was altered."""
+    return parse_sealed(read_limited(path), path.name)
+
+
+def parse_sealed(content: bytes, name: str) -> dict[str, Any]:
+    """The record in the content of a file called `name`. ValueError if it is not such a record or was altered."""
     try:
-        record = json.loads(read_limited(path))
+        record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Mismatch(f"{path.name} cannot be read") from error
+        raise Mismatch(f"{name} cannot be read") from error
     if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
-        raise Mismatch(f"{path.name} is not a record with checksums")
+        raise Mismatch(f"{name} is not a record with checksums")
     if record.pop("checksum", None) != _of(record):
-        raise Mismatch(f"{path.name} is not as it was written")
+        raise Mismatch(f"{name} is not as it was written")
     return record
+
+
+def checksum(content: bytes | memoryview) -> str:
+    """The SHA-256 of a file's content."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_checked(folder: Path, name: str, record: Mapping[str, Any]) -> bytes:
@@ -44,7 +54,7 @@ def read_checked(folder: Path, name: str, record: Mapping[str, Any]) -> bytes:
             content = file.read()
     except FileNotFoundError as error:
         raise Mismatch(f"{name} is missing") from error
-    if hashlib.sha256(content).hexdigest() != record["files"].get(name):
+    if checksum(content) != record["files"].get(name):
         raise Mismatch(f"{name} is not as it was written (SHA-256)")
     return content
 

@@ -167,7 +167,7 @@ def _require_numbers(values: np.ndarray, name: str, what: str) -> None:
 
 
 def is_plain(space: Box) -> bool:
-    """Tell whether the environment takes actions of this space as they are stored."""
+    """Return whether the environment takes actions of this space as they are stored."""
     return space.low is None or (set(space.low) <= {-1.0} and set(space.high or ()) <= {1.0})
 
 
@@ -236,7 +236,7 @@ def _every(fine: np.ndarray) -> np.ndarray:
 
 
 def _loses_digits(values: np.ndarray) -> bool:
-    """Tell whether float64 values change when they are rounded to float32."""
+    """Return whether float64 values change when they are rounded to float32."""
     if values.dtype.kind != "f" or values.dtype.itemsize < 8:
         return False
     with np.errstate(over="ignore", invalid="ignore"):

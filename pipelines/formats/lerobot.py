@@ -217,8 +217,8 @@ class Videos:
             shots = [self._shots(name, int(numbers[a]), np.asarray(times[a:b], np.float64)) for a, b in parts]
             sizes = {shot.shape[1:] for shot in shots} | {self._sizes.setdefault(name, shots[0].shape[1:])}
             if len(sizes) > 1:
-                told = " and ".join(f"{height} x {width}" for height, width, _ in sorted(sizes))
-                raise InputMissing(f"'{self._folder}': the videos of {name} are of different sizes, {told}")
+                listed = " and ".join(f"{height} x {width}" for height, width, _ in sorted(sizes))
+                raise InputMissing(f"'{self._folder}': the videos of {name} are of different sizes, {listed}")
             found[column] = np.concatenate(shots)
         return found
 

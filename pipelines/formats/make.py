@@ -74,7 +74,7 @@ _MODULES = {"hdf5": "h5py"}  # what an extra brings
 def exporter(form: str) -> Exporter:
     """Find the exporter of a format, or `module:attr`. UsageError for a name that no format has."""
     if form not in EXPORTERS.names() and ":" not in form:
-        known = ["safetensors", *EXPORTERS.names()]
+        known = ["bundle", "onnx", "torch", *EXPORTERS.names()]
         hint = did_you_mean(form, known, otherwise=f"known: {', '.join(known)}, or module:attr")
         raise UsageError(f"export.format: there is no format '{form}'", hint=hint)
     found: Exporter = EXPORTERS.get(form)
@@ -83,7 +83,7 @@ def exporter(form: str) -> Exporter:
 
 def kind_and_place(name: str) -> tuple[str, str]:
     """Return the kind of a dataset and where it is, from `KIND:PLACE`, the suffix of a file or a pattern, or what a
-    folder holds; ("", "") if none of them tells.
+    folder holds; ("", "") if none of them says.
     """
     kind, colon, place = name.partition(":")
     path = Path(name)

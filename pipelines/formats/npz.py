@@ -141,8 +141,8 @@ class NpzImporter:
         missing = [name for name in self.spaces.observation if name not in file.observation]
         more = [name for name in file.observation if name not in self.spaces.observation]
         if missing or more:
-            told = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has also {', '.join(more)}"] * bool(more)
-            raise InputMissing(f"'{path}' has other observations than the files before it: {'; '.join(told)}")
+            differences = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has also {', '.join(more)}"] * bool(more)
+            raise InputMissing(f"'{path}' has other observations than the files before it: {'; '.join(differences)}")
         if (file.record is not None) != self._exported:
             raise InputMissing(f"'{path}' is of another kind than the files before it")
         self._intake.require_shapes(number, file.observation, file.action)
@@ -205,7 +205,7 @@ def _is_one_hot(actions: np.ndarray) -> np.ndarray:
 
 
 def is_flat(path: Path) -> bool:
-    """Tell whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
+    """Return whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
     if not path.is_file():
         return False
     with opened(path) as archive:

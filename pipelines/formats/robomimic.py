@@ -54,7 +54,7 @@ class _Demonstration:
 
 
 def has_demonstrations(path: Path) -> bool:
-    """Tell whether an HDF5 file has a group per trajectory. Errors as `hdf5.open_file`."""
+    """Return whether an HDF5 file has a group per trajectory. Errors as `hdf5.open_file`."""
     with open_file(path) as file, reading(path):
         group = file.get(_GROUP)
         return hasattr(group, "keys") and any(
@@ -170,8 +170,8 @@ class RobomimicImporter:
             raise IntegrityError(f"{self._what}: '{inside}' has {size:,} bytes, more than {_LARGEST:,}")
         lengths = {values.name.rpartition(f"{name}/")[2]: len(values) if values.shape else 0 for values in every}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{key} {length:,}" for key, length in lengths.items())
-            raise IntegrityError(f"{self._what}: '{inside}' has arrays of different lengths: {told}")
+            listed = ", ".join(f"{key} {length:,}" for key, length in lengths.items())
+            raise IntegrityError(f"{self._what}: '{inside}' has arrays of different lengths: {listed}")
         steps = next(iter(lengths.values()))
         dones = others.get(TERMINATED)
         return _Demonstration(

@@ -80,8 +80,8 @@ def lay(steps: Steps, *, keep_terminated: bool) -> ArrangedSteps:
         laid[before] = values[kept]
         laid[ends] = values[last]
         if name in steps.following:
-            told = ~dropped[usable]
-            laid[ends[told]] = steps.following[name][last[told]]
+            known = ~dropped[usable]
+            laid[ends[known]] = steps.following[name][last[known]]
         if steps.known is not None and name not in steps.following:
             seen = steps.known[usable]
             laid[ends[seen]] = steps.after[name][usable][seen]

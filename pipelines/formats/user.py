@@ -52,7 +52,7 @@ class UserImporter:
 
     @property
     def repeats(self) -> bool:
-        """Tell whether it can be read twice."""
+        """Return whether it can be read twice."""
         return self._once is None
 
     def close(self) -> None:

@@ -3,13 +3,13 @@
 A segment's id is "FOLDER/STEM", "FOLDER/STEM.ovl" for an overlay. There is a folder an hour, and further ones once it
 has many files: `segments/2026010203/`, then `segments/2026010203_0001/` and so on. A reader lists only the folders that
 changed, and no folder grows with the lake. Names sort by time, as do ids ("_" sorts after "/"). An object store has one
-folder an hour: every listing there is a request, and nothing reports which folder changed.
+folder an hour: every listing there is a request, and nothing reports which folder changed (`KeyWatcher`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipelines.files.atomic import storage_error
 from pipelines.lake.storage import FRESH_SECONDS, Storage
@@ -20,7 +20,7 @@ FULL = 128  # files in a folder, at which a writer uses the next one
 COUNTED_EVERY = 16  # own publications
 WATCHED_HOURS = 48
 WATCHED_FOLDERS = 16  # the newest, besides the last of each hour
-TURN = 16  # of the others, at each listing; one where every listing is a request
+TURN = 16  # of the others, at each listing
 _LAST = 9999
 
 
@@ -117,6 +117,10 @@ class FolderWatcher:
         self._turn = 0
         self._stamps: dict[str, int | None] = {}
         self._names: dict[str, set[str]] = {}
+        self.removals: Mapping[str, Sequence[str]] | None = None  # never listed here
+
+    def look_back(self) -> None:
+        """Do nothing: a look finds all that changed."""
 
     def forget(self) -> None:
         """Report everything as new at the next listing."""
@@ -130,13 +134,13 @@ class FolderWatcher:
         Each change is reported once; after an error the next iteration resumes there.
         """
         root, settled = _stamp(self._storage, ROOT)
-        if root is None or root != self._root:
+        if root != self._root:
             yield from self._arrange()
             self._root = root if settled else None
-        turn, due = (1 if root is None else TURN), []
-        for folder in self._looked_at(turn):
+        due = []
+        for folder in self._looked_at():
             stamp, settled = _stamp(self._storage, f"{ROOT}/{folder}")
-            if stamp is None or stamp != self._stamps.get(folder):
+            if stamp != self._stamps.get(folder):
                 due.append((folder, stamp if settled else None))
         for (folder, stamp), listed in zip(due, _listings(self._storage, [folder for folder, _ in due]), strict=True):
             known = self._names.setdefault(folder, set())
@@ -147,7 +151,7 @@ class FolderWatcher:
             self._stamps[folder] = stamp
             self._unknown.discard(folder)
             yield _ids(folder, new), _ids(folder, gone)
-        self._turn += turn
+        self._turn += TURN
 
     def _arrange(self) -> Iterator[tuple[list[str], list[str]]]:
         """Update the list of folders. All files of a folder that is gone are gone."""
@@ -161,12 +165,12 @@ class FolderWatcher:
             self._stamps.pop(folder, None)
             yield [], _ids(folder, self._names.pop(folder))
 
-    def _looked_at(self, turn: int) -> list[str]:
+    def _looked_at(self) -> list[str]:
         if not self._others:
             return self._watched
         if self._turn >= len(self._others):
             self._turn = 0
-        return sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + turn]})
+        return sorted({*self._watched, *self._unknown, *self._others[self._turn : self._turn + TURN]})
 
 
 def _stamp(storage: Storage, folder: str) -> tuple[int | None, bool]:
@@ -209,8 +213,13 @@ def _listings(storage: Storage, names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _ids(folder: str, names: Iterable[str]) -> list[str]:
+    return segment_ids(f"{ROOT}/{folder}/{name}" for name in names)
+
+
+def segment_ids(keys: Iterable[str]) -> list[str]:
+    """Return the ids of the segments among keys of a lake, in their order."""
     return [
-        f"{folder}/{name.removesuffix('.arrow')}"
-        for name in names
-        if name.endswith(".arrow") and not name.endswith(".blob.arrow")
+        key[len(ROOT) + 1 : -len(".arrow")]
+        for key in keys
+        if key.endswith(".arrow") and not key.endswith(".blob.arrow")
     ]

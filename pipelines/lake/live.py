@@ -5,7 +5,7 @@ Live = listed - removed (expired, quarantined) - superseded by a rewritten segme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,8 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, prefetch_footers, read_footer, uid_array
+from pipelines.lake.key_watcher import KeyWatcher
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.tombstones import Removals
 from pipelines.lake.uids import UidSet, positions
 
@@ -58,6 +60,17 @@ class Segment:
         return replace(self, uids=self.uids[keep], row0=self.row0[keep], length=self.length[keep], bases=bases)
 
 
+class Findings(NamedTuple):
+    """What refreshes have found, for other processes to repeat: ids of segments in the order in which they were added,
+    those of segments rewritten from others and of segments that vanished, and the names of the markers of removals.
+    """
+
+    segments: list[str]
+    rewritten: list[str]
+    vanished: list[str]
+    removals: dict[str, Sequence[str]]
+
+
 class RefreshResult(NamedTuple):
     """The effect of a refresh: trajectories `added`, and numbers of known segments that `changed` (moved or shrank)."""
 
@@ -80,7 +93,8 @@ class LiveTable:
 
     def __post_init__(self) -> None:
         self._storage = self.lake.storage
-        self._changes = FolderWatcher(self._storage)
+        local = isinstance(self._storage, LocalStorage)
+        self._changes: FolderWatcher | KeyWatcher = (FolderWatcher if local else KeyWatcher)(self._storage)
         self._known: set[str] = set()
         self._aliases: dict[str, str] = {}  # superseded id -> id of the newest segment that has its trajectories
         self._rewritten: dict[str, Footer] = {}
@@ -94,6 +108,8 @@ class LiveTable:
         self._changed: set[int] = set()
         self._new: set[str] = set()  # listed, not taken in yet
         self._counted = 0  # segments that a refresh has counted
+        self._shared = 0  # segments in the findings given so far
+        self._findings: tuple[list[str], list[str]] = [], []  # rewritten and vanished, since findings were given
 
     def refresh(self) -> RefreshResult:
         """Pick up segments that were added, rewritten or removed. After an error the next refresh resumes there."""
@@ -103,6 +119,7 @@ class LiveTable:
             self._list()
             self._update(vanished)
             if self._waiting.keys() - self._waited:  # a base may be in a folder that was listed just before
+                self.look_back()
                 self._list()
                 self._update(set())
         except BaseException:
@@ -112,7 +129,7 @@ class LiveTable:
 
     def _update(self, vanished: set[str]) -> None:
         new = sorted(self._new)
-        self._apply_removals()
+        self._apply_removals(self._changes.removals)
         prefetch_footers(self._storage, (id for id in new if not self.removals.hides(id)))
         self._learn(new)
         self._drop_vanished(vanished)
@@ -137,6 +154,11 @@ class LiveTable:
         rewritten = list_all(self._storage, rewritten=True)
         prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.removals.hides(id)))
         self._learn(rewritten)
+        self._admit_in_order(ids)
+        return self._done()
+
+    def _admit_in_order(self, ids: Iterable[str]) -> None:
+        """Add segments in this order; those known are passed over."""
         last = None
         for id in ids:
             file = self._aliases.get(id)
@@ -144,11 +166,29 @@ class LiveTable:
                 self._rewritten[last] = replace(self._rewritten[last])  # forgets the decoded table
             last = file if file in self._rewritten else None
             self._admit([id], patient=False)
+
+    def look_back(self) -> None:
+        """List the whole lake at the next refresh, even where a listing usually begins at what is new."""
+        self._changes.look_back()
+
+    def findings(self) -> Findings:
+        """Return what was found since the last call."""
+        new, self._shared = [segment.id for segment in self.segments[self._shared :]], len(self.segments)
+        (rewritten, vanished), self._findings = self._findings, ([], [])
+        return Findings(new, rewritten, vanished, dict(self.removals.listed))
+
+    def repeat(self, found: Findings) -> RefreshResult:
+        """Apply what another process has found, without listing anything."""
+        self._apply_removals(found.removals)
+        prefetch_footers(self._storage, (id for id in found.segments if not self.removals.hides(id)))
+        self._learn(found.rewritten)
+        self._drop(found.vanished)
+        self._admit_in_order(found.segments)
         return self._done()
 
-    def _apply_removals(self) -> None:
-        """Drop what was removed since the last time."""
-        touched = self.removals.refresh()
+    def _apply_removals(self, listed: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Drop what was removed since the last time; `listed`: as of `Removals.refresh`."""
+        touched = self.removals.refresh(listed)
         if not touched:
             return
         if any("/" not in name for name in touched):  # quarantine: a marker may also have gone
@@ -168,6 +208,7 @@ class LiveTable:
                 self._known.add(id)
                 continue
             self._rewritten[id] = replace(footer)  # without the decoded table
+            self._findings[0].append(id)
             for old in footer.replaces:
                 if id not in self._aliases or old not in self._aliases:
                     self._aliases[old] = self._aliases.get(id, id)
@@ -190,11 +231,14 @@ class LiveTable:
 
     def _drop_vanished(self, vanished: Iterable[str]) -> None:
         """Drop trajectories whose file was gone at the last refresh already, and that no other file has."""
-        for id in sorted(vanished):
-            for number in self.files.get(id, ()):
-                segment = self.segments[number]
-                if len(segment.uids) and not self._storage.exists(segment_key(id)):
-                    self._reduce(segment, np.zeros(len(segment.uids), dtype=bool))
+        held = [id for id in sorted(vanished) if any(len(self.segments[n].uids) for n in self.files.get(id, ()))]
+        self._drop([id for id in held if not self._storage.exists(segment_key(id))])
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        """Drop the trajectories of files that are gone."""
+        self._findings[1].extend(ids)
+        for segment in (self.segments[number] for id in ids for number in self.files.get(id, ())):
+            self._reduce(segment, np.zeros(len(segment.uids), dtype=bool))
 
     def _reduce(
         self, old: Segment, keep: np.ndarray, *, file: str | None = None, row0: np.ndarray | None = None
@@ -311,7 +355,7 @@ class LiveTable:
             _ = footer.trajectories
             return footer
         except FileNotFoundError:  # expired or rewritten since it was listed: the next refresh finds out
-            pass
+            self.look_back()
         except AmagoError as error:
             self.unreadable[id] = str(error)
             self._warn(f"{error}; it is skipped, see: amago lake verify {self.lake.name}")

@@ -152,6 +152,7 @@ class Reader:
         try:
             return self._read(uid)
         except FileNotFoundError:  # rewritten and swept since the last refresh
+            self.live.look_back()
             self.refresh()
             return self._read(uid)
 
@@ -178,6 +179,7 @@ class Reader:
             try:
                 file, footer = self._file(number), read_footer(self.lake.storage, segment.file)
             except FileNotFoundError:  # rewritten and swept since the last refresh
+                self.live.look_back()
                 self.refresh()
                 continue
             table = footer.trajectories.take(pa.array(np.sort(positions(footer.uids(), live))))

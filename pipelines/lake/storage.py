@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pipelines.config.lakes import refuse_scheme
+from pipelines.config.lakes import STORES, refuse_scheme
 from pipelines.files import atomic
-from pipelines.files.locks import exclusive
-from pipelines.files.malformed import read_limited
+from pipelines.files.checksums import checksum
+from pipelines.files.locks import exclusive, locked
+from pipelines.files.malformed import RECORD_BYTES, read_limited
 
 FRESH_SECONDS = 2.0  # a file may appear within the same tick of the file system's clock
-_SCHEME = "s3:"
+_SCHEMES = tuple(f"{scheme}:" for scheme in STORES)
 
 
 class Storage(Protocol):
@@ -47,6 +48,9 @@ class Storage(Protocol):
     def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
         """Yield `names` of several folders."""
 
+    def keys(self, after: str, *, limit: int | None = None) -> list[str]:
+        """Return the keys that sort after `after`, in order; `limit`: that many at most."""
+
     def stamp(self, folder: str) -> int | None:
         """Return a value that changes when a name in `folder` appears or disappears: its modification time in ns, 0 if
         there is no such folder; None if unknown.
@@ -64,11 +68,17 @@ class Storage(Protocol):
     def create(self, key: str, content: bytes) -> None:
         """Write a new file; FileExistsError if another process was first."""
 
+    def find(self, key: str, *, limit: int = RECORD_BYTES) -> tuple[bytes, Mapping[str, str]] | None:
+        """Return the content of a file of at most `limit` bytes, and its version; None if there is no such file."""
+
+    def swap(self, key: str, content: bytes, version: Mapping[str, str] | None) -> None:
+        """Replace this version of a file atomically (None: there is none yet). FileExistsError if there is another."""
+
     def publish(self, staged: Path, key: str) -> None:
         """Move a synced file of `local`/tmp to its place atomically."""
 
-    def remove(self, key: str) -> None:
-        """Remove a file if it exists."""
+    def remove(self, *keys: str) -> None:
+        """Remove files, as far as they exist."""
 
     def exists(self, key: str) -> bool:
         """Return whether a file exists."""
@@ -129,6 +139,14 @@ class LocalStorage:
     def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
         return map(self.names, folders)
 
+    def keys(self, after: str, *, limit: int | None = None) -> list[str]:
+        found = (
+            os.path.relpath(os.path.join(top, name), self.root)
+            for top, _, names in os.walk(self.root)
+            for name in names
+        )
+        return sorted(key for key in found if key > after)[:limit]
+
     def stamp(self, folder: str) -> int | None:
         try:
             return os.stat(f"{self.root}/{folder}").st_mtime_ns  # called often: a Path costs more than the call
@@ -162,6 +180,20 @@ class LocalStorage:
         staged = atomic.stage(path.parent, f".{path.name}", lambda file: file.write(content))
         atomic.publish_new(staged, path)
 
+    def find(self, key: str, *, limit: int = RECORD_BYTES) -> tuple[bytes, Mapping[str, str]] | None:
+        try:
+            content = read_limited(self.root / key, limit)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return content, {"checksum": checksum(content)}
+
+    def swap(self, key: str, content: bytes, version: Mapping[str, str] | None) -> None:
+        with locked(self.root / "locks" / "swap.lock"):
+            found = self.find(key)
+            if (None if found is None else found[1]) != version:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))
+            self.write(key, content)
+
     def publish(self, staged: Path, key: str) -> None:
         path = self.root / key
         self._make_parent(path)
@@ -173,9 +205,10 @@ class LocalStorage:
             self._make_parent(path)
             atomic.publish(staged, path)
 
-    def remove(self, key: str) -> None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(self.root / key)
+    def remove(self, *keys: str) -> None:
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(self.root / key)
 
     def exists(self, key: str) -> bool:
         return (self.root / key).is_file()
@@ -220,11 +253,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def is_remote(location: Path | str) -> bool:
     """Return whether `location` names an object store (a Path has lost one of the slashes of "s3://")."""
-    return str(location).startswith(_SCHEME)
+    return str(location).startswith(_SCHEMES)
 
 
 def connect(location: Path | str) -> Storage:
-    """Return the storage at a directory or at "s3://bucket/prefix". UsageError for any other scheme."""
+    """Return the storage at a directory or at "s3://bucket/prefix" (gs://, az://). UsageError for any other scheme."""
     if is_remote(location):
         from pipelines.lake.remote.object_storage import ObjectStorage
 

@@ -87,9 +87,9 @@ class LakeHeader(Form):
 class Lake:
     """An open lake: `Lake("runs/x")`. Opening reads `lake.json` only; any number of processes may hold one.
 
-    `place` is a directory, a run (for its lake) or "s3://bucket/prefix". `storage` holds the files; `local` is the
-    directory of this host for logs, locks and the index (for a lake in a directory, the lake itself). InputMissing if
-    there is no lake, or if it needs a newer version; IntegrityError if its header is damaged.
+    `place` is a directory, a run (for its lake) or "s3://bucket/prefix" (gs://, az://). `storage` holds the
+    files; `local` is the directory of this host for logs, locks and the index (for a lake in a directory, the lake
+    itself). InputMissing if there is no lake, or if it needs a newer version; IntegrityError if its header is damaged.
 
     >>> lake = Lake("runs/maze")
     >>> lake.sql("select sum(length) as steps from trajectories")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER, QUARANTINE = "tombstones", "quarantine"
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.json")
+_MARKER = re.compile(r"[^.].*\.json", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,8 @@ class Removals:
         self._storage, self._listener = storage, listener
         self._reported: set[str] = set()
         self._stamps: dict[str, int | None] = {}
+        self.listed: dict[str, Sequence[str]] = {}
+        """The names in `FOLDER` and `QUARANTINE`, as last listed."""
         self._read: set[str] = set()
         self._steps: dict[str, int] = {}
         self._merged: set[str] = set()
@@ -154,18 +157,24 @@ class Removals:
         self.whole: set[str] = set()
         self.partial: dict[str, np.ndarray] = {}
 
-    def refresh(self) -> set[str]:
-        """Return the ids (of quarantined segments: names without folder) that were affected since the last time."""
+    def refresh(self, listed: Mapping[str, Sequence[str]] | None = None) -> set[str]:
+        """Return the ids (of quarantined segments: names without folder) that were affected since the last time.
+
+        `listed`: the names in `FOLDER` and `QUARANTINE`, as far as they have just been listed (None: list both).
+        """
+        if listed is None:
+            listed = {folder: self._names(folder) for folder in (QUARANTINE, FOLDER) if self._moved(folder)}
+        self.listed |= listed
         try:
-            if self._moved(QUARANTINE):
-                names = self._quarantine()
+            if QUARANTINE in listed:
+                names = {name.removesuffix(".json") for name in listed[QUARANTINE] if _MARKER.fullmatch(name)}
                 self._touched |= names ^ self._quarantined
                 self._quarantined = names
-            if self._moved(FOLDER):
-                listed = tombstone_names(self._storage)
-                for name in listed:
+            if FOLDER in listed:
+                known = sorted(name for name in listed[FOLDER] if _NAME.fullmatch(name))
+                for name in known:
                     self._touched |= self._take(name) if name not in self._read else set()
-                self._steps = {name: self._steps[name] for name in listed if name in self._steps}
+                self._steps = {name: self._steps[name] for name in known if name in self._steps}
         except BaseException:
             self._stamps.clear()  # what was not read is read the next time
             raise
@@ -242,9 +251,9 @@ class Removals:
         self._stamps[folder] = stamp if settled else None
         return True
 
-    def _quarantine(self) -> set[str]:
+    def _names(self, folder: str) -> list[str]:
         try:
-            names = self._storage.names(QUARANTINE)
+            return self._storage.names(folder)
         except OSError as error:
-            raise storage_error(error, f"read '{self._storage.url(QUARANTINE)}'") from error
-        return {name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")}
+            self._stamps.clear()
+            raise storage_error(error, f"read '{self._storage.url(folder)}'") from error

@@ -26,18 +26,20 @@ class AgentPolicy:
 
     An actor whose `time` is 0 begins an episode, and its memory is reset. Attention keeps the last `capacity` tokens of
     each actor. When weights change, memories made with the old ones stay in use until `rebuild` is called. Actions are
-    drawn from the policy's own generator, so `seed` and the inputs determine them.
+    drawn from the policy's own generator, so `seed` and the inputs determine them. Actors from `offset` on of `total`
+    draw what they would among all of these.
     """
 
     def __init__(
         self, agent: Agent, *, num_actors: int, capacity: int, greedy: bool = False, seed: int = 0,
-        device: torch.device | str = "cpu", precision: str = "float32",
+        device: torch.device | str = "cpu", precision: str = "float32", offset: int = 0, total: int = 0,
     ) -> None:  # fmt: skip
         self.agent, self.num_actors, self.greedy, self.device = agent, num_actors, greedy, torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
         self._policy = agent.heads.policy
         self._precision, self._capacity = precision, capacity
-        self._tape = Tape(lambda: torch.rand(num_actors, self._policy.noise_size, generator=self._generator))
+        rows, here = total or num_actors, slice(offset, offset + num_actors)
+        self._tape = Tape(lambda: torch.rand(rows, self._policy.noise_size, generator=self._generator)[here])
         self._places: Sequence[slice] = [slice(0, num_actors)]
         self._memories = [self._memory(num_actors)]
         self._step: Stepper | None = None
@@ -90,6 +92,24 @@ class AgentPolicy:
         time: np.ndarray,
         noise_NZ: Tensor | None,
     ) -> np.ndarray:
+        params_NP, legal = self.parameters(observation, prev_action, prev_reward, time, part)
+        if noise_NZ is None:
+            features_NF = self._policy.mode(params_NP, legal)
+        else:
+            features_NF = self._policy.sample(params_NP, noise_NZ.to(self.device), legal)
+        return self._policy.stored(features_NF).cpu().numpy()
+
+    @torch.no_grad()
+    def parameters(
+        self,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+        part: int = 0,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add one token of every actor of group `part` to its memory; return the parameters (N, P) of its next action's
+        distribution, and which choices are legal (None: all)."""
         self.agent.sequence.require_time(int(np.max(time)))
         memory = self._memories[part]
         time_N = self._tensor(np.asarray(time, dtype=np.int64))
@@ -107,12 +127,7 @@ class AgentPolicy:
                 self._step = self.agent.sequence.stepper()
             h_ND = self._step(token_ND, time_N, memory)
             params_NP = self.agent.heads.actor.acting(self.agent.policy_input(h_ND, columns)).float()
-        legal = self.agent.legal(columns)
-        if noise_NZ is None:
-            features_NF = self._policy.mode(params_NP, legal)
-        else:
-            features_NF = self._policy.sample(params_NP, noise_NZ.to(self.device), legal)
-        return self._policy.stored(features_NF).cpu().numpy()
+        return params_NP, self.agent.legal(columns)
 
     @torch.no_grad()
     def rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]]) -> None:

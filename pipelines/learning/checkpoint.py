@@ -119,7 +119,7 @@ def save(
             temporary.mkdir(parents=True)
             buffer = io.BytesIO()
             torch.save(dict(training_state), buffer)
-            contents: tuple[bytes | memoryview, ...] = (_stored(weights), _stored(average or {}), buffer.getbuffer())
+            contents: tuple[bytes | memoryview, ...] = (stored(weights), stored(average or {}), buffer.getbuffer())
             files = dict(zip(_FILES, contents, strict=True))
             for name_of, content in files.items():
                 _write(temporary / name_of, content)
@@ -248,7 +248,8 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _stored(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def stored(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The content of a safetensors file."""
     return safetensors_bytes({key: value.detach().contiguous().cpu() for key, value in tensors.items()})
 
 

@@ -21,7 +21,32 @@ _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 def normal(uniform: Tensor) -> Tensor:
     """Map uniforms to standard normal numbers by the inverse distribution function."""
-    return math.sqrt(2) * torch.erfinv((2 * uniform - 1).clamp(-1 + 1e-6, 1 - 1e-6))
+    inside = (2 * uniform - 1).clamp(-1 + 1e-6, 1 - 1e-6)
+    return math.sqrt(2) * (_erfinv(inside) if torch.compiler.is_exporting() else torch.erfinv(inside))
+
+
+# Coefficients of Giles 2010, "Approximating the erfinv function", table 5 (single precision), highest power first.
+_CENTRE = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+_TAILS = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+
+
+def _erfinv(x: Tensor) -> Tensor:
+    """Compute the inverse of the error function in operators that any runtime has, with an error of about 1e-6."""
+    w = -torch.log((1 - x) * (1 + x))
+    return x * torch.where(w < 5, _polynomial(_CENTRE, w - 2.5), _polynomial(_TAILS, w.clamp_min(5).sqrt() - 3))
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    value = torch.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + coefficient
+    return value
 
 
 def _log_normal(inner: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -124,6 +149,7 @@ class GaussianMixture(_BoxPolicy):
 
 
 _EVEN = 1e-6  # far too small to change which action is more likely
+_INSIDE = 1e-6, 1 - 1e-6  # what a draw is clamped to
 _TRIES = 6  # each fails with probability below .05 for shapes above 1
 
 
@@ -152,6 +178,8 @@ class BetaPolicy(_BoxPolicy):
         shapes = shapes.expand(uniform.shape[:-1])
         drawn = gamma(shapes.detach(), uniform)
         x = drawn[..., 0, :] / drawn.sum(-2)
+        if torch.compiler.is_exporting():
+            return 2 * x.clamp(*_INSIDE) - 1
         draw: Any = _BetaDraw.apply
         return 2 * draw(x, shapes[..., 0, :], shapes[..., 1, :]) - 1
 
@@ -174,7 +202,7 @@ def gamma(shape: Tensor, uniform: Tensor) -> Tensor:
     d = shape[..., None] - 1 / 3
     x = normal(uniform[..., :tries])
     v = (1 + x / (9 * d).sqrt()).pow(3)
-    u = uniform[..., tries:].clamp(1e-12, 1)
+    u = uniform[..., tries:].clamp_min(1e-12)
     good = (v > 0) & (u.log() < 0.5 * x.square() + d - d * v + d * v.clamp_min(1e-12).log())
     index = torch.cat((good[..., :-1], torch.ones_like(good[..., :1])), -1).byte().argmax(-1, keepdim=True)
     return (d * v.clamp_min(1e-6)).gather(-1, index)[..., 0]
@@ -185,7 +213,7 @@ class _BetaDraw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        x = x.clamp(1e-6, 1 - 1e-6)
+        x = x.clamp(*_INSIDE)
         ctx.save_for_backward(x, a, b)
         return x
 

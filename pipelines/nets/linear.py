@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 from pipelines.config.encoders import Activation
 from pipelines.nets import init
 from pipelines.nets.activation import activation as make_activation
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class SigmaLinear(nn.Module):
@@ -57,6 +60,21 @@ def iterate(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, SigmaLinear):
             module.iterate()
+
+
+def folded(network: _Module) -> _Module:
+    """Replace every `SigmaLinear` of `network` by the plain linear layer that it is at present; returns `network`."""
+    for name, module in [*network.named_children()]:
+        if not isinstance(module, SigmaLinear):
+            folded(module)
+            continue
+        outputs, inputs = module.weight.shape
+        plain = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=module.weight.dtype)
+        with torch.no_grad():
+            plain.weight.copy_(module.weight * module.scale())
+            plain.bias.copy_(module.bias)
+        setattr(network, name, plain.requires_grad_(module.weight.requires_grad))
+    return network
 
 
 class MLP(nn.Module):

@@ -10,20 +10,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import secrets
 import signal
+import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from pipelines.config.launch import announced, is_main, rank
 from pipelines.errors import AmagoError, StageFailed, UsageError
 
 _PR_SET_PDEATHSIG = 1
-_REPORT_SECONDS = 3.0
+_POLL_SECONDS = 0.02
+_ORDER, _DONE, _FAILED = 1.0, 0.0, -1.0
+_ORDER_TIMEOUT = datetime.timedelta(days=365)
+_END_TIMEOUT = datetime.timedelta(seconds=10)
 _LOST = ("onnection closed", "onnection reset", "roken pipe", "imed out", "NCCL", "ProcessGroup", "peer", "Gloo")
 
 
@@ -50,13 +57,58 @@ def join(device: torch.device, *, timeout_seconds: float) -> None:
         return
     with contextlib.suppress(OSError, AttributeError):  # Linux: end with the launcher, which kill -9 leaves no chance
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend, own = "gloo", None
+    if device.type == "cuda":  # objects, which are on the host, go by gloo
+        torch.cuda.set_device(device)
+        backend, own = "cpu:gloo,cuda:nccl", torch.device("cuda", torch.cuda.current_device())
+    timeout = datetime.timedelta(seconds=timeout_seconds)
     try:
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_seconds))
+        store, place, number = next(rendezvous("env://", timeout=timeout))
+        name = meet(store, place, number, timeout_seconds=timeout_seconds)
     except ValueError as error:
         raise UsageError(
             f"cannot join the other ranks: {error}", hint="start ranks with torchrun, or with amago train --ranks N"
         ) from error
+    except dist.DistError as error:
+        raise StageFailed(f"cannot join the other ranks: {error}") from error
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(name, store),
+        rank=place,
+        world_size=number,
+        timeout=timeout,
+        device_id=own,
+    )
+
+
+def meet(store: Store, rank: int, size: int, *, timeout_seconds: float) -> str:
+    """Agree with the other ranks on a name that no earlier attempt has used, and return it.
+
+    A launcher keeps its store when it restarts all ranks, with the addresses of those that have ended. So each rank
+    announces itself by a token; rank 0 proposes a name for the newest tokens of all, until all accept it.
+    """
+    token, deadline = secrets.token_hex(8), time.monotonic() + timeout_seconds
+    others = [f"amago/{number}" for number in range(size)]
+    store.set(others[rank], token)
+    proposed: list[str] = []
+    while time.monotonic() < deadline:
+        if rank == 0 and store.check(others):
+            tokens = [store.get(each).decode() for each in others]
+            if tokens != proposed:
+                proposed = tokens
+                store.set("amago/proposal", ",".join(tokens))
+        if store.check(["amago/proposal"]):
+            proposal = store.get("amago/proposal").decode()
+            if proposal.split(",")[rank : rank + 1] == [token]:
+                store.set(f"amago/{proposal}/{rank}", "accepted")
+                if store.check([f"amago/{proposal}/{number}" for number in range(size)]):
+                    return f"amago/{proposal}"
+        time.sleep(_POLL_SECONDS)
+    absent = ", ".join(str(number) for number in range(size) if not store.check(others[number : number + 1]))
+    raise StageFailed(
+        f"rank {rank} has waited {timeout_seconds:g} s for rank {absent or 0}",
+        hint="start all ranks together, or set a longer train.rank_timeout",
+    )
 
 
 def leave() -> None:
@@ -112,6 +164,12 @@ def means(figures: Mapping[str, float], device: torch.device) -> dict[str, float
     return {name: found[name] for name in figures}
 
 
+def described(device: torch.device) -> dict[str, Any]:
+    """Describe the ranks for the run's record."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    return {"ranks": size(), "backend": backend, "hosts": sorted(set(gather(socket.gethostname())))}
+
+
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:
     """Return for each flag whether it is set on some rank."""
     if size() == 1:
@@ -139,13 +197,52 @@ def gather(value: Any) -> list[Any]:
 
 def wait_for_main() -> None:
     """Wait until rank 0 has ended: a launcher stops all ranks when one ends, and rank 0 has an error to report."""
-    if not dist.is_initialized():
-        return
-    if dist.get_backend() == "gloo":
+    if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # rank 0 never takes part
             dist.broadcast(torch.zeros(1), src=0)
-    else:
-        time.sleep(_REPORT_SECONDS)
+
+
+@contextlib.contextmanager
+def giving_orders() -> Iterator[Callable[[Any], None]]:
+    """Yield the function by which rank 0 sends an order, a picklable object, to the other ranks, which iterate over
+    `orders`; the end of the block is the end of their orders."""
+    if size() == 1:
+        yield lambda order: None
+        return
+    group = dist.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)
+
+    def send(order: Any) -> None:
+        with connected():
+            dist.broadcast(torch.tensor([_ORDER]), src=0, group=group)
+            dist.broadcast_object_list([order], src=0, group=group)
+
+    try:
+        yield send
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            dist.broadcast(torch.tensor([_FAILED]), src=0, group=group, async_op=True).wait(_END_TIMEOUT)
+        raise
+    with connected():
+        dist.broadcast(torch.tensor([_DONE]), src=0, group=group)
+        dist.barrier(group)
+
+
+def orders() -> Iterator[Any]:
+    """Yield rank 0's orders as they come, however long that takes. RankLost if rank 0 has ended without a word."""
+    group = dist.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)
+    while True:
+        kind, order = torch.zeros(1), [None]
+        with connected():
+            message = dist.broadcast(kind, src=0, group=group, async_op=True)
+            while not message.is_completed():  # signals are handled here
+                time.sleep(_POLL_SECONDS)
+            message.wait()
+            if kind == _DONE:
+                dist.barrier(group)
+            if kind != _ORDER:
+                return
+            dist.broadcast_object_list(order, src=0, group=group)
+        yield order[0]
 
 
 @contextlib.contextmanager

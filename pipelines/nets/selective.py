@@ -32,6 +32,10 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Compute y_t = <out_t, h_t>, h_t = exp(delta_t rate) h_{t-1} + delta_t into_t x_t -> (y (B, T, D), last h). States
     are reset where `begins_BT`."""
+    if torch.compiler.is_exporting():  # one step of acting, in operators that any runtime has
+        decay_BDS = (delta_BTD[:, 0, :, None] * rate_DS).exp()
+        last_BDS = decay_BDS * state_BDS + (delta_BTD * x_BTD)[:, 0, :, None] * into_BTS
+        return (last_BDS @ out_BTS.transpose(1, 2)).transpose(1, 2), last_BDS
     state_BSD = state_BDS.transpose(1, 2).contiguous()
     rate_SD = rate_DS.t().contiguous()
     y_BTD, last_BSD, _ = _forward(delta_BTD * x_BTD, delta_BTD, rate_SD, into_BTS, out_BTS, state_BSD, begins_BT)

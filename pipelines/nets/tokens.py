@@ -23,6 +23,8 @@ class TokenEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Encode integers (..., S), of which the first `lengths` (...,) are valid."""
+        if torch.compiler.is_exporting():
+            return self._stepwise(tokens, lengths)
         leading = lengths.shape
         tokens_MS, lengths_M = tokens.reshape(-1, tokens.shape[-1]).long(), lengths.reshape(-1).long()
         begins_M = torch.ones_like(lengths_M, dtype=torch.bool)
@@ -35,3 +37,12 @@ class TokenEncoder(nn.Module):
             x_MSE = self.embedding(tokens_MS.remainder(self.rows))
             packed = pack_padded_sequence(x_MSE, lengths_M.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False)
             return self.rnn(packed)[1][0] * (lengths_M > 0)[:, None]
+
+    def _stepwise(self, tokens_NS: Tensor, lengths_N: Tensor) -> Tensor:
+        """Encode every sequence (N, S), place by place, in operators that any runtime has."""
+        x_NSE = self.embedding(tokens_NS.long().remainder(self.rows))
+        state_NH = x_NSE.new_zeros(x_NSE.shape[0], self.rnn.hidden_size)
+        for place in range(x_NSE.shape[1]):
+            _, after_1NH = self.rnn(x_NSE[:, place : place + 1], state_NH[None])
+            state_NH = torch.where((lengths_N > place)[:, None], after_1NH[0], state_NH)
+        return state_NH

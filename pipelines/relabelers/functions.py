@@ -61,7 +61,7 @@ class Called:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All columns: there is no telling."""
+        """Return all columns: a function may read any."""
         return tuple(column.name for column in self.context.schema.columns)
 
     def results(self, paths: Paths) -> Iterator[Any]:
@@ -75,9 +75,9 @@ class Called:
             except AmagoError:
                 raise
             except Exception as error:
-                told = str(error).splitlines()[0] if str(error) else ""
+                reason = str(error).splitlines()[0] if str(error) else ""
                 raise UsageError(
-                    f"'{self.text}' raised {type(error).__name__}{f': {told}' if told else ''} on trajectory {uid}",
+                    f"'{self.text}' raised {type(error).__name__}{f': {reason}' if reason else ''} on trajectory {uid}",
                     hint="mend the function",
                 ) from error
 

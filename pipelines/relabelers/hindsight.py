@@ -21,7 +21,7 @@ from pipelines.relabelers.paths import Paths, picked, taken
 
 Strategy = Literal["final", "future", "random"]
 BEGIN, GOAL = range(2)  # purposes of draws
-TRIES = 16  # beginnings that are drawn for `future`; at all of them it would have to stand still from there on
+TRIES = 16  # beginnings for `future`; the last one is the first row, from which a goal is found if there is any
 
 
 class Hindsight:
@@ -35,8 +35,8 @@ class Hindsight:
         self.reads = (rule.achieved, TERMINATED, TRUNCATED, *self.changes)
 
     def relabel(self, paths: Paths) -> Paths:
-        """Each with another goal, which it reaches (in its last row, where that ends it); without those that reached
-        no place to choose.
+        """Return each with another goal, which it reaches (in its last row, where that ends it); without those that
+        reached no place to choose.
         """
         begin = np.zeros(len(paths), dtype=np.int64)
         count, goal_row = self._choose(paths, begin, round=0)
@@ -52,12 +52,12 @@ class Hindsight:
         return self._with_goal(paths, np.flatnonzero(count), begin, goal_row)
 
     def _choose(self, paths: Paths, begin: np.ndarray, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows each may choose its goal from (n,), and the one it chose (n,); `begin` (n,) is where it begins,
-        drawn here for `future`.
+        """Return how many rows each may choose its goal from (n,), and the one it chose (n,). `begin` (n,), where it
+        begins, is drawn here for `future`.
         """
         rule, achieved = self.rule, paths.columns[self.rule.achieved]
         if self.strategy == "future":
-            begin[:] = paths.uniform(BEGIN, round) * (paths.rows - 1)
+            begin[:] = 0 if round == TRIES - 1 else paths.uniform(BEGIN, round) * (paths.rows - 1)
         free = ~rule.reached(achieved, paths.spread(achieved[paths.first + begin]))
         free[paths.first] = False
         if begin.any():

@@ -170,10 +170,10 @@ def _strip(frames: np.ndarray, name: str, *, of: int) -> Markup:
     pictures = [png(np.ascontiguousarray(frame[::every, ::every])) for frame in frames]
     size = sum(map(len, pictures))
     kept = pictures[:: -(-size // _MOST_BYTES)]
-    told = f"{len(kept)} of {of:,} frames, in order: {name}"
+    caption = f"{len(kept)} of {of:,} frames, in order: {name}"
     shown = (element("img", src=f"data:image/png;base64,{base64.b64encode(each).decode()}", alt="") for each in kept)
-    strip = element("div", shown, class_="frames", role="img", aria_label=told)
-    return element("figure", strip, element("figcaption", element("p", told)))
+    strip = element("div", shown, class_="frames", role="img", aria_label=caption)
+    return element("figure", strip, element("figcaption", element("p", caption)))
 
 
 def _steps(columns: Mapping[str, np.ndarray], figures: Mapping[str, np.ndarray]) -> Markup:

@@ -16,7 +16,7 @@ from typing import Any
 from pipelines.errors import is_stop
 from pipelines.events import Event, Listener, Notice, Progress
 from pipelines.report.episodes import Draw
-from pipelines.report.run_report import write_report
+from pipelines.report.run_report import make_page
 from pipelines.runs.stored import read_run
 
 NAME = "report.html"
@@ -38,7 +38,7 @@ def refreshing(
     due = clock() + _FIRST_SECONDS
     refresh = write or (lambda: _written(run, listener, sample=0, lakes=False))
 
-    def tell(event: Event) -> None:
+    def forward(event: Event) -> None:
         nonlocal due
         listener(event)
         if isinstance(event, Progress) and (began := clock()) >= due:
@@ -46,7 +46,7 @@ def refreshing(
             ended = clock()
             due = ended + max(_LEAST_SECONDS, _PAUSE * (ended - began))
 
-    yield tell
+    yield forward
 
 
 def write_final(run: Path, listener: Listener, draw: Draw | None = None) -> list[Path]:
@@ -62,7 +62,7 @@ def write_stopped(run: Path, listener: Listener) -> None:
 
 def _written(run: Path, listener: Listener, *, sample: int, lakes: bool, draw: Draw | None = None) -> bool:
     try:
-        write_report(run / NAME, [read_run(run)], sample=sample, lakes=lakes, draw=draw)
+        make_page([read_run(run)], sample=sample, lakes=lakes, draw=draw).write(run / NAME)
     except Exception as error:  # of any kind: a page is not worth a run
         if is_stop(error):
             raise

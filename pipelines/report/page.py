@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipelines.files.atomic import write_atomically
 from pipelines.report.bundle import charting_script
 from pipelines.report.charts import DARK, LIGHT, Lines, Series, Theme, is_random
 from pipelines.report.markup import Markup, element, folded, script_data
@@ -151,6 +153,11 @@ class Page:
     axes: Sequence[str] = ()
     runs: Sequence[tuple[str, int, int]] = ()
     foot: str = ""
+
+    def write(self, to: Path) -> Path:
+        """Write the page to the file `to`; return it."""
+        write_atomically(to, self.html())
+        return to
 
     def html(self) -> str:
         """Return the file's contents."""

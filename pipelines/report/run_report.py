@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipelines.errors import AmagoError, masked
 from pipelines.events import Listener, duration, silent
-from pipelines.files.atomic import write_atomically
 from pipelines.files.malformed import UNREADABLE
 from pipelines.report import episodes, experience, groups, provenance, scores, training, videos
 from pipelines.report.episodes import Draw
@@ -32,25 +30,6 @@ _UNSHOWN: tuple[type[Exception], ...] = (AmagoError, *UNREADABLE)
 Sections = Iterator[tuple[str, str, Markup]]
 
 
-def write_report(
-    to: Path,
-    stored: Sequence[StoredRun],
-    *,
-    sample: int = 0,
-    lakes: bool = True,
-    draw: Draw | None = None,
-    listener: Listener = silent,
-) -> Path:
-    """Write the page about `stored` to the file `to`.
-
-    `sample`: number of episodes that are shown with the agent's values, for one run, and drawn by `draw`. `lakes`:
-    whether lakes and lineage are read. What cannot be read is named in place of its section.
-    """
-    page = make_page(stored, sample=sample, lakes=lakes, draw=draw, listener=listener)
-    write_atomically(to, page.html())
-    return to
-
-
 def make_page(
     stored: Sequence[StoredRun],
     *,
@@ -59,7 +38,11 @@ def make_page(
     draw: Draw | None = None,
     listener: Listener = silent,
 ) -> Page:
-    """Return the page that `write_report` writes."""
+    """Return the page about `stored`.
+
+    `sample`: number of episodes that are shown with the agent's values, for one run, and drawn by `draw`. `lakes`:
+    whether lakes and lineage are read. What cannot be read is named in place of its section.
+    """
     columns = sum(len(run.metrics.columns) for run in stored)
     points = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS // max(columns, 1)))
     runs, charts = shown_runs(stored, points=points), Charts()

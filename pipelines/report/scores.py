@@ -59,7 +59,7 @@ def _curves(run: ShownRun, metric: str, *, several: bool, bands: bool) -> Iterat
 
 
 def _told_apart(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the tasks of evaluations, with as much of their settings as tells them apart."""
+    """Return the tasks of evaluations, with as much of their settings as distinguishes them."""
     names = [_tasks(each) for each in evaluations]
     episodes = [
         f"{name}, {text(each.metrics.get('episodes'), 20)} episodes"

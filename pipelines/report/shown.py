@@ -55,7 +55,7 @@ class ShownRun:
 
 
 def shown_runs(stored: Sequence[StoredRun], *, points: int) -> list[ShownRun]:
-    """Return runs with names that tell them apart."""
+    """Return runs with distinct names."""
     names = Counter(run.name for run in stored)
     labels = [run.name if names[run.name] == 1 else str(run.path) for run in stored]
     colors = _colors(stored)

@@ -81,21 +81,8 @@ class LakeSink:
             lake.require_schema(self._schema)
             collectors.register(lake, self.name, **self._record())
             self._opened = lake, lake.writer(self._schema, name=self.name, seal_seconds=self._seal_seconds)
-            self._enforce_limits(lake)
+            self._retention.enter_context(maintenance(lake, self._limits, self.notices.put))
         return self._opened
-
-    def _enforce_limits(self, lake: Lake) -> None:
-        limits = self._limits
-        if limits.max_steps or limits.max_bytes or limits.compact:
-            cap = RetentionThread(
-                lake,
-                max_steps=limits.max_steps,
-                max_bytes=limits.max_bytes,
-                grace_seconds=limits.grace_seconds,
-                merge=limits.compact,
-                listener=self.notices.put,
-            )
-            self._retention.enter_context(cap)
 
     def append(self, trajectories: Trajectories) -> None:
         """Store finished episodes."""
@@ -113,6 +100,20 @@ class LakeSink:
         """Make everything stored so far visible to readers."""
         if self._opened is not None:
             self._opened[1].seal()
+
+
+def maintenance(lake: Lake, limits: LakeSettings, listener: Listener) -> contextlib.AbstractContextManager[object]:
+    """Keep `lake` within `limits` until the end of the context; `listener` is called by another thread."""
+    if not (limits.max_steps or limits.max_bytes or limits.compact):
+        return contextlib.nullcontext()
+    return RetentionThread(
+        lake,
+        max_steps=limits.max_steps,
+        max_bytes=limits.max_bytes,
+        grace_seconds=limits.grace_seconds,
+        merge=limits.compact,
+        listener=listener,
+    )
 
 
 class Collector:

@@ -218,6 +218,8 @@ def trained(
             greedy=greedy,
             seed=seed,
             precision=checkpoint.record["precision"],
+            offset=env.episodes.offset,
+            total=env.episodes.total,
         )
     return Acting(
         policy=policy,

@@ -120,7 +120,7 @@ class Rollout:
         episodes that ended before have reached the sink.
         """
         self._clear_counters()
-        told = time.perf_counter()
+        reported = time.perf_counter()
         stepping = Waiting(what=f"a step of environment '{self.env.spec.name}'", stoppable=False)
         listener(stepping)
         try:
@@ -133,8 +133,8 @@ class Rollout:
                     between()
                 self.step()
                 now = time.perf_counter()
-                if now - told >= _PROGRESS_SECONDS:
-                    told = now
+                if now - reported >= _PROGRESS_SECONDS:
+                    reported = now
                     listener(self._progress(stage, steps))
                     listener(stepping)
             self.settle()

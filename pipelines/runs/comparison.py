@@ -91,7 +91,7 @@ def grouped(
     members: dict[tuple[str, ...], list[int]] = {}
     for place, table in enumerate(tables):
         members.setdefault(_values(table, keys), []).append(place)
-    named = keys if by else _telling(keys, tables, runs, len(members))
+    named = keys if by else _distinguishing(keys, tables, runs, len(members))
     groups = []
     for places in members.values():
         own = {key: tables[places[0]].get(key) for key in named}
@@ -216,10 +216,10 @@ def _values(table: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(repr(table.get(key)) for key in keys)
 
 
-def _telling(
+def _distinguishing(
     keys: Sequence[str], tables: Sequence[Mapping[str, Any]], runs: Sequence[StoredRun], count: int
 ) -> list[str]:
-    """Return as few of the keys as tell the groups apart: the size before what it stands for, then what was changed."""
+    """Return as few keys as distinguish the groups: the size before what it stands for, then what was changed."""
     changed = {key for run in runs for key in run.changed}
     chosen: list[str] = []
     parts = 1

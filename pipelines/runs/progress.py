@@ -26,13 +26,13 @@ def recording(run: Path, listener: Listener, *, every: float = _EVERY_SECONDS) -
     """Yield a listener that also keeps progress.json of `run` up to date. A disk that refuses does not stop a run."""
     recorder = _Recorder(run / NAME, every)
 
-    def tell(event: Event) -> None:
+    def forward(event: Event) -> None:
         if isinstance(event, Progress):
             recorder.take(event)
         listener(event)
 
     try:
-        yield tell
+        yield forward
     finally:
         recorder.write()
 

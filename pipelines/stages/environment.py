@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pipelines.config.cores import available_cores
 from pipelines.config.settings import Settings
-from pipelines.envs.env import Env, Trial
+from pipelines.envs.env import Env, EpisodeCounter, Trial
 from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import StageFailed, UsageError
@@ -41,10 +41,13 @@ def make_env(
     split: Split = "train",
     workers: int = 0,
     drawn: bool = False,
+    offset: int = 0,
+    total: int = 0,
     listener: Listener = silent,
 ) -> Env:
     """Make the run's environment as one batch of `actors`, stepped in `workers` processes, or to be `drawn` in this
-    one. UsageError if the run does not name an environment."""
+    one; `offset` and `total`, if they are a slice of more, as in `EpisodeCounter`. UsageError if the run does not name
+    an environment."""
     if not settings.env.name:
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
     name, params = settings.env.name, settings.env.params
@@ -58,9 +61,14 @@ def make_env(
             split=split,
             params=params,
             timeout_seconds=settings.collect.env_timeout_seconds,
+            offset=offset,
+            total=total,
             listener=listener,
         )
-    return make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn)
+    env = make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn)
+    if total:
+        env.episodes = EpisodeCounter(num_envs=actors, total=total, offset=offset)
+    return env
 
 
 def candidate(settings: Settings) -> Env:
@@ -88,9 +96,11 @@ def with_actors(
     if collects and steps is None:
         steps = STEPS
     if steps is None or actors is None:
+        count = wanted.collectors
         with contextlib.closing(candidate(settings)) as env:
-            steps = steps or max(STEPS, _LEAST_EPISODES * (env.spec.horizon or 0))
-            actors = actors or _enough_actors(settings, env, collects, steps, trial)
+            steps = steps or max(STEPS, _LEAST_EPISODES * count * (env.spec.horizon or 0))
+            shares = [each // count for each in (*collects, steps)]
+            actors = actors or _enough_actors(settings, env, shares[:-1], shares[-1], trial)
     return settings.model_copy(update={"collect": wanted.model_copy(update={"steps": steps, "actors": actors})})
 
 
@@ -111,7 +121,7 @@ def _enough_actors(
 
     The estimate of an episode's length is that of random play if the first policy is random, otherwise the time limit.
     """
-    alone, wanted, cores = env.steps_one_by_one, settings.collect.workers, available_cores()
+    alone, wanted, cores = env.steps_one_by_one, settings.collect.workers, _cores(settings)
     share = min(collects[0], sum(collects) / _EPISODES) if collects else steps / _EPISODES
     seen = None
     if alone and (wanted != 0 or not collects) and not settings.collect.env_timeout_seconds:
@@ -164,8 +174,9 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
     return actors if messages(actors) and seconds * actors > worth else few or FEW
 
 
-def workers(settings: Settings, *, actors: int) -> int:
-    """Return the number of processes that step `actors` environments: as configured, otherwise based on measured step
+def workers(settings: Settings, *, actors: int, together: int | None = None) -> int:
+    """Return the number of processes that step `actors` environments, for one of `together` processes (None: of the
+    collectors) that share the cores: as configured, otherwise based on measured step
     time. Environments with a time limit get one process per core, because a step here could not be interrupted.
     UsageError if a limit cannot be enforced."""
     wanted, limit = settings.collect.workers, settings.collect.env_timeout_seconds
@@ -176,7 +187,7 @@ def workers(settings: Settings, *, actors: int) -> int:
         )
     if wanted != "auto":
         return wanted
-    cores = available_cores()
+    cores = _cores(settings, together)
     if limit:
         return min(cores, actors)
     if (cores < 2 or actors < 2) and not is_users(settings.env.name or ""):
@@ -186,6 +197,12 @@ def workers(settings: Settings, *, actors: int) -> int:
     if seen and seen.death:  # reported by the workers
         return min(cores, actors)
     return share_out(seen.seconds * actors, actors=actors, cores=cores) if seen else 0
+
+
+def _cores(settings: Settings, together: int | None = None) -> int:
+    """Return the number of cores for the environments of one of several processes."""
+    collect = settings.collect
+    return max(available_cores() // ((together or collect.collectors) if collect.engine == "local" else 1), 1)
 
 
 def share_out(seconds: float, *, actors: int, cores: int) -> int:

@@ -10,17 +10,18 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
-from pipelines.envs.env import Env, EnvSpec
+from pipelines.envs.env import EnvSpec
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
 from pipelines.evaluation.adaptation import example
 from pipelines.evaluation.adaptation import metrics as describe
-from pipelines.evaluation.runner import evaluate
+from pipelines.evaluation.runner import joined
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
@@ -31,20 +32,19 @@ from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.report.charts import Series
 from pipelines.report.plots import adaptation_curve
-from pipelines.rollout.policies import trained
 from pipelines.stages import filming
-from pipelines.stages.environment import make_env, workers
+from pipelines.stages.engines import make_engine, perform_all
+from pipelines.stages.evaluator import EvaluatorTask
 from pipelines.stages.resolve import differences
 from pipelines.stages.result import Result, Table
 from pipelines.tracking.background import tracked
-from pipelines.training.learner import use_threads
 from pipelines.training.metrics_log import MetricsLog
 
 _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
 _CURVES = ("success", "return")
 Reports = Mapping[str, Mapping[str, Any]]
 _REPORT_BYTES = 1 << 16
-_NOT_IDENTITY = {"tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference", "video"}
+_NOT_IDENTITY = {"evaluators", "tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference", "video"}
 
 
 def run(
@@ -133,28 +133,36 @@ def play(
     settings: Settings, checkpoint: Checkpoint, listener: Listener = silent, *, tasks: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Play the episodes, on `tasks` if given, and return the report as plain data."""
-    wanted, began = settings.evaluate, time.process_time()
-    actors = min(wanted.actors, wanted.episodes)
-    use_threads(settings.train.threads)
-    shared = workers(settings, actors=actors)
-    env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, workers=shared, listener=listener)
-    try:
-        require_metrics(settings, env.spec)
-        if tasks:
-            env.play_only(tasks)
-        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent)
-        results = evaluate(env, acting.policy, episodes=wanted.episodes, listener=listener)
-    finally:
-        env.close()
+    wanted, actors = settings.evaluate, min(settings.evaluate.actors, settings.evaluate.episodes)
+    count = min(wanted.evaluators, actors)
+    shares = [
+        EvaluatorTask(
+            settings=settings,
+            checkpoint=checkpoint,
+            place=slice(actors * number // count, actors * (number + 1) // count),
+            total=actors,
+            tasks=tuple(tasks),
+            count=count,
+            check=partial(require_metrics, settings),
+        )
+        for number in range(count)
+    ]
+    if count == 1:
+        played = [shares[0].play(listener)]
+    else:
+        engine, restarts = make_engine(settings.collect, count), settings.collect.restarts
+        played = perform_all(shares, engine, what="evaluator", restarts=restarts, listener=listener)
+    episodes = [episode for share in played for episode in share.episodes]
+    results = joined(played[0].spec, episodes, max(share.seconds for share in played))
     return {
         "update": checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
         "settings": wanted.model_dump(mode="json"),
         "metrics": describe(results, every_task=bool(tasks)),
-        "known": baselines(env),
+        "known": baselines(results.spec),
         "time": time.time(),
         "seconds": results.seconds,
-        "cpu_seconds": time.process_time() - began,
+        "cpu_seconds": sum(share.cpu_seconds for share in played),
     }
 
 
@@ -188,10 +196,9 @@ def known_returns(settings: Settings) -> Reference | None:
     return reference(wanted)
 
 
-def baselines(env: Env) -> dict[str, dict[str, Any]]:
+def baselines(spec: EnvSpec) -> dict[str, dict[str, Any]]:
     """Return the exact return and success by attempt of random and optimal play, where the environment provides
     them."""
-    spec = env.spec
     return {
         "random": {"return": spec.random_return, "success": _listed(spec.random_success)},
         "optimal": {"return": spec.optimal_return, "success": _listed(spec.optimal_success)},

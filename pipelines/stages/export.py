@@ -1,45 +1,152 @@
-"""export: write a policy bundle, or trajectories for other tools."""
+"""export: write a policy in forms that act without the run or this package, or trajectories for other tools."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
-from pipelines.errors import InputMissing, UsageError
-from pipelines.events import Listener, silent
-from pipelines.export.policy_bundle import write_bundle
+from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.evaluation.adaptation import metrics as describe
+from pipelines.evaluation.runner import evaluate
+from pipelines.events import Listener, Notice, silent
+from pipelines.export import forms, parity
+from pipelines.export.policy_bundle import specification, write_bundle
+from pipelines.export.step_function import StepFunction
 from pipelines.formats import export as datasets
 from pipelines.formats.make import exporter
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
-from pipelines.stages.result import Result
-
-POLICY = "safetensors"  # the policy format; all others are for trajectories
+from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.checkpoint import Checkpoint, load_agent
+from pipelines.rollout.policies import Policy, trained
+from pipelines.stages.environment import make_env, workers
+from pipelines.stages.result import Result, Table
 
 
 def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result:
-    """Export to `export.to` in the format `export.format`: the policy bundle of a checkpoint (default: RUN/export,
-    replacing an older one), or the trajectories of the run's lake, see `dataset`."""
-    if settings.export.format != POLICY:
+    """Export to `export.to` in the formats `export.format`: the policy of a checkpoint (default: RUN/export, replacing
+    an older one), or the trajectories of the run's lake, see `dataset`.
+
+    IntegrityError if a form does not act as the trained policy does; then nothing is written.
+    """
+    wanted, started = settings.export, time.monotonic()
+    if not wanted.of_policy:
         return dataset(settings, lake=run, listener=listener)
-    started = time.monotonic()
-    refuse_scheme(settings.export.to, what="give a directory")
+    refuse_scheme(wanted.to, what="give a directory")
+    chosen = tuple(form for form in (forms.ONNX, forms.TORCH) if form in wanted.format)
+    forms.require_packages(chosen)
     directory = RunDirectory.open(run)
-    checkpoint = checkpoints.load(directory.checkpoints, settings.export.checkpoint)
-    to = Path(settings.export.to) if settings.export.to else directory.path / "export"
-    size = write_bundle(checkpoint.acting, checkpoint.record, to)
+    checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
+    to = Path(wanted.to) if wanted.to else directory.path / "export"
+    files: Mapping[str, bytes] = {}
+    about: Mapping[str, Any] = {}
+    figures: dict[str, Any] = {}
+    tables: list[Table] = []
+    if chosen:
+        files, about, report = _proved(settings, checkpoint, chosen, listener)
+        figures, tables = {"parity": report["forms"]}, [table(report)]
+    size = write_bundle(checkpoint.acting, checkpoint.record, to, forms=files, about=about)
     return Result(
         command="export",
         run=run,
-        metrics={"update": checkpoint.update, "bytes": size},
+        metrics={"update": checkpoint.update, "bytes": size, **figures},
         outputs=[to],
+        tables=tables,
         seconds=time.monotonic() - started,
     )
+
+
+def _proved(
+    settings: Settings, checkpoint: Checkpoint, chosen: tuple[str, ...], listener: Listener
+) -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]:
+    """Return the files of the forms, what policy.json says of them, and the report of the proof."""
+    agent = load_agent(checkpoint, own=settings.agent)
+    capacity = checkpoint.record["context_length"]
+    function = StepFunction(agent, capacity=capacity)
+    listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
+    files = forms.make(function, chosen)
+    record = {**specification(checkpoint.record), **forms.described(function), "forms": list(chosen)}
+    listener(Notice(stage="export", text=f"recording steps of {parity.ACTORS} actors"))
+    wanted, shared = settings.evaluate, workers(settings, actors=parity.ACTORS)
+    env = make_env(settings, actors=parity.ACTORS, seed=wanted.seed, split=wanted.split, workers=shared)
+    try:
+        policy = AgentPolicy(agent, num_actors=parity.ACTORS, capacity=capacity, seed=wanted.seed)
+        recording = parity.record(policy, env, greedy=wanted.greedy, seed=wanted.seed)
+    finally:
+        env.close()
+    agreements = {}
+    for form in chosen:
+        step = forms.opened(form, files[forms.FILES[form]], record, parity.ACTORS)
+        agreements[form] = parity.compare(recording, step)
+    parity.require(agreements)
+    report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener))
+    files |= parity.files(recording, report)
+    record["parity"] = {"tolerance": parity.TOLERANCE, "equal": parity.EQUAL}
+    return files, record, report
+
+
+def _evaluations(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    files: Mapping[str, bytes],
+    record: Mapping[str, Any],
+    listener: Listener,
+) -> dict[str, Any]:
+    """Return the scores of the policy and of its forms on the same episodes. IntegrityError if the mean return of a
+    form is outside the policy's interval."""
+    episodes, wanted = settings.export.episodes, settings.evaluate
+    if not episodes:
+        return {}
+    actors = min(wanted.actors, episodes)
+    found: dict[str, Any] = {}
+    for form in ("original", *record["forms"]):
+        listener(Notice(stage="export", text=f"evaluating {form}: {episodes} episodes"))
+        shared = workers(settings, actors=actors)
+        env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, workers=shared)
+        try:
+            if form == "original":
+                policy: Policy = trained(
+                    checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent
+                ).policy
+            else:
+                step = forms.opened(form, files[forms.FILES[form]], record, actors)
+                policy = forms.ExportedPolicy(step, record, greedy=wanted.greedy, seed=wanted.seed)
+            figures = describe(evaluate(env, policy, episodes=episodes, listener=listener))
+        finally:
+            env.close()
+        found[form] = {key: value for key, value in figures.items() if key not in ("per_task", "published")}
+        mean, (low, high) = found[form]["return_mean"], found["original"]["return_ci95"]
+        slack = 1e-6 * max(abs(low), abs(high), 1e-6)
+        if not low - slack <= mean <= high + slack:
+            raise IntegrityError(
+                f"the form '{form}' scores {mean:.4g}, outside the policy's interval [{low:.4g}, {high:.4g}]",
+                hint="please report it with the agent's settings",
+            )
+    return found
+
+
+def table(report: Mapping[str, Any]) -> Table:
+    """Return the proof as a table for people."""
+    rows = []
+    for form, agreement in report["forms"].items():
+        figures = report["evaluations"].get(form)
+        score = [f"{figures['return_mean']:.4g}"] if figures else ["-"]
+        shares = (f"{agreement[name]:.2%}" for name in ("equal_greedy", "equal_sampled"))
+        rows.append([form, f"{agreement['greatest_difference']:.1e}", *shares, *score])
+    original = report["evaluations"].get("original")
+    if original:
+        low, high = original["return_ci95"]
+        rows.insert(0, ["original", "", "", "", f"{original['return_mean']:.4g} [{low:.4g}, {high:.4g}]"])
+    steps = next(iter(report["forms"].values()))
+    title = f"{steps['steps']} steps of {steps['actors']} actors, {steps['resets']} resets"
+    return Table(title=title, columns=["form", "difference", "greedy equal", "sampled equal", "return"], rows=rows)
 
 
 def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
@@ -47,7 +154,8 @@ def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent
     lake's run. InputMissing if there are none."""
     wanted, started = settings.export, time.monotonic()
     refuse_scheme(wanted.to, what="give a directory")
-    exporter(wanted.format)
+    form = wanted.format[0]
+    exporter(form)
     store = Lake.open(lake)
     store.salvage(listener=listener)
     to = Path(wanted.to) if wanted.to else default_folder(store)
@@ -62,7 +170,7 @@ def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent
         raise InputMissing(f"lake '{store.name}' has {what}")
     said = {"author": wanted.author, "description": wanted.description}
     about = {"lake": store.id, "where": wanted.where, **{name: text for name, text in said.items() if text}}
-    done = datasets.export(store, uids, to, form=wanted.format, about=about, listener=listener)
+    done = datasets.export(store, uids, to, form=form, about=about, listener=listener)
     return Result(
         command="export",
         status="done" if done.written else "skipped",

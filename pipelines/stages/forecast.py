@@ -59,7 +59,7 @@ class Forecast:
     def listening(self, listener: Listener) -> Listener:
         """Wrap `listener`: add the epoch to stages, and the whole run's progress to their events."""
 
-        def tell(event: Event) -> None:
+        def forward(event: Event) -> None:
             prefix = f"epoch {self._works[min(self._done, len(self._works) - 1)].epoch + 1}/{self._epochs} "
             if isinstance(event, Progress):
                 share, left = self._estimate(event)
@@ -68,7 +68,7 @@ class Forecast:
                 event = replace(event, stage=prefix + event.stage)
             listener(event)
 
-        return tell
+        return forward
 
     def _estimate(self, event: Progress) -> tuple[float, float | None]:
         """Return the share of the run done and the seconds left; without all costs, the share of stages and None."""

@@ -121,7 +121,7 @@ class Ingestion:
             done = self.before
             for batch in self._batches():
                 done += steps_of(batch)
-                self._tell("check", done)
+                self._report("check", done)
             self._require_some(done)
 
     def _require_some(self, done: int) -> None:
@@ -149,7 +149,7 @@ class Ingestion:
                     done += steps_of(batch)
                     trajectories += len(batch)
                     returns += float(batch.columns["reward"].sum(dtype="float64"))
-                    self._tell("collect", done)
+                    self._report("collect", done)
                     batch = next(stream, None)
         self._require_some(done)
         if self._source.dropped:
@@ -213,7 +213,7 @@ class Ingestion:
                 rows = [trajectory.length + 1]
                 yield Trajectories(trajectory.columns, rows, [trajectory.info])
 
-    def _tell(self, stage: str, done: int) -> None:
+    def _report(self, stage: str, done: int) -> None:
         totals = [count for count in (self._settings.source.steps, self._source.steps) if count]
         total = max(min(totals), done) if totals else None
         self._listener(Progress(stage=stage, done=done, total=total, unit="steps"))

@@ -40,7 +40,7 @@ def collect(
         env: environment, as `amago envs` lists it, or "gym:ID", "module:attr".
         source: dataset to import instead of acting, e.g. "parquet:data"; `env` then gives the spaces it must fit.
         run: directory of the run (default: runs/ENV). Repeating the call resumes it.
-        lake: lake to write to instead of the run's own: a directory or "s3://bucket/prefix".
+        lake: lake to write to instead of the run's own: a directory or "s3://bucket/prefix" (gs://, az://).
         steps: total environment steps, over all actors; `add`: this many more, at each call.
         policy: "random", "RUN[@CHECKPOINT]" or "module:attr".
         settings: further values by dotted key, e.g. {"collect.actors": 8}.

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.report import live
-from pipelines.report.run_report import write_report
+from pipelines.report.run_report import make_page
 from pipelines.runs.find import find_runs
 from pipelines.runs.stored import read_run
 from pipelines.stages.frames import drawn
@@ -35,7 +35,8 @@ def run(
             )
         to = paths[0] / live.NAME
     listener(Notice(stage="report", text=f"reading {len(paths)} run{'s' * (len(paths) != 1)}", level="debug"))
-    written = write_report(to, [read_run(path) for path in paths], sample=episodes, draw=drawn, listener=listener)
+    page = make_page([read_run(path) for path in paths], sample=episodes, draw=drawn, listener=listener)
+    written = page.write(to)
     return Result(
         command="report",
         run=paths[0] if len(paths) == 1 else None,

@@ -1,4 +1,5 @@
-"""run: run a recipe's stages, epoch by epoch, in one process that keeps environments, model and data view open.
+"""run: run a recipe's stages, epoch by epoch, in one process that keeps environments, model and data view open, or
+with several ranks that train together (`run_ranks`).
 
 Targets are cumulative and counted from what exists (steps in the lake, updates of the newest checkpoint), so repeating
 the command resumes an interrupted chain: finished stages are skipped. `chain.json` records only which one-off stages
@@ -8,7 +9,6 @@ the command resumes an interrupted chain: finished stages are skipped. `chain.js
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -18,32 +18,36 @@ from types import TracebackType
 from typing import Any
 
 from pipelines.config.lakes import located
+from pipelines.config.launch import announced, is_main
 from pipelines.config.run_directory import RunDirectory, dump
 from pipelines.config.settings import Settings
 from pipelines.data.mixture import Share
 from pipelines.envs.env import Env
-from pipelines.errors import IntegrityError, UsageError
+from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.files.atomic import write_atomically
-from pipelines.files.json import read_object
 from pipelines.formats.make import open_importer
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.checkpoint import resolve_device
+from pipelines.nets import ranks
 from pipelines.report import live
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
 from pipelines.runs.progress import recording
-from pipelines.stages import evaluate, export, ingest, relabel
-from pipelines.stages.collect import make_collector, stored_steps
+from pipelines.stages import evaluate, export, ingest, relabel, run_ranks
+from pipelines.stages.chain_ledger import ChainLedger
+from pipelines.stages.collector import make_collector, stored_steps
+from pipelines.stages.collectors import CollectorGroup
 from pipelines.stages.environment import collect_steps, make_env, with_actors
 from pipelines.stages.forecast import Forecast
 from pipelines.stages.frames import drawn
 from pipelines.stages.plan import in_chain, open_in_chain, places_in_chain, plan, require_mixtures, work_of
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
+from pipelines.stages.run_ranks import TrainOrder
 from pipelines.stages.train import described
 from pipelines.tracking.background import tracked
 from pipelines.training.learner import use_threads
@@ -65,8 +69,14 @@ def run(
 
     `recipe` is recorded: which one this is, and how the settings differ from it.
     """
+    if announced() > 1:
+        ranks.join(resolve_device(settings.train.device), timeout_seconds=settings.train.rank_timeout)
+    if not is_main():
+        return run_ranks.take_part(run, listener)
     try:
-        result = _run(settings, run=run, listener=listener, fresh=fresh, recipe=recipe)
+        with ranks.giving_orders() as give:
+            result = _run(settings, run=run, listener=listener, fresh=fresh, recipe=recipe, give=give)
+        ranks.leave()
     except Exception:
         if settings.report:
             live.write_stopped(run, listener)
@@ -77,7 +87,15 @@ def run(
     return replace(result, outputs=[*result.outputs, *live.write_final(run, listener, drawn)])
 
 
-def _run(settings: Settings, *, run: Path, listener: Listener, fresh: bool, recipe: Mapping[str, Any] | None) -> Result:
+def _run(
+    settings: Settings,
+    *,
+    run: Path,
+    listener: Listener,
+    fresh: bool,
+    recipe: Mapping[str, Any] | None,
+    give: Callable[[TrainOrder], None],
+) -> Result:
     if not settings.stages:
         raise UsageError("the recipe has no stages", hint="add [[stages]] entries; see amago examples quickstart")
     if settings.collect.follow:
@@ -108,42 +126,43 @@ def _run(settings: Settings, *, run: Path, listener: Listener, fresh: bool, reci
             _erase(directory)
         directory.record("run", settings, fresh=fresh, recipe=recipe)
         steps = list(plan(settings))
-        ledger = _Ledger(directory.path / "chain.json")
+        ledger = ChainLedger(directory.path / "chain.json")
         done_before = ledger.passed
         if done_before >= len(steps):
             with (
                 tracked(settings.track.to, directory, dump(settings), listener),
-                ChainRunner(settings, directory) as runner,
+                ChainRunner(settings, directory, give) as runner,
             ):
                 return runner.summary(seconds=time.monotonic() - started, status="skipped")
         forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=done_before)
         with contextlib.ExitStack() as stack:
-            told = stack.enter_context(recording(run, listener))
+            recorded = stack.enter_context(recording(run, listener))
             if settings.report:
-                told = stack.enter_context(live.refreshing(run, told))
-            stack.enter_context(tracked(settings.track.to, directory, dump(settings), told))
-            runner = stack.enter_context(ChainRunner(settings, directory))
-            tell = forecast.listening(told)
+                recorded = stack.enter_context(live.refreshing(run, recorded))
+            stack.enter_context(tracked(settings.track.to, directory, dump(settings), recorded))
+            runner = stack.enter_context(ChainRunner(settings, directory, give))
+            listen = forecast.listening(recorded)
             for number, step in enumerate(steps):
                 if number < done_before:
                     continue
-                spent = runner.perform(step.entry.stage, step.settings, target=step.target, listener=tell)
+                spent = runner.perform(step.entry.stage, step.settings, target=step.target, listener=listen)
                 forecast.finish()
                 ledger.advance(number + 1, spent)
             return runner.summary(seconds=time.monotonic() - started, status="done")
 
 
 class ChainRunner:
-    """Stages by name, on shared objects that are created on first use."""
+    """Stages by name, on shared objects that are created on first use. `give` sends an order to the other ranks."""
 
-    def __init__(self, settings: Settings, directory: RunDirectory) -> None:
-        self.settings, self.directory = settings, directory
+    def __init__(self, settings: Settings, directory: RunDirectory, give: Callable[[TrainOrder], None]) -> None:
+        self.settings, self.directory, self._give = settings, directory, give
         use_threads(settings.train.threads)
         self._figures: dict[str, Mapping[str, Any]] = {}
         self._lakes: dict[Path | str, Lake] = {}
         self._other_policies: dict[tuple[str, bool], Acting] = {}
         self._stack = contextlib.ExitStack()
         self._collector: Collector | None = None
+        self._group: CollectorGroup | None = None
         self._trainer: Trainer | None = None
         self._agent_policy: AgentPolicy | None = None
         self._perform: Mapping[str, Callable[[Settings, int, Listener], None]] = {
@@ -188,6 +207,9 @@ class ChainRunner:
     def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
         if self._steps() >= target:
             return
+        if self.settings.collect.collectors > 1:
+            self._figures["collect"] = self._collect_together(settings, target, listener)
+            return
         if self._collector is None:
             collector = make_collector(
                 settings,
@@ -203,8 +225,23 @@ class ChainRunner:
             self._collector.act_by(acting)
         self._figures["collect"] = self._collector.collect(target, listener)
 
+    def _collect_together(self, settings: Settings, target: int, listener: Listener) -> dict[str, Any]:
+        """Collect with several processes, which load the agent's weights from a checkpoint."""
+        if self._group is None:
+            name, run = self.directory.identity, self.directory
+            group = CollectorGroup(settings, run.lake, name=name, run=run, listener=listener)
+            self._group = self._stack.enter_context(group)
+        policy = settings.collect.policy
+        if policy == "auto":
+            learner = self._training(listener).learner
+            self._training(listener).save()
+            policy = f"{self.directory.path.absolute()}@{learner.update}"
+        return self._group.collect(target, listener, policy=(policy, settings.collect.greedy))
+
     def _steps(self) -> int:
         """Return the environment steps collected by the chain so far, including earlier processes."""
+        if self._group is not None:
+            return self._group.steps
         if self._collector is not None:
             return self._collector.steps
         stored = Lake.find(self.directory.lake)
@@ -263,8 +300,12 @@ class ChainRunner:
             return
         if self._collector is not None:
             self._collector.sink.seal()
-        data = trainer.draw_from(self._mixed(settings, listener), listener)
-        self._figures["train"] = trainer.train(data, target, listener)
+        mixed = self._mixed(settings, listener)
+        shares = zip(self._lakes, (share for _, share in mixed), strict=True)
+        self._give(TrainOrder.of(trainer, tuple(shares), target))
+        with ranks.together():
+            pass  # the other ranks follow, or refuse
+        self._figures["train"] = trainer.train(trainer.draw_from(mixed, listener), target, listener)
 
     def _mixed(self, settings: Settings, listener: Listener) -> list[tuple[Lake, Share]]:
         """Return every lake that the chain samples from, with its current weight."""
@@ -334,6 +375,8 @@ class ChainRunner:
         trained = self._figures.get("train", {})
         shown = ("loss", "updates_per_second", "steps_seen", "replay_ratio")
         figures |= {key: trained[key] for key in shown if key in trained}
+        if ranks.size() > 1:
+            figures["ranks"] = ranks.size()
         if "ingest" in self._figures:
             figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:
@@ -346,28 +389,6 @@ def _parts(stage: str, seconds: float, parts: Mapping[str, float], *, rest: str)
     """Return the seconds of the parts of a stage; what is not in `parts` is its `rest`."""
     found = {f"{stage}.{name}": value for name, value in parts.items()}
     return found | {f"{stage}.{rest}": max(0.0, seconds - sum(found.values()))}
-
-
-class _Ledger:
-    """Number of completed steps of the plan, and the seconds that the parts of its stages took so far."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.passed = path, 0
-        self._seconds: dict[str, float] = {}
-        if path.exists():
-            stored = read_object(path) or {}
-            passed, seconds = stored.get("passed"), stored.get("seconds")
-            if not isinstance(passed, int):
-                raise IntegrityError(f"'{path}' is damaged", hint="restore it from a copy, or start over with --fresh")
-            self.passed = passed
-            known = seconds.items() if isinstance(seconds, dict) else ()
-            self._seconds = {name: float(spent) for name, spent in known if isinstance(spent, int | float)}
-
-    def advance(self, passed: int, spent: Mapping[str, float]) -> None:
-        self.passed = passed
-        for name, seconds in spent.items():
-            self._seconds[name] = round(self._seconds.get(name, 0.0) + seconds, 3)
-        write_atomically(self.path, json.dumps({"passed": passed, "seconds": self._seconds}))
 
 
 def _erase(directory: RunDirectory) -> None:

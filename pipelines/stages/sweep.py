@@ -87,7 +87,7 @@ def run(
                 for each in processes.ended():
                     ended.append(each)
                     done += 1
-                    listener(Notice(stage="sweep", text=f"{done}/{len(planned)} {told(each, metric)}"))
+                    listener(Notice(stage="sweep", text=f"{done}/{len(planned)} {described(each, metric)}"))
                 listener(Progress(stage="sweep", done=done, total=len(planned), unit="runs"))
                 time.sleep(_POLL_SECONDS)
     failed = [each for each in ended if each.code != 0]
@@ -108,7 +108,7 @@ def run(
     return result
 
 
-def told(ended: EndedRun, metric: str) -> str:
+def described(ended: EndedRun, metric: str) -> str:
     """Return a line about a run that has ended: its score, or what went wrong."""
     name = ended.planned.path.name
     if ended.code != 0:

@@ -89,11 +89,14 @@ def run(
                 directory.update_record(lakes=described(shared))
         before = trainer.learner.update
         with contextlib.ExitStack() as recorded:
-            tell = listener
+            listen = listener
             if is_main():
-                tell = recorded.enter_context(recording(run, listener))
-                recorded.enter_context(tracked(settings.track.to, directory, dump(settings), tell))
-            metrics = trainer.train(data, settings.train.steps, tell)
+                listen = recorded.enter_context(recording(run, listener))
+                recorded.enter_context(tracked(settings.track.to, directory, dump(settings), listen))
+                publish = settings.train.publish
+                if is_remote(opened[0].name) if publish == "auto" else publish:
+                    recorded.enter_context(trainer.publishing(opened[0], listen))
+            metrics = trainer.train(data, settings.train.steps, listen)
         if is_main():
             metrics |= returns_of(opened, where=settings.train.where, listener=listener)
         if ranks.size() > 1:

@@ -91,10 +91,10 @@ class TrainingData:
         with ranks.together():
             if is_main():
                 self.mixture.refresh(update)
-        segments = ranks.broadcast([[segment.id for segment in part.view.segments] for part in self.mixture.parts])
+        findings = ranks.broadcast([part.view.live.findings() for part in self.mixture.parts])
         with ranks.together():
             if not is_main():
-                self.mixture.refresh(update, segments)
+                self.mixture.refresh(update, findings)
 
     @property
     def is_due(self) -> bool:

@@ -214,8 +214,11 @@ class Learner:
         )
 
     def described(self) -> dict[str, Any]:
-        """What it computes with: device, precision, attention backend."""
-        return speed.described(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
+        """What it computes with: device, precision, attention backend, ranks."""
+        found = speed.described(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
+        if ranks.size() == 1:
+            return found
+        return found | ranks.described(self.device) | {"micro_batches": len(self.micro_batches) * ranks.size()}
 
     def save(self, directory: Path, record: Mapping[str, Any], data: Mapping[str, torch.Tensor] | None = None) -> Path:
         """Write a checkpoint under `directory`; `record` joins what checkpoint.json says, `data` the tensors."""

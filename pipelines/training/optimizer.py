@@ -32,8 +32,8 @@ def make_optimizer(network: nn.Module, settings: TrainSettings) -> torch.optim.A
 def decayed(network: nn.Module) -> set[str]:
     """Names of the trainable parameters that weight decay shrinks: matrices and convolutions, by role.
 
-    The role is the parameter's own name (its list's name within a `ParameterList`), because shape does not tell: the
-    biases of an ensemble are (members, 1, outputs), and a table of positions is a matrix.
+    The role is the parameter's own name (its list's name within a `ParameterList`), because the shape does not show it:
+    the biases of an ensemble are (members, 1, outputs), and a table of positions is a matrix.
     """
     kernels = set()
     for name, parameter in network.named_parameters():

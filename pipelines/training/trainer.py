@@ -6,8 +6,9 @@ gained: on unchanged lakes it repeats an uninterrupted run to the bit.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ from pipelines.training import speed
 from pipelines.training.data import TrainingData
 from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
+from pipelines.training.publisher import Publisher
 
 _SHOWN = ("loss", "actor_loss", "critic_loss", "grad_norm")  # in a result; the others are in metrics.jsonl
 
@@ -60,6 +62,7 @@ class Trainer:
         self._learnt: dict[str, torch.Tensor] = {}
         self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
         self._saved = -1
+        self._publisher: Publisher | None = None
         self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
         if resume:
             self._continue(listener)
@@ -106,8 +109,9 @@ class Trainer:
     def train(self, data: TrainingData, target: int, listener: Listener = silent) -> dict[str, Any]:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
         train = self.settings.train
+        compute = self.learner.described()
         if is_main():
-            self.directory.update_record(compute=self.learner.described())
+            self.directory.update_record(compute=compute)
         ahead = train.prefetch if not train.per_alpha else 0  # priorities follow from the update before
         updates, size = range(self.learner.update, target), self.learner.micro_batch_size
         plan = ((size, update, number) for update in updates for number in self.learner.micro_batches)
@@ -144,7 +148,7 @@ class Trainer:
                 if is_main():
                     self.log.append("train", learner.update, figures)
             if learner.update % train.checkpoint_every == 0 and learner.update < target:
-                self.save()
+                self.save(listener)
             shown, interrupted = {"loss": figures["loss"]} if "loss" in figures else {}, None
             try:
                 listener(Progress(stage="train", done=learner.update, total=target, unit="updates", metrics=shown))
@@ -152,11 +156,11 @@ class Trainer:
                 interrupted = error
             stop, due = ranks.any_rank(interrupted is not None, is_main() and data.is_due, device=learner.device)
             if stop:
-                self.save()
+                self.save(listener)
                 raise interrupted or Interrupted(f"train interrupted on another rank at {learner.update} updates")
             if due:
                 batches.changing(lambda: data.refresh(learner.update, listener))
-        self.save()
+        self.save(listener)
         seconds = time.monotonic() - began
         return {
             **{name: figures[name] for name in _SHOWN if name in figures},
@@ -173,7 +177,19 @@ class Trainer:
         known = {"env_steps": collected, "replay_ratio": seen / collected} if collected else {}
         return {"steps_seen": seen, "skipped_updates": self.learner.skipped_updates, **known}
 
-    def save(self) -> None:
+    @contextlib.contextmanager
+    def publishing(self, lake: Lake, listener: Listener) -> Iterator[None]:
+        """Until the end, publish checkpoints in `lake`, beginning with the newest one."""
+        self._publisher = Publisher(lake, self.directory.identity, self.directory.checkpoints)
+        try:
+            if self._saved >= 0:
+                self._publisher.publish(self._saved, listener)
+            yield
+        finally:
+            self._publisher.close(listener)
+            self._publisher = None
+
+    def save(self, listener: Listener = silent) -> None:
         """Write a checkpoint of this moment, unless there is one."""
         if self._saved == self.learner.update:
             return
@@ -192,6 +208,8 @@ class Trainer:
         record = {"time": time.time(), "env": env, "data": data, "recent": recent}
         self.learner.save(self.directory.checkpoints, record, arrays)
         self._saved = self.learner.update
+        if self._publisher is not None:
+            self._publisher.publish(self._saved, listener)
 
     def _last_loss(self) -> float | None:
         losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]

@@ -15,7 +15,7 @@ from pipelines.view.steps import StepReader, StoredTrajectory
 MOST_SIDE = 1024
 MOST_FRAMES = 64
 _MOST_BYTES = 64 << 20
-# Cells 0 to 15 of a grid: Okabe and Ito's colours, told apart by all, then lighter ones.
+# Cells 0 to 15 of a grid: Okabe and Ito's colours, distinct for all kinds of colour vision, then lighter ones.
 _PALETTE = np.array(
     [
         *((245, 245, 245), (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (86, 180, 233)),

@@ -44,7 +44,7 @@ from pipelines.envs.make import make
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from pipelines.rollout.policies import Acting, RandomPolicy
-from pipelines.stages.collect import make_collector
+from pipelines.stages.collector import make_collector
 from pipelines.stages.environment import with_actors
 
 LAKE = {"name": "meta-frozen-lake", "size": 5, "attempts": 10}

@@ -55,7 +55,9 @@ def test_credentials_of_an_endpoint_in_the_environment_are_refused(
     assert "AWS_PROFILE" in refused.err
 
 
-@pytest.mark.parametrize("scheme", ["gs://b", "S3://b", "http://h", "https://h", "file:///tmp", "az://c", "hdfs://n"])
+@pytest.mark.parametrize(
+    "scheme", ["gcs://b", "S3://b", "http://h", "https://h", "file:///tmp", "abfs://c", "hdfs://n"]
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -90,3 +92,20 @@ def test_a_run_does_not_go_to_an_object_store(amago: Amago) -> None:
 def test_the_failure_s_json_names_the_place(amago: Amago) -> None:
     failed = json.loads(amago("lake", "info", SECRETS[0], "--output", "json").out)
     assert "***@bucket/lake" in failed["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [("gs://b/x", "GOOGLE_APPLICATION_CREDENTIALS"), ("az://c/x", "AZURE_STORAGE_ACCOUNT_NAME")]
+)
+def test_a_store_without_credentials_says_which_it_wants(
+    amago: Amago, place: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_"))]:
+        monkeypatch.delenv(name)
+    if place.startswith("gs"):
+        monkeypatch.setenv("GOOGLE_BASE_URL", "http://127.0.0.1:1")  # nothing listens there
+        monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+        words = "no connection to http://127.0.0.1:1"
+    refused = amago("lake", "info", place)
+    assert (refused.code, "Traceback" in refused.err) == (1, False), refused.err
+    assert words in refused.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -172,25 +171,45 @@ def test_what_cannot_be_reached_is_one_line(
         assert words in message, failed.err
 
 
-def test_boto3_is_not_needed_to_collect_and_read(place: str, tmp_path: Path) -> None:
-    """Nor is it imported where it is there, unless something has to be created."""
+def test_without_obstore_the_extra_is_named(place: str, tmp_path: Path) -> None:
     script = """
 import sys
-sys.modules["boto3"] = sys.modules["botocore"] = None
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "boto3" else found(name, *rest)
+sys.modules["obstore"] = None
 from amago_cli.app import main
-place = sys.argv[1]
-sys.exit(main(["collect", "--env", "tmaze", "--lake", place, "--steps", "50", "--output", "json"])
-    or main(["lake", "compact", place]))
+sys.exit(main(["lake", "info", sys.argv[1]]))
 """
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", script, place], capture_output=True, text=True, env=environment, cwd=tmp_path
     )
-    assert json.loads(done.stdout)["metrics"]["steps"] >= 50
     assert done.returncode == 3
-    assert 'pip install "amago[s3]"' in done.stderr
-    assert "AMAGO_MAINTAINER=1" in done.stderr
+    assert 'pip install "amago[stores]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_collector_follows_the_policy_that_a_training_publishes(
+    amago: Amago, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert amago("collect", "--env", "tmaze", "--lake", place, "--steps", 200, "--actors", 4).code == 0
+    monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "trainer"))
+    for steps in (3, 6):
+        trained = amago("train", "--from-lake", place, "--steps", steps, "--encoder", "feedforward", *tiny())
+        assert trained.code == 0, trained.err
+    monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "collector"))
+    for follow in (place, f"{place}/{Lake.open(place).storage.folders('policies')[0]}"):
+        done = amago("collect", "--env", "tmaze", "--lake", place, "--add", 100, "--actors", 4, "--follow", follow)
+        assert done.code == 0, done.err
+    asked = amago(
+        "lake",
+        "sql",
+        place,
+        "select policy_version as v, count(*) as n from trajectories group by v order by v",
+        "--output",
+        "json",
+    )
+    assert [row["v"] for row in asked.json] == [-1, 6], asked.out
+    several = f"{place}/nobody"
+    assert (
+        amago("collect", "--env", "tmaze", "--lake", place, "--add", 20, "--actors", 4, "--follow", several).code == 0
+    )

@@ -25,7 +25,7 @@ def test_a_record_can_be_run_again_and_names_the_run_for_good(tmp_path: Path) ->
     assert RunDirectory(tmp_path / "new").name == "new"
 
 
-def test_an_identity_is_kept_for_good_and_tells_runs_of_one_name_apart(tmp_path: Path) -> None:
+def test_an_identity_is_permanent_and_distinguishes_runs_of_one_name(tmp_path: Path) -> None:
     one, other = RunDirectory(tmp_path / "x" / "a"), RunDirectory(tmp_path / "y" / "a")
     unrecorded = one.identity
     for run in (one, other):

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from pipelines.config.changes import EXTENSIBLE, STAGE_TABLES
 from pipelines.config.problems import _models_in
-from pipelines.config.settings import EXTENSIBLE, STAGE_TABLES, Settings, StageSettings
+from pipelines.config.settings import Settings, StageSettings
 
 
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

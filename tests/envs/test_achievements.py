@@ -38,7 +38,7 @@ class Collecting(TaskEnv):
 NAME = f"{__name__}:Collecting"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.system)])
 def test_achievements_are_those_of_each_counted_episode(workers):
     env = WorkerEnv(NAME, num_envs=3, workers=2, seed=0) if workers else make(NAME, num_envs=3, seed=0)
     found = evaluate(env, RandomPolicy(env.spec.spaces.action, seed=0), episodes=10)

@@ -167,7 +167,7 @@ def damaged(whole: Whole, scratch: Path, file: Callable[[Path], Path], how: Call
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
     names, set_aside = sorted(whole.files), 0
-    for trial in range(trials(200, quick=20)):
+    for trial in range(trials(200, quick=12)):
         name = names[trial % len(names)]
         path = damaged(whole, scratch, lambda lake, name=name: next(lake.glob(f"segments/*/{name}")), how, trial)
         before = use(path, sql=trial % 20 == 0)
@@ -180,13 +180,13 @@ def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path,
         after = use(path)
         assert not after.wrong
         assert others <= after.read.keys()
-    assert set_aside > trials(200, quick=20) * 0.75
+    assert set_aside > trials(200, quick=12) * 0.75
 
 
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_log_costs_one_trajectory_and_says_so(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
     sealed = {uid for key, uid in whole.uids.items() if key not in LOGGED}
-    for trial in range(trials(200, quick=20)):
+    for trial in range(trials(200, quick=12)):
         path = damaged(whole, scratch, lambda lake: next(lake.glob("wal/*.wal")), how, trial)
         size = next(path.glob("wal/*.wal")).stat().st_size
         found = use(path)

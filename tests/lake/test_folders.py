@@ -149,7 +149,7 @@ def test_numbers_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert FolderChooser(LocalStorage(root.parent)).choose(HOUR) == f"{HOUR}_9999"
 
 
-def test_where_nothing_tells_what_changed_an_hour_has_one_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_shows_what_changed_an_hour_has_one_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "FULL", 1)
     monkeypatch.setattr(LocalStorage, "stamp", lambda *_: None)
     put(root, HOUR, "a")
@@ -174,10 +174,7 @@ def seen(changes: FolderWatcher) -> tuple[list[str], list[str]]:
     return sorted(id for new, _ in found for id in new), sorted(id for _, gone in found for id in gone)
 
 
-@pytest.mark.parametrize("stamps", [True, False])
-def test_a_late_file_in_any_folder_is_found(root: Path, stamps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not stamps:
-        monkeypatch.setattr(LocalStorage, "stamp", lambda *_: None)
+def test_a_late_file_in_any_folder_is_found(root: Path) -> None:
     clock = Clock(root)
     names = [HOUR, *(f"{HOUR}_{number:04d}" for number in range(1, 60)), "2026010204"]
     for name in names:
@@ -188,7 +185,7 @@ def test_a_late_file_in_any_folder_is_found(root: Path, stamps: bool, monkeypatc
     for name in random.Random(0).sample(names, 12):
         put(root, name, "late")
         clock.settle(name)
-        looks = 1 if name in names[-16:] else 3 if stamps else 45
+        looks = 1 if name in names[-16:] else 3
         found = [seen(changes) for _ in range(looks)]
         assert [new for new, _ in found if new] == [[f"{name}/late"]]
         assert not any(gone for _, gone in found)

@@ -13,6 +13,7 @@ from pipelines.lake.footer import hex_uids
 from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
+from pipelines.lake.reading import Reader
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, write_tombstone
@@ -226,3 +227,40 @@ def _lying(follower: LiveTable) -> list[tuple[str, int, str, int]]:
         for segment in follower.segments
         for row0, uid, length in zip(segment.row0, hex_uids(segment.uids), segment.length, strict=True)
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_another_process_repeats_what_was_found_without_listing_anything(
+    lake: Lake, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 lists a lake that changes in every way; the others take its findings, of several looks at once."""
+    rng = np.random.default_rng(seed)
+    first, other = LiveTable(lake), LiveTable(Lake.open(lake.path))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("listed")
+
+    for name in ("names", "folders", "listings", "keys", "stamp"):
+        monkeypatch.setattr(other._storage, name, refuse, raising=False)
+    changes = ["fill", *rng.permutation(["fill", "derive", "compact", "expire", "quarantine", "delete"] * 3)]
+    for change in changes:
+        uids = Reader(lake).uids()
+        if change == "fill":
+            fill(lake, rng.integers(1, 9, 6).tolist(), seed=int(rng.integers(1 << 30)), seal_every=2)
+        elif change == "derive" and uids:
+            derive(lake, {uid: {"reward": Reader(lake).read(uid).columns["reward"] + 1} for uid in uids[:2]})
+        elif change == "compact":
+            compact(lake, grace_seconds=0.0)
+        elif change == "expire":
+            expire(lake, RetentionLimits(max_steps=30), grace_seconds=float(rng.choice([0, 1e9])))
+        elif change == "quarantine" and uids:
+            lake.storage.write(f"quarantine/{segment_files(lake)[0].stem}.json", b"{}")
+        elif change == "delete" and uids:
+            segment_files(lake)[0].unlink()
+        for _ in range(int(rng.integers(1, 4))):
+            first.refresh()
+        other.repeat(first.findings())
+        assert _lying(other) == _lying(first)
+        assert [segment.id for segment in other.segments] == [segment.id for segment in first.segments]
+        assert other.removals.expired_steps == first.removals.expired_steps
+    assert len(first.segments) > 8

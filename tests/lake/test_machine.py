@@ -331,11 +331,16 @@ class LakeMachine(RuleBasedStateMachine):
             assert self.sealed <= set(uids) <= set(self.acknowledged) - self.expired
 
 
-LakeMachine.TestCase.settings = settings(max_examples=trials(15, 6), stateful_step_count=25, deadline=None)
+LakeMachine.TestCase.settings = settings(max_examples=trials(15, 3), stateful_step_count=25, deadline=None)
 TestLakeMachine = LakeMachine.TestCase
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))])
+_FULL, _SLOW = range(2, 4), range(4, 40)
+_SEEDS = [*range(2), *(pytest.param(n, marks=pytest.mark.full) for n in _FULL)]
+_SEEDS += [pytest.param(n, marks=pytest.mark.slow) for n in _SLOW]
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
 def test_long_histories(seed: int) -> None:
     """The same rules at random: hypothesis favours short histories of few kinds of rules."""
     rng = random.Random(seed)

@@ -167,7 +167,7 @@ def test_many_appended_at_once_are_each_as_if_appended_alone(lake: Lake, tmp_pat
         assert_same(dict(ours.read(uid).columns), dict(theirs.read(partner).columns))
 
 
-def test_a_segment_tells_apart_what_came_alone_in_lists_and_in_columns(lake: Lake) -> None:
+def test_a_segment_distinguishes_what_came_alone_in_lists_and_in_columns(lake: Lake) -> None:
     """Its table is put together from what trajectories have in common and what each has of its own."""
     rng = np.random.default_rng(0)
     listed = [

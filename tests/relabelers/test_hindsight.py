@@ -60,7 +60,7 @@ def _replay_literally(trajectory, whole, offset):
 
 
 def path(cells, *, goal=(2, 2), terminated=False, size=3):
-    """A trajectory over `cells` of a 3x3 lake; actions are 1, 2, 3, ... so that they can be told apart."""
+    """Return a trajectory over `cells` of a 3x3 lake whose actions, 1, 2, 3, ..., identify their steps."""
     achieved = np.array(cells, dtype=np.float32) / size
     count = len(cells)
     return {
@@ -120,6 +120,11 @@ def test_future_leaves_out_what_came_before():
     assert set(result.offset.tolist()) == {0, 1, 2, 3, 4}
     for offset, first, rows in zip(result.offset, result.first, result.rows, strict=True):
         assert result.columns["action"][first : first + rows].tolist() == [0, *range(offset + 1, offset + rows)]
+
+
+def test_every_version_has_a_goal_where_there_is_one():
+    one_move = path([(0, 0)] + [(0, 1)] * 3_000)
+    assert relabel(one_move, "future", copies=50).offset.tolist() == [0] * 50
 
 
 def test_random_reaches_every_place():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.lake.store import Lake
-from pipelines.report.run_report import write_report
+from pipelines.report.run_report import make_page
 from pipelines.runs.stored import read_run
 from tests.browser.harness import Browser
 from tests.lake import factories
@@ -50,7 +50,7 @@ def run_of(folder: Path, name: str = "maze") -> Path:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    return write_report(folder / "report.html", [read_run(run_of(folder))], sample=2)
+    return make_page([read_run(run_of(folder))], sample=2).write(folder / "report.html")
 
 
 def drawn(page: Any) -> Any:
@@ -204,7 +204,7 @@ def test_a_phone_scrolls_only_downwards(browser: Browser, report: Path) -> None:
 
 def test_a_run_is_hidden_in_all_charts(browser: Browser, tmp_path: Path) -> None:
     runs = [read_run(run_of(tmp_path, name)) for name in ("first", "second")]
-    page = drawn(browser.open(write_report(tmp_path / "r.html", runs)).page)
+    page = drawn(browser.open(make_page(runs).write(tmp_path / "r.html")).page)
     assert page.locator(".key button", has_text="second").first.is_visible()
     page.get_by_role("checkbox", name="second").uncheck()
     page.locator(".key button:visible", has_text="second").first.wait_for(state="detached")
@@ -218,7 +218,7 @@ def test_hostile_texts_stay_text(browser: Browser, tmp_path: Path) -> None:
         for text in HOSTILE:
             info = factories.TrajectoryInfo(env=text, task=text, goal_text=text, policy_id=text, collector=text)
             writer.append(factories.columns(factories.np.random.default_rng(0), 5), info)
-    opened = browser.open(write_report(tmp_path / "r.html", [read_run(run)], sample=3))
+    opened = browser.open(make_page([read_run(run)], sample=3).write(tmp_path / "r.html"))
     page = drawn(opened.page)
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
     plot = page.locator(".plot").first

@@ -12,7 +12,7 @@ PROGRESS = Progress(stage="train", done=1, total=2, unit="updates")
 
 
 class Clock:
-    """A clock that only moves when it is told to."""
+    """A clock that advances only when asked."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -56,7 +56,7 @@ def test_a_page_that_fails_costs_a_notice(tmp_path: Path, monkeypatch: pytest.Mo
     heard: list[Event] = []
     run = make_run(tmp_path / "maze")
     (run / live.NAME).write_text("before")
-    monkeypatch.setattr(live, "write_report", broken)
+    monkeypatch.setattr(live, "make_page", broken)
     assert live.write_final(run, heard.append) == []
     live.write_stopped(run, heard.append)
     assert [type(event) for event in heard] == [Notice, Notice]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.report.run_report import make_page, write_report
+from pipelines.report.run_report import make_page
 from pipelines.runs.stored import read_run
 from tests.report.test_markup import HOSTILE, Elements
 from tests.runs.factory import make_run, train_line, write_evaluation
@@ -148,7 +148,7 @@ def test_the_page_of_many_runs_stays_small(tmp_path: Path) -> None:
     for run in runs:
         lines = [train_line(10 * n + 10) | {name: rng.gauss(0, 1) for name in names} for n in range(600)]
         (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    written = write_report(tmp_path / "report.html", [read_run(run) for run in runs])
+    written = make_page([read_run(run) for run in runs]).write(tmp_path / "report.html")
     assert 2_000_000 < written.stat().st_size < 5_000_000
 
 

@@ -18,7 +18,7 @@ from tests.rollout.test_parts import WALK, Parts, rollout_in
 MOST_AHEAD = 64
 
 
-class Telling(Env):
+class Signalling(Env):
     """A part that says when its step has ended: `delay()` seconds after it began."""
 
     def __init__(self, env, delay):
@@ -35,11 +35,11 @@ class Telling(Env):
         self.begun += 1
         self.env.begin_step(actions)
         if delay := self._delay():
-            threading.Timer(delay, self.tell).start()
+            threading.Timer(delay, self.signal).start()
         else:
-            self.tell()
+            self.signal()
 
-    def tell(self):
+    def signal(self):
         os.write(self._end, b".")
 
     def end_step(self):
@@ -67,7 +67,7 @@ class Uneven(Parts):
         super().__init__(WALK, sizes, seed=0, params=params or {})
         rng = np.random.default_rng(seed)
         self._parts = [
-            Telling(part, (lambda: rng.choice([0.0, 1e-3, 8e-3])) if number == slow else (lambda: 0.0))
+            Signalling(part, (lambda: rng.choice([0.0, 1e-3, 8e-3])) if number == slow else (lambda: 0.0))
             for number, part in enumerate(self._parts)
         ]
         self.lead = 0

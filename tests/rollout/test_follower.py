@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 from pipelines.config.run_directory import RunDirectory
-from pipelines.errors import InputMissing, Interrupted, UsageError
+from pipelines.errors import InputMissing, Interrupted, StorageError, UsageError
 from pipelines.events import Event, Listener, Notice, Progress, silent
 from pipelines.lake.sql.catalog import query
+from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.learning.acting import AgentPolicy
-from pipelines.rollout.follower import CheckpointFollower
+from pipelines.rollout.collector import Collector
+from pipelines.rollout.follower import CheckpointFollower, RunSource, policy_source
 from pipelines.stages import collect, train
 from pipelines.stages import run as chain
-from pipelines.stages.collect import Collector
+from pipelines.stages.collector import make_collector
 from pipelines.stages.train import Source
 from tests.stages.recipes import tiny
 
@@ -43,11 +45,13 @@ def versions(lake: Path) -> list[tuple]:
 def following(
     home: Path, collector: Collector, seconds: float = 1e-9, listener: Listener = silent, greedy: bool = False
 ) -> CheckpointFollower:
-    return CheckpointFollower(home / "run", collector.env, seed=0, greedy=greedy, seconds=seconds, listener=listener)
+    return CheckpointFollower(
+        RunSource(home / "run"), collector.env, seed=0, greedy=greedy, seconds=seconds, listener=listener
+    )
 
 
 def collector_at(home: Path, **tables: Any) -> Collector:
-    return collect.make_collector(tiny(**tables), home / "x", name="c")
+    return make_collector(tiny(**tables), home / "x", name="c")
 
 
 def test_checkpoints_are_taken_up_as_they_appear(home: Path) -> None:
@@ -158,6 +162,7 @@ train.run(settings, run=home / "t", lakes=[Source(home / "c" / "lake")])
 """
 
 
+@pytest.mark.system
 def test_two_processes_feed_each_other(tmp_path: Path) -> None:
     """A trainer that waits for experience, and a collector that waits for nothing, both begun with nothing there."""
     trainer = subprocess.Popen([sys.executable, "-c", _TRAIN, str(tmp_path)], cwd=Path(__file__).parents[2])
@@ -180,3 +185,71 @@ def test_two_processes_feed_each_other(tmp_path: Path) -> None:
     first, *others = versions(tmp_path / "c")
     assert first == ("random", -1)
     assert {id for id, _ in others} == {RunDirectory(tmp_path / "t").identity}
+
+
+def test_a_lake_s_policies_act_from_the_lake_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector on another host sees nothing but the lake."""
+    lake = home / "run" / "lake"
+    settings = tiny(train={"steps": 3, "publish": True})
+    identity = RunDirectory(home / "run").identity
+    with collector_at(home) as collector:
+        source = policy_source(str(lake))
+        follower = CheckpointFollower(source, collector.env, seed=0, greedy=False, seconds=1e-9, listener=silent)
+        assert follower.first().policy_id == "random"
+        train.run(settings, run=home / "run", lakes=[Source(lake)])
+        shutil.move(home / "run" / "checkpoints", home / "away")
+        newer = follower.newer()
+        assert newer is not None
+        assert (newer.version, newer.policy_id, newer.run) == (3, identity, None)
+        assert follower.newer() is None
+        named = CheckpointFollower(
+            policy_source(f"{lake}/{identity}"), collector.env, seed=0, greedy=False, seconds=1e-9, listener=silent
+        )
+        assert named.first().version == 3
+
+
+def test_a_policy_published_for_other_spaces_is_refused_in_a_line(home: Path) -> None:
+    train.run(tiny(train={"steps": 3, "publish": True}), run=home / "run", lakes=[Source(home / "run" / "lake")])
+    with make_collector(tiny(env={"name": "goal-frozen-lake"}), home / "y", name="c") as collector:
+        follower = CheckpointFollower(
+            policy_source(str(home / "run" / "lake")), collector.env, seed=0, greedy=False, listener=silent
+        )
+        with pytest.raises(InputMissing, match="was trained for other spaces"):
+            follower.first()
+
+
+def test_a_store_that_cannot_be_read_is_said_once_and_acting_goes_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    with collector_at(home) as collector:
+        source = policy_source(str(home / "run" / "lake"))
+        follower = CheckpointFollower(source, collector.env, seed=0, greedy=False, seconds=1e-9, listener=told.append)
+        train.run(tiny(train={"steps": 3, "publish": True}), run=home / "run", lakes=[Source(home / "run" / "lake")])
+        assert follower.first().version == 3
+        with monkeypatch.context() as broken:
+            broken.setattr(LocalStorage, "find", lambda *_, **__: (_ for _ in ()).throw(StorageError("no connection")))
+            assert [follower.newer() for _ in range(3)] == [None] * 3
+        assert [event.text for event in told if isinstance(event, Notice) and event.level == "warning"] == [
+            "no connection; acting goes on with what is here"
+        ]
+        train.run(tiny(train={"steps": 6, "publish": True}), run=home / "run", lakes=[Source(home / "run" / "lake")])
+        newer = follower.newer()
+        assert newer is not None
+        assert newer.version == 6
+
+
+def test_publishing_what_another_process_publishes_is_a_warning_and_training_ends(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    monkeypatch.setattr(LocalStorage, "swap", lambda *_: (_ for _ in ()).throw(FileExistsError()))
+    done = train.run(
+        tiny(train={"steps": 3, "publish": True}),
+        run=home / "run",
+        lakes=[Source(home / "run" / "lake")],
+        listener=told.append,
+    )
+    assert done.metrics["updates"] == 3
+    warnings = [event.text for event in told if isinstance(event, Notice) and event.level == "warning"]
+    assert [text for text in warnings if "another process publishes policies of this run" in text]

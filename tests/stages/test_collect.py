@@ -17,7 +17,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, train
-from pipelines.stages.collect import stored_steps
+from pipelines.stages.collector import stored_steps
 from tests.stages.recipes import tiny
 
 

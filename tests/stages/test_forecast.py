@@ -21,11 +21,11 @@ class Chain:
     def __init__(self, works: list[Work] = WORKS, done: int = 0) -> None:
         self.now, self.events = 0.0, list[Event]()
         self.forecast = Forecast(works, epochs=2, done=done, clock=lambda: self.now)
-        self.tell = self.forecast.listening(self.events.append)
+        self.listen = self.forecast.listening(self.events.append)
 
     def report(self, stage: str, done: int, total: int, *, after: float) -> Progress:
         self.now += after
-        self.tell(Progress(stage=stage, done=done, total=total, unit=""))
+        self.listen(Progress(stage=stage, done=done, total=total, unit=""))
         event = self.events[-1]
         assert isinstance(event, Progress)
         return event
@@ -34,8 +34,8 @@ class Chain:
 def test_the_epoch_is_added_to_progress_and_to_notices_of_a_stage() -> None:
     chain = Chain()
     assert chain.report("collect", 0, 100, after=0.0).stage == "epoch 1/2 collect"
-    chain.tell(Notice(stage="collect", text="x"))
-    chain.tell(Notice(text="y"))
+    chain.listen(Notice(stage="collect", text="x"))
+    chain.listen(Notice(text="y"))
     assert [event.stage for event in chain.events] == ["epoch 1/2 collect", "epoch 1/2 collect", ""]
 
 

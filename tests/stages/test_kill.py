@@ -94,10 +94,12 @@ def survives_train(tmp_path: Path, kills: int, seed: int) -> None:
         assert torch.equal(value, b[name]), name
 
 
+@pytest.mark.system
 def test_collect_survives_a_kill(tmp_path: Path) -> None:
     survives_collect(tmp_path, kills=1, seed=0)
 
 
+@pytest.mark.system
 def test_train_survives_a_kill(tmp_path: Path) -> None:
     survives_train(tmp_path, kills=1, seed=0)
 

@@ -173,7 +173,7 @@ def test_a_fresh_start_forgets_the_evaluations_of_what_it_replaces(tmp_path: Pat
         assert evaluate.run(tiny(seed=int(fresh)), run=tmp_path / "run").status == "done"
 
 
-def test_what_is_skipped_tells_its_loss(tmp_path: Path, lake: Path) -> None:
+def test_a_skipped_update_reports_its_loss(tmp_path: Path, lake: Path) -> None:
     done = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
     skipped = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
     assert skipped.metrics["loss"] == done.metrics["loss"]

@@ -221,7 +221,7 @@ def test_a_run_goes_on_on_the_other_device(tmp_path: Path, first: str, then: str
 
 
 @pytest.mark.parametrize("switches", [{}, {"precision": "bf16", "compile": True, "packing": True}], ids=str)
-def test_the_benchmark_tells_the_share_of_the_rate(switches: dict[str, object]) -> None:
+def test_the_benchmark_reports_the_share_of_the_rate(switches: dict[str, object]) -> None:
     from tests.benchmarks import train_cuda
 
     peak = train_cuda.product_rate(CUDA, torch.bfloat16)

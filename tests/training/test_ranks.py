@@ -4,127 +4,38 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from amago_cli.ranks import without_ranks
-from pipelines.errors import InputMissing, UsageError
+from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.nets import ranks
-from pipelines.stages.library import collect
-from tests.cli.conftest import call, tiny
-
-COMMAND = [sys.executable, "-m", "amago_cli", "train"]
-ALONE = ("train.grad_accumulation=4", "train.log_every=1", "train.checkpoint_every=1000")
+from tests.cli.conftest import call
+from tests.ranks import (
+    assert_alike,
+    environment,
+    gone,
+    lines,
+    processes,
+    small_lake,
+    start,
+    train,
+    wait_for_updates,
+    words,
+)
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("ranks") / "lake"
-    collect("tmaze", lake=place, steps=1_500, settings={"collect.workers": 0, "collect.actors": 8})
-    return place
-
-
-def words(lake: Path, run: Path, *options: str, **settings: object) -> list[str]:
-    named = {name.replace("__", "."): value for name, value in settings.items()}
-    fixed = [each for each in ALONE if each.partition("=")[0] not in named]
-    more = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in named.items()]
-    return ["--from-lake", str(lake), "--run", str(run), *tiny(*fixed, *more), *options]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-
-
-def train(lake: Path, run: Path, *options: str, **settings: object) -> subprocess.CompletedProcess[str]:
-    """Call `amago train`; more of its options, then its settings."""
-    command = [*COMMAND, *words(lake, run, *options, **settings), "--output", "json"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
-
-
-def start(lake: Path, run: Path, *options: str, **settings: object) -> subprocess.Popen[str]:
-    command = [*COMMAND, *words(lake, run, *options, **settings), "--output", "json"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_alike(one: Path, other: Path) -> None:
-    """The same windows, and the same losses and gradients up to the order of sums."""
-    assert len(lines(one)) == len(lines(other)) > 0
-    for a, b in zip(lines(one), lines(other), strict=True):
-        assert (a["update"], a["steps_seen"]) == (b["update"], b["steps_seen"])
-        for name in ("loss", "grad_norm", "entropy", "log_prob"):
-            if name in a:
-                assert a[name] == pytest.approx(b[name], rel=2e-5, abs=1e-7), (name, a["update"])
-
-
-def processes(run: Path) -> list[int]:
-    """Ranks of the run, by their command lines."""
-    found = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdecimal():
-            try:
-                command = (place / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if str(run).encode() in command and b"--ranks" not in command and b"torch.distributed.run" not in command:
-                found.append(int(place.name))
-    return sorted(found)
-
-
-def wait_for_updates(process: subprocess.Popen[str], run: Path, number: int) -> None:
-    while not (run / "metrics.jsonl").exists() or len(lines(run)) < number:
-        assert process.poll() is None, "it has ended"
-        time.sleep(0.05)
-
-
-def gone(run: Path, seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while processes(run):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-KINDS: dict[str, dict[str, object]] = {
-    "actor-critic": {},
-    "multi-task": {"agent__kind": "multi-task"},
-    "behaviour-cloning": {"agent__kind": "behaviour-cloning"},
-    "priorities": {"train__per_alpha": 0.6},
-    "packed-bf16": {"train__packing": True, "train__precision": "bf16"},
-    "auxiliary": {"agent__auxiliary_losses": "[{ kind = 'next-step' }]"},
-    "mixture-of-weights": {"train__weighting": "task", "train__half_life": 500.0},
-}
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind == "actor-critic" else pytest.mark.slow) for kind in KINDS],
-)
-def test_two_ranks_do_what_one_does(tmp_path: Path, lake: Path, kind: str) -> None:
-    settings = KINDS[kind]
-    for run, options in (("one", ()), ("two", ("--ranks", "2"))):
-        done = train(lake, tmp_path / run, "--steps", "6", *options, **settings)
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
-        assert result["metrics"].get("ranks", 1) == (2 if options else 1)
-    if kind == "packed-bf16":
-        one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
-        assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=0.02)
-    else:
-        assert_alike(tmp_path / "one", tmp_path / "two")
+    return small_lake(tmp_path_factory.mktemp("ranks") / "lake")
 
 
 @pytest.mark.system
@@ -182,9 +93,10 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path, lake: Path) ->
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_killed_rank_is_started_again_and_changes_nothing(tmp_path: Path, lake: Path) -> None:
+def test_ranks_killed_at_ten_moments_are_started_again_and_change_nothing(tmp_path: Path, lake: Path) -> None:
     """torchrun restarts all ranks from the last checkpoint: the weights are those of an undisturbed run, to the bit."""
-    steps, settings = 60, {"train__checkpoint_every": 5, "train__rank_timeout": 60}
+    steps, settings = 200, {"train__checkpoint_every": 5, "train__rank_timeout": 60}
+    rng = random.Random(19)
     done = train(lake, tmp_path / "whole", "--steps", str(steps), "--ranks", "2", **settings)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "killed"
@@ -192,9 +104,13 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(tmp_path: Path, lake
     launcher += ["--max-restarts", "20", "-m", "--", "amago_cli", "train"]
     options = words(lake, run, "--steps", str(steps), **settings)
     with subprocess.Popen([*launcher, *options], stderr=subprocess.DEVNULL, env=environment()) as process:
-        for at in (7, 23, 41):
+        for at in sorted(rng.sample(range(3, steps - 60), 10)):
             wait_for_updates(process, run, at)
-            os.kill(processes(run)[at % 2], signal.SIGKILL)
+            time.sleep(rng.random() * 0.2)
+            while len(found := processes(run)) < 2:  # of the last attempt
+                assert process.poll() is None
+                time.sleep(0.01)
+            os.kill(found[rng.randrange(2)], signal.SIGKILL)
         assert process.wait(timeout=900) == 0
     a, b = (checkpoints.load(tmp_path / name / "checkpoints").weights for name in ("whole", "killed"))
     assert a.keys() == b.keys()
@@ -230,11 +146,6 @@ def test_only_train_has_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert call("--help").code == 0
 
 
-def test_the_option_is_taken_from_the_arguments_of_each_rank() -> None:
-    assert without_ranks(["train", "--ranks", "4", "--steps", "2"]) == ["train", "--steps", "2"]
-    assert without_ranks(["train", "--ranks=4", "--run", "--ranks-of-mine"]) == ["train", "--run", "--ranks-of-mine"]
-
-
 def test_a_process_that_is_alone_communicates_nothing() -> None:
     assert ranks.size() == 1
     assert list(ranks.micro_batches(3)) == [0, 1, 2]
@@ -267,6 +178,35 @@ def test_moments_are_those_of_all_rows_in_double_precision() -> None:
     torch.testing.assert_close(mean, exact.mean(0))
     torch.testing.assert_close(square - mean.square(), exact.var(0, correction=0), rtol=1e-6, atol=0)
     assert ranks.moments(x[:0])[2] == 0
+
+
+def test_ranks_meet_although_the_store_has_what_an_earlier_attempt_has_left() -> None:
+    """Rank 0 is the last to come, and finds the tokens of earlier ranks at first."""
+    store = torch.distributed.HashStore()
+    store.set("amago/0", "old")
+    store.set("amago/1", "older")
+    store.set("amago/proposal", "old,older")
+    for place in range(2):
+        store.set(f"amago/old,older/{place}", "accepted")
+    found: dict[int, str] = {}
+
+    def come(rank: int) -> None:
+        found[rank] = ranks.meet(store, rank, 2, timeout_seconds=60)
+
+    late = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
+    late[0].start()
+    while store.get("amago/proposal") == b"old,older":
+        time.sleep(0.001)
+    late[1].start()
+    for thread in late:
+        thread.join()
+    assert found[0] == found[1] != "amago/old,older"
+    assert "old" not in found[0]
+
+
+def test_a_rank_that_waits_in_vain_says_for_whom() -> None:
+    with pytest.raises(StageFailed, match=r"rank 0 has waited 0\.1 s for rank 1, 2"):
+        ranks.meet(torch.distributed.HashStore(), 0, 3, timeout_seconds=0.1)
 
 
 def test_a_launcher_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

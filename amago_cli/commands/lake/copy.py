@@ -22,7 +22,9 @@ def copy(
     common: Common,
     source: Annotated[
         str,
-        typer.Argument(metavar="SRC", help="A lake, a run, or s3://bucket/prefix.", autocompletion=completion.lakes),
+        typer.Argument(
+            metavar="SRC", help="A lake, a run, or s3://bucket/prefix (gs://, az://).", autocompletion=completion.lakes
+        ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="Lake to add to; created if missing.")],
     where: Where = "",

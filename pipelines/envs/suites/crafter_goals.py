@@ -3,7 +3,7 @@
 A goal is an achievement (`collect wood`, `make stone pickaxe`, `wake up`) or a place (`travel 30 45`: be in the square
 of 5 by 5 metres with that corner). Goals are shown as numbers of words, 0 for none: `goals` (k, 3), a finished goal
 becomes zeros where it stands; `achieved` (3, 3) names all that this very step achieved: the square where the agent is,
-and up to two achievements. So columns alone tell whether other goals would have been reached, and when (`GOAL_RULE`).
+and up to two achievements. So columns alone show whether other goals would have been reached, and when (`GOAL_RULE`).
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def lacking(file: Any, names: Mapping[str, str]) -> list[str]:
 
 
 def is_reward_free(file: Any, names: Mapping[str, str]) -> bool:
-    """Tell whether a file has no rewards and only one kind of end, as OGBench's files and demonstrations."""
+    """Return whether a file has no rewards and only one kind of end, as OGBench's files and demonstrations."""
     known = names[REWARD] != NAMES[REWARD][0] or names[REWARD] in file
     return not known and names[TERMINATED] in file and names[TRUNCATED] not in file
 

@@ -146,8 +146,8 @@ class FlatImporter:
         )
         sizes = {values.name.lstrip("/"): len(values) for values in found.all()}
         if len(set(sizes.values())) != 1:
-            told = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-            raise IntegrityError(f"{self._what} has arrays of different lengths: {told}", hint="fetch it again")
+            lengths = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+            raise IntegrityError(f"{self._what} has arrays of different lengths: {lengths}", hint="fetch it again")
         if not found.steps:
             raise InputMissing(f"{self._what} has no steps")
         claimed, size = sum(_bytes(values) for values in found.all()), path.stat().st_size

@@ -120,7 +120,7 @@ def stored_dtype(name: str) -> str:
 
 
 def is_image(space: Mapping[str, Any]) -> bool:
-    """Tell whether Minari may have stored values of the space as JPEG pictures: bytes of 0 to 255, 32 x 32 or more."""
+    """Return whether Minari may have stored values of the space as JPEG pictures: bytes, 32 x 32 or more."""
     if space.get("type") != "Box" or space.get("dtype") != "uint8" or len(space["shape"]) not in (2, 3):
         return False
     large = min(space["shape"][:2]) >= _IMAGE_SIDE

@@ -211,7 +211,7 @@ def _leaves(space: Mapping[str, Any]) -> int:
 
 
 def _same(theirs: Mapping[str, Any], ours: Space) -> bool:
-    """Tell whether values of a space of the lake are values of one of Minari's."""
+    """Return whether values of a space of the lake are values of one of Minari's."""
     kind = theirs.get("type")
     if isinstance(ours, Ragged):
         return kind == "Text"

@@ -52,10 +52,10 @@ def columns_of(
 
 
 def is_observation(name: str) -> bool:
-    """Tell whether `name` is `obs` or `obs.NAME`."""
+    """Return whether `name` is `obs` or `obs.NAME`."""
     return name.partition(".")[0] == OBSERVATION
 
 
 def is_next(name: str) -> bool:
-    """Tell whether `name` is `next_obs` or `next_obs.NAME`."""
+    """Return whether `name` is `next_obs` or `next_obs.NAME`."""
     return name.partition(".")[0] == _FOLLOWING

@@ -149,9 +149,9 @@ class TableImporter:
         wanted = dict.fromkeys(part_of(part)[0] for parts in self._columns.values() for part in parts)
         unlike = [n for n in wanted if n not in other.names or not other.field(n).type.equals(first.field(n).type)]
         if unlike:
-            told = [f"{n}: {other.field(n).type if n in other.names else 'nothing'}" for n in unlike]
+            differences = [f"{n}: {other.field(n).type if n in other.names else 'nothing'}" for n in unlike]
             raise InputMissing(
-                f"'{path}' has other columns than '{self._files[0]}': {', '.join(told)}",
+                f"'{path}' has other columns than '{self._files[0]}': {', '.join(differences)}",
                 hint="take in files of one space at a time",
             )
 

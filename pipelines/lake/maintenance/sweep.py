@@ -117,8 +117,7 @@ def sweep(
 def remove_segment(storage: Storage, id: str) -> None:
     """Delete the files of a segment, the blob last: a reader that finds a segment finds it complete."""
     storage.remove(segment_key(id))
-    storage.remove(blob_key(id))
-    storage.remove(f"{QUARANTINE}/{id.rpartition('/')[2]}.json")
+    storage.remove(blob_key(id), f"{QUARANTINE}/{id.rpartition('/')[2]}.json")
 
 
 def _ages(storage: Storage, now: float) -> Callable[[str], float]:
@@ -169,8 +168,8 @@ def _merge_spent(
     if steps:
         newest = max(tombstone.time for tombstone in counted)
         write_tombstone(storage, Tombstone(time=newest, reason="swept", steps=steps, merges=tuple(sorted(spent))))
-    for name in spent:
-        storage.remove(f"{FOLDER}/{name}")
+    if spent:
+        storage.remove(*(f"{FOLDER}/{name}" for name in spent))
 
 
 def _remove_leftovers(lake: Lake) -> None:

@@ -114,6 +114,8 @@ class FileCache:
         return before - left
 
     def _path(self, key: str) -> Path:
+        if ".." in key.split("/"):  # a damaged file may name anything
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
         return self._home / "cache" / key
 
     def _keep(self, key: str, file: Path) -> Path:

@@ -4,8 +4,8 @@ It is an object `locks/NAME.json` with its holder and duration; the holder renew
 condition that no other process has written it. An expired lease may be taken over. Its age is measured by the store's
 clock only. A released lease has a duration of 0 seconds.
 
-Conditional writes need boto3. Without it, a user declares one host to be the only one that maintains the lake, and its
-processes exclude each other by a lock there.
+Without conditional writes a user declares one host to be the only one that maintains the lake, and its processes
+exclude each other by a lock there.
 """
 
 from __future__ import annotations
@@ -23,86 +23,101 @@ from pathlib import Path
 from pipelines.errors import InputMissing, Locked, StageFailed, StorageError
 from pipelines.files.locks import exclusive
 from pipelines.files.malformed import MALFORMED
-from pipelines.lake.remote import s3
-from pipelines.lake.remote.s3 import ConditionalWrites
+from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Version
 
 SECONDS = 60.0
 CLOCK_TICK = 1.0  # ages are in whole seconds
 DECLARED = "AMAGO_MAINTAINER"
+_NO_VERSION: Version = {"e_tag": f'"{"0" * 32}"', "version": "1"}
+
+
+class ConditionalWritesUnsupported(Exception):
+    """The store does not support conditional writes."""
 
 
 @contextlib.contextmanager
 def hold(
-    store: ConditionalWrites, name: str, *, local: Path, what: str, seconds: float = SECONDS
+    bucket: Bucket, name: str, *, local: Path, what: str, seconds: float = SECONDS
 ) -> Iterator[Callable[[], None]]:
     """Hold the lease `name`; yields a function that raises StageFailed once it is lost.
 
-    Locked if another process has it. `local`: lock file of this host. InputMissing without boto3, unless the user
-    declares this host the only maintainer.
+    Locked if another process has it. `local`: lock file of this host. InputMissing if the store has no conditional
+    writes, unless the user declares this host the only maintainer.
     """
     with exclusive(local, what=what):
-        if not s3.is_available():
-            _require_declaration()
-            yield lambda: None
-            return
-        lease = Lease(store, name, what=what, seconds=seconds)
+        lease = Lease(bucket, name, what=what, seconds=seconds)
         try:
             lease.acquire()
-        except s3.ConditionalWritesUnsupported:
-            _require_declaration("the object store does not support conditional writes, so")
+        except ConditionalWritesUnsupported:
+            if os.environ.get(DECLARED, "") in ("", "0"):
+                raise InputMissing(
+                    "the object store has no conditional writes, so a host cannot know whether another one maintains "
+                    "the lake",
+                    hint=f"{DECLARED}=1 declares this host the only one that does",
+                ) from None
             yield lambda: None
             return
         with lease.renewed():
             yield lease.require
 
 
-def _require_declaration(why: str = f"without boto3 ({s3.INSTALL})") -> None:
-    if os.environ.get(DECLARED, "") in ("", "0"):
-        raise InputMissing(
-            f"{why} a host cannot know whether another one maintains the lake",
-            hint=f"{DECLARED}=1 declares this host the only one that does",
-        )
-
-
 class Lease:
     """One attempt to hold a lease for `seconds`."""
 
-    def __init__(self, store: ConditionalWrites, name: str, *, what: str, seconds: float = SECONDS) -> None:
-        self._store, self._name, self._what, self._seconds = store, name, what, seconds
+    def __init__(self, bucket: Bucket, name: str, *, what: str, seconds: float = SECONDS) -> None:
+        self._bucket, self._name, self._what, self._seconds = bucket, name, what, seconds
         self._token, self._began = secrets.token_hex(8), time.strftime("%H:%M:%S")
-        self._tag = ""
+        self._version: Version = {}
         self._until = 0.0
         self._taken = False
         self._done = threading.Event()
 
     def acquire(self) -> None:
-        """Acquire the lease. Locked reports the holder."""
-        began, found = time.monotonic(), self._store.get(self._name)
+        """Acquire the lease. Locked reports the holder; ConditionalWritesUnsupported: the store ignores conditions."""
+        if self._bucket.is_conditional is False:
+            raise ConditionalWritesUnsupported
+        began, found = time.monotonic(), self._bucket.find(self._name)
         try:
             if found is None:
-                self._tag = self._store.put_new(self._name, self._text(self._seconds))
+                self._version = self._bucket.put_new(self._name, self._text(self._seconds))
             else:
                 holder, seconds = _parse(found.content)
-                if seconds and found.age < seconds + CLOCK_TICK:
+                if seconds and self._bucket.now(f"{self._name}.clock") - found.written < seconds + CLOCK_TICK:
                     raise Locked(f"{self._what}, {holder}", hint="wait for it, then repeat the command")
-                self._tag = self._store.put_over(self._name, self._text(self._seconds), found.tag)
-        except s3.AlreadyWritten as error:
+                self._version = self._bucket.put_over(self._name, self._text(self._seconds), found.version)
+        except AlreadyWritten as error:
             raise Locked(f"{self._what} since this moment", hint="wait for it, then repeat the command") from error
+        self._require_conditions()
         self._until = began + self._seconds
+
+    def _require_conditions(self) -> None:
+        """Try once, over the lease that we hold, whether the store refuses a write of another version."""
+        if self._bucket.is_conditional is None:
+            try:
+                self._bucket.put_over(self._name, self._text(0.0), _NO_VERSION)
+                self._bucket.is_conditional = False
+            except AlreadyWritten:
+                self._bucket.is_conditional = True
+        if not self._bucket.is_conditional:
+            raise ConditionalWritesUnsupported
 
     def renew(self) -> None:
         """Renew the lease, unless it was taken over; then `require` raises."""
         began = time.monotonic()
         try:
-            self._tag = self._store.put_over(self._name, self._text(self._seconds), self._tag)
+            self._version = self._bucket.put_over(self._name, self._text(self._seconds), self._version)
             self._until = began + self._seconds
-        except s3.AlreadyWritten:
-            self._taken = not self._is_ours()
+        except AlreadyWritten:
+            found = self._bucket.find(self._name)  # perhaps of an attempt of ours whose response was lost
+            self._taken = found is None or self._token.encode() not in found.content
+            if found is not None:
+                self._version = found.version
 
     def release(self) -> None:
         """Release the lease, if it is still ours. If the store is unavailable, the lease expires by itself."""
-        with contextlib.suppress(s3.AlreadyWritten, StorageError):
-            self._store.put_over(self._name, self._text(0.0), self._tag)
+        with contextlib.suppress(AlreadyWritten, StorageError):
+            if not self._taken:
+                self._bucket.put_over(self._name, self._text(0.0), self._version)
 
     def require(self) -> None:
         """Raise StageFailed unless the lease is held."""
@@ -125,14 +140,6 @@ class Lease:
         while not self._taken and not self._done.wait(self._seconds / 4):
             with contextlib.suppress(StorageError):  # retried until the lease expires
                 self.renew()
-
-    def _is_ours(self) -> bool:
-        """Return whether the object is what we wrote: the response to an attempt may have been lost."""
-        found = self._store.get(self._name)
-        if found is None or self._token.encode() not in found.content:
-            return False
-        self._tag, self._until = found.tag, time.monotonic() + self._seconds - found.age
-        return True
 
     def _text(self, seconds: float) -> bytes:
         holder = f"pid {os.getpid()} on {socket.gethostname()} since {self._began}"

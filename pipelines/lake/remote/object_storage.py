@@ -10,33 +10,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pyarrow import fs
-
-from pipelines.errors import StorageError
+from pipelines.files.malformed import RECORD_BYTES
 from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote import s3
+from pipelines.lake.remote.bucket import AlreadyWritten, Version, connect
 from pipelines.lake.remote.cache import FileCache, host_directory
-from pipelines.lake.remote.s3 import Location, connect
+from pipelines.lake.remote.location import Location
 
 FIXED = "segments/"
-CHUNK = 16 << 20  # bytes in one request
 PARALLEL = 16  # requests at once
 TAIL = 1 << 14  # bytes of a file's end that are read at least
 
 
 class ObjectStorage:
-    """Files at "s3://bucket/prefix"; see `Storage`. Errors of the store are raised as StorageError."""
+    """Files at "s3://bucket/prefix" (gs://, az://); see `Storage`. Errors of the store are raised as StorageError."""
 
     def __init__(self, location: Location | str) -> None:
         self._location = Location.parse(location) if isinstance(location, str) else location
-        self._connection = connect(self._location)
-        self._conditional = s3.ConditionalWrites(self._connection)
+        self._bucket = connect(self._location)
         self._sizes: dict[str, int] = {}  # of immutable files, as last listed
 
     @functools.cached_property
@@ -53,24 +48,29 @@ class ObjectStorage:
         """Do nothing: there are no folders, and those of this host are created on use."""
 
     def names(self, folder: str) -> list[str]:
-        found = self._list(folder)
+        folders, files = self._bucket.folder(self._location.object(folder))
         if f"{folder}/".startswith(FIXED):
-            self._sizes.update((f"{folder}/{i.base_name}", i.size) for i in found if i.type == fs.FileType.File)
-        return [info.base_name for info in found]
+            self._sizes.update((f"{folder}/{name}", size) for name, size in files.items())
+        return [*folders, *files]
 
     def folders(self, folder: str) -> list[str]:
-        return [info.base_name for info in self._list(folder) if info.type == fs.FileType.Directory]
+        return self._bucket.folder(self._location.object(folder))[0]
 
     def listings(self, folders: Sequence[str]) -> Iterator[list[str]]:
         with ThreadPoolExecutor(min(PARALLEL, len(folders) or 1)) as pool:
             yield from pool.map(self.names, folders)
 
+    def keys(self, after: str, *, limit: int | None = None) -> list[str]:
+        found = self._bucket.keys(self._location.prefix, after=after, limit=limit)
+        self._sizes.update((key, size) for key, size in found.items() if key.startswith(FIXED))
+        return list(found)
+
     def stamp(self, folder: str) -> int | None:
         return None
 
     def read(self, key: str) -> bytes:
-        with self._connection.asking() as store, store.open_input_file(self._location.path(key)) as file:
-            return file.read()
+        with self._named(key):
+            return self._bucket.read(self._location.object(key))
 
     def tail(self, key: str, count: int) -> bytes:
         if not key.startswith(FIXED):
@@ -90,53 +90,66 @@ class ObjectStorage:
         return content[-count:]
 
     def write(self, key: str, content: bytes) -> None:
-        self._put(key, content)
+        self._bucket.put(self._location.object(key), content)
 
     def create(self, key: str, content: bytes) -> None:
-        if s3.is_available():
-            try:
-                self._conditional.put_new(self._location.object(key), content)
-                return
-            except s3.AlreadyWritten as error:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
-            except s3.ConditionalWritesUnsupported:
-                pass
-        # Of two processes that get here at the same time, both believe to be first; the later one's content stays.
-        if self.exists(key):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))
-        self._put(key, content)
+        # Asked first for the sake of a store that ignores the condition. There, of two processes that get here at the
+        # same time, both believe to be first; the later one's content stays.
+        try:
+            if self.exists(key):
+                raise AlreadyWritten
+            self._bucket.put_new(self._location.object(key), content)
+        except AlreadyWritten as error:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
+
+    def find(self, key: str, *, limit: int = RECORD_BYTES) -> tuple[bytes, Version] | None:
+        try:
+            found = self._bucket.get(self._location.object(key), limit=limit)
+        except FileNotFoundError:
+            return None
+        return found.content, found.version
+
+    def swap(self, key: str, content: bytes, version: Version | None) -> None:
+        name = self._location.object(key)
+        try:
+            if version is None:
+                self._bucket.put_new(name, content)
+            else:
+                self._bucket.put_over(name, content, version)
+        except AlreadyWritten as error:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
 
     def publish(self, staged: Path, key: str) -> None:
-        with open(staged, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            self._put(key, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+        self._bucket.put(self._location.object(key), staged)
         if not key.startswith(FIXED):
             staged.unlink()
             return
-        self._sizes[key] = size
+        self._sizes[key] = staged.stat().st_size
         with contextlib.suppress(OSError):  # the first reader here would fetch it
             self._cache.adopt(key, staged)
         staged.unlink(missing_ok=True)
 
-    def remove(self, key: str) -> None:
-        self.forget(key)
-        self._sizes.pop(key, None)
-        with contextlib.suppress(FileNotFoundError), self._connection.asking() as store:
-            store.delete_file(self._location.path(key))
+    def remove(self, *keys: str) -> None:
+        for key in keys:
+            self.forget(key)
+            self._sizes.pop(key, None)
+        self._bucket.remove([self._location.object(key) for key in keys])
 
     def exists(self, key: str) -> bool:
-        return self._info(key).type == fs.FileType.File
+        return self._bucket.exists(self._location.object(key))
 
     def size(self, key: str) -> int:
         if key in self._sizes:
             return self._sizes[key]
         main = key.removesuffix(".blob.arrow") + ".arrow"
         if main != key and main in self._sizes:  # its blob was published first, and would have been listed too
-            raise self._missing(key)
-        return int(self._found(key).size)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
+        with self._named(key):
+            return self._bucket.status(self._location.object(key)).size
 
     def age(self, key: str, now: float) -> float:
-        return now - float(self._found(key).mtime_ns) / 1e9
+        with self._named(key):
+            return now - self._bucket.status(self._location.object(key)).written
 
     def fetch(self, key: str) -> Path:
         found = self._cache.find(key)
@@ -162,52 +175,27 @@ class ObjectStorage:
 
     def hold(self, name: str, *, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
         key = self._location.object(f"locks/{name}.json")
-        return remote_lease.hold(self._conditional, key, local=self.local / "locks" / f"{name}.lock", what=what)
+        return remote_lease.hold(self._bucket, key, local=self.local / "locks" / f"{name}.lock", what=what)
 
     @functools.cached_property
     def _cache(self) -> FileCache:
         return FileCache(self.local)
 
-    def _list(self, folder: str) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(self._location.path(folder), allow_not_found=True)
-        with self._connection.asking() as store:
-            found = store.get_file_info(selector)
-        return [info for info in found if info.base_name]
-
-    def _info(self, key: str) -> fs.FileInfo:
-        with self._connection.asking() as store:
-            return store.get_file_info(self._location.path(key))
-
-    def _found(self, key: str) -> fs.FileInfo:
-        info = self._info(key)
-        if info.type != fs.FileType.File:
-            raise self._missing(key)
-        return info
-
-    def _missing(self, key: str) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
-
-    def _put(self, key: str, content: bytes | mmap.mmap) -> None:
-        """Write an object in one call: a stream that ends early would leave a shorter object."""
-        with self._connection.asking() as store, store.open_output_stream(self._location.path(key)) as stream:
-            stream.write(content)
+    @contextlib.contextmanager
+    def _named(self, key: str) -> Iterator[None]:
+        """Give an error of a missing file the whole name."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, error.strerror, self.url(key)) from error
 
     def _read_tail(self, key: str, count: int) -> bytes:
-        with self._connection.asking() as store, store.open_input_file(self._location.path(key)) as file:
-            size = file.size()
-            return file.read_at(min(count, size), max(0, size - count))
+        with self._named(key):
+            return self._bucket.tail(self._location.object(key), count)
 
     def _download(self, key: str, part: Path) -> int:
-        with self._connection.asking() as store, store.open_input_file(self._location.path(key)) as source:
-            size, done = source.size(), 0
-            with open(part, "wb") as target:
-                while done < size:
-                    chunk = source.read_at(min(CHUNK, size - done), done)
-                    if not chunk:
-                        raise StorageError(f"'{self.url(key)}' ended after {done} of {size} bytes")
-                    target.write(chunk)
-                    done += len(chunk)
-        return done
+        with self._named(key):
+            return self._bucket.download(self._location.object(key), part)
 
     def _at_once(self, work: Callable[[str], object], keys: Sequence[str]) -> None:
         """Send several requests at a time. Errors are ignored: they recur when a file is needed."""

@@ -24,7 +24,7 @@ from pipelines.lake.store import Lake
 _SLACK_BYTES = 64 << 20  # for stacks of threads and Arrow's buffers
 _KEPT_BYTES = 256 << 20  # that questions may leave behind
 
-Tell = Callable[[str, Any], None]
+Reply = Callable[[str, Any], None]
 
 ON_A_LAKE: Mapping[str, Callable[..., Any]] = {
     "answer": sql.answer,
@@ -57,7 +57,7 @@ def main() -> None:
     os._exit(0)  # without waiting for threads that a stopped query may have left
 
 
-def _serve(request: tuple[Any, ...], tell: Tell) -> bool:
+def _serve(request: tuple[Any, ...], reply: Reply) -> bool:
     """Reply to a request. False if it may have left something behind."""
     directory, lake, task, arguments, limits = request
     try:
@@ -66,30 +66,30 @@ def _serve(request: tuple[Any, ...], tell: Tell) -> bool:
                 os.chdir(directory)
         if lake is None:
             with _confined(limits, writes=False):
-                tell("started", None)
-                tell("answer", ON_VALUES[task](**arguments, limits=limits))
+                reply("started", None)
+                reply("answer", ON_VALUES[task](**arguments, limits=limits))
         else:
-            _answer(Lake.open(lake), task, arguments, limits, tell)
+            _answer(Lake.open(lake), task, arguments, limits, reply)
     except LimitReached as error:
-        tell("error", error)
+        reply("error", error)
         return False
     except (AmagoError, StorageError) as error:
-        tell("error", error)
+        reply("error", error)
     except Exception:
-        tell("error", RuntimeError(traceback.format_exc()))
+        reply("error", RuntimeError(traceback.format_exc()))
         return False
     return True
 
 
-def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: QueryLimits, tell: Tell) -> None:
+def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: QueryLimits, reply: Reply) -> None:
     with (
-        catalog.reading(lake, lambda event: tell("notice", event), megabytes=limits.megabytes // 2) as connection,
+        catalog.reading(lake, lambda event: reply("notice", event), megabytes=limits.megabytes // 2) as connection,
         _confined(limits, writes=not isinstance(lake.storage, LocalStorage)),
     ):
-        tell("started", None)
+        reply("started", None)
         with sql.within(connection, limits):
             found = ON_A_LAKE[task](connection, lake, **arguments)
-        tell("answer", found)
+        reply("answer", found)
 
 
 @contextlib.contextmanager

@@ -32,24 +32,24 @@ export function update(changes, { replace = false, quiet = false } = {}) {
   state = { ...state, ...changes };
   const url = hashOf(state);
   if (url !== location.hash) history[replace ? "replaceState" : "pushState"](null, "", url);
-  if (!quiet) tell();
+  if (!quiet) notify();
 }
 
 export function onChange(listener) {
   listeners.push(listener);
 }
 
-function tell() {
+function notify() {
   for (const listener of listeners) listener(state);
 }
 
 window.addEventListener("popstate", () => {
   state = read();
-  tell();
+  notify();
 });
 window.addEventListener("hashchange", () => {
   if (hashOf(read()) !== hashOf(state)) {
     state = read();
-    tell();
+    notify();
   }
 });

@@ -20,7 +20,7 @@ from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.stages import evaluate
 from pipelines.stages import run as chain
-from pipelines.stages.collect import stored_steps
+from pipelines.stages.collector import stored_steps
 from pipelines.training.metrics_log import MetricsLog
 from tests.benchmarks.learning_parts.tasks import CURVE_SEED, Task, settings_of
 

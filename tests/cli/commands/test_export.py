@@ -45,7 +45,8 @@ def test_a_bare_lake_needs_a_form_and_a_place(amago: Amago, small: Path) -> None
     [
         (["nowhere"], 3, "no run at 'nowhere'"),
         (["small", "--format", "onx"], 2, "export.format"),
-        (["small", "--format", "onx"], 2, "parquet"),
+        (["small", "--format", "onx"], 2, "did you mean 'onnx'?"),
+        (["small", "--format", "csv"], 2, "parquet"),
         (["small", "--where", "success"], 2, "--format"),
         (["small", "--checkpoint", "99"], 3, "99"),
     ],

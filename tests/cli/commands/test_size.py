@@ -105,7 +105,8 @@ def test_a_recipe_without_a_network_is_tiny_also_when_it_is_run_again(
     assert done.code == 0, done.err
     assert "tiny network" in done.err
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # it goes on elsewhere
-    assert amago("run", "mine.toml", "--output", "json").json["status"] == "skipped"
+    again = amago("run", "mine.toml", "--output", "json")
+    assert again.json["status"] == "skipped", again.err
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert amago("run", "mine.toml", "--set", "epochs=2").code == 0
     refused = amago("run", "mine.toml", "--size", "small")

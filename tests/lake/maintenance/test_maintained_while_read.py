@@ -7,6 +7,7 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
 from pipelines.data.view import View
 from pipelines.lake.store import Lake
@@ -27,6 +28,7 @@ for number in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.system
 def test_a_reader_draws_the_right_bytes_while_everything_moves_and_dies(lake: Lake) -> None:
     fill(lake, [30] * 300, seed=99, seal_every=3)
     view = View(lake, SCHEMA.id)

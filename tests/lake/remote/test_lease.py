@@ -11,17 +11,17 @@ import pytest
 from pipelines.errors import InputMissing, Locked, StageFailed
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.remote import lease as remote_lease
-from pipelines.lake.remote import s3
+from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Version, connect
 from pipelines.lake.remote.lease import Lease
-from pipelines.lake.remote.s3 import AlreadyWritten, ConditionalWrites, ConditionalWritesUnsupported, Location, connect
+from pipelines.lake.remote.location import Location
 from pipelines.lake.store import Lake
 
 WHAT = "the lake is being maintained"
 
 
 @pytest.fixture
-def store(bucket: str) -> ConditionalWrites:
-    return ConditionalWrites(connect(Location.parse(f"s3://{bucket}")))
+def store(bucket: str) -> Bucket:
+    return connect(Location.parse(f"s3://{bucket}"))
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -38,16 +38,14 @@ class Hasty(threading.Event):
         return super().wait(0.05)
 
 
-def tag(store: ConditionalWrites) -> str:
-    found = store.get("lease")
-    assert found is not None
-    return found.tag
+def tag(store: Bucket) -> str:
+    return store.get("lease").version["e_tag"]
 
 
-def test_conditional_writes(store: ConditionalWrites) -> None:
-    assert store.get("a") is None
+def test_conditional_writes(store: Bucket) -> None:
+    assert store.find("a") is None
     tag = store.put_new("a", b"1")
-    assert store.put_new("a", b"1") == tag  # as when the answer to the first attempt was lost
+    assert store.put_new("a", b"1")["e_tag"] == tag["e_tag"]  # as when the answer to the first attempt was lost
     with pytest.raises(AlreadyWritten):
         store.put_new("a", b"2")
     newer = store.put_over("a", b"2", tag)
@@ -55,13 +53,13 @@ def test_conditional_writes(store: ConditionalWrites) -> None:
         store.put_over("a", b"3", tag)
     with pytest.raises(AlreadyWritten):
         store.put_over("none", b"3", tag)
+    assert store.put_over("a", b"2", tag)["e_tag"] == newer["e_tag"]  # as above
     found = store.get("a")
-    assert found is not None
-    assert (found.content, found.tag) == (b"2", newer)
-    assert 0 <= found.age < 600
+    assert (found.content, found.version["e_tag"]) == (b"2", newer["e_tag"])
+    assert -2 < store.now("clock") - found.written < 600
 
 
-def test_of_many_one_holds_it(store: ConditionalWrites) -> None:
+def test_of_many_one_holds_it(store: Bucket) -> None:
     outcomes: list[str] = []
 
     def attempt() -> None:
@@ -79,7 +77,7 @@ def test_of_many_one_holds_it(store: ConditionalWrites) -> None:
     assert sorted(outcomes) == ["held"] + ["locked"] * 7
 
 
-def test_one_that_ran_out_is_taken_over_and_its_holder_knows(store: ConditionalWrites) -> None:
+def test_one_that_ran_out_is_taken_over_and_its_holder_knows(store: Bucket) -> None:
     dead, other, third = (Lease(store, "lease", what=WHAT, seconds=seconds) for seconds in (3.0, 600.0, 600.0))
     dead.acquire()
     dead.require()
@@ -108,7 +106,7 @@ def test_one_that_ran_out_is_taken_over_and_its_holder_knows(store: ConditionalW
     third.acquire()
 
 
-def test_one_that_is_renewed_is_kept(store: ConditionalWrites) -> None:
+def test_one_that_is_renewed_is_kept(store: Bucket) -> None:
     holder, other = (Lease(store, "lease", what=WHAT, seconds=600.0) for _ in range(2))
     holder._done = Hasty()
     holder.acquire()
@@ -124,15 +122,14 @@ def test_one_that_is_renewed_is_kept(store: ConditionalWrites) -> None:
     other.acquire()
 
 
-def test_a_holder_that_sees_it_taken_stops_renewing(store: ConditionalWrites) -> None:
+def test_a_holder_that_sees_it_taken_stops_renewing(store: Bucket) -> None:
     holder = Lease(store, "lease", what=WHAT, seconds=0.4)
     holder.acquire()
     with holder.renewed():
         found = store.get("lease")
         while True:  # between two renewals
-            assert found is not None
             try:
-                store.put_over("lease", json.dumps({"holder": "me", "seconds": 60}).encode(), found.tag)
+                store.put_over("lease", json.dumps({"holder": "me", "seconds": 60}).encode(), found.version)
                 break
             except AlreadyWritten:
                 found = store.get("lease")
@@ -140,11 +137,10 @@ def test_a_holder_that_sees_it_taken_stops_renewing(store: ConditionalWrites) ->
         with pytest.raises(StageFailed):
             holder.require()
     found = store.get("lease")
-    assert found is not None
     assert json.loads(found.content)["holder"] == "me"
 
 
-def test_a_damaged_lease_has_run_out(store: ConditionalWrites) -> None:
+def test_a_damaged_lease_has_run_out(store: Bucket) -> None:
     store.put_new("lease", b"\xff")
     Lease(store, "lease", what=WHAT).acquire()
 
@@ -163,21 +159,24 @@ def test_maintenance_of_a_lake_excludes_other_hosts(
         held()
 
 
-@pytest.mark.parametrize("missing", ["boto3", "conditional writes"])
-def test_without_conditional_writes_a_host_must_be_declared(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
+def test_the_clock_of_the_store_is_read_once_and_continued(store: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = store.now("clock")
+    monkeypatch.setattr(Bucket, "status", None)
+    assert 0 <= store.now("clock") - first < 600
+
+
+def test_where_conditions_are_ignored_a_host_must_be_declared(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake.create(f"s3://{bucket}/lake")
-    if missing == "boto3":
-        monkeypatch.setattr(s3, "is_available", lambda: False)
-    else:
 
-        def refuse(*_: object) -> str:
-            raise ConditionalWritesUnsupported
+    def ignore(self: Bucket, name: str, content: bytes, version: Version) -> Version:
+        self.put(name, content)
+        return version
 
-        monkeypatch.setattr(ConditionalWrites, "put_new", refuse)
-    words = r"amago\[s3\]" if missing == "boto3" else "does not support conditional writes"
-    with pytest.raises(InputMissing, match=f"{words}.*{remote_lease.DECLARED}=1 declares"), lease(lake):
+    monkeypatch.setattr(Bucket, "put_over", ignore)
+    with (
+        pytest.raises(InputMissing, match=f"no conditional writes.*{remote_lease.DECLARED}=1 declares"),
+        lease(lake),
+    ):
         pass
     monkeypatch.setenv(remote_lease.DECLARED, "1")
     with lease(lake) as held:

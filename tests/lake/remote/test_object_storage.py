@@ -307,7 +307,7 @@ def test_a_bucket_that_is_not_there(bucket: str) -> None:
 def test_a_server_that_goes_away_is_told_in_a_line_and_nothing_acknowledged_is_lost(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.lake.remote.s3.PATIENT", 3)
+    monkeypatch.setattr("pipelines.lake.remote.bucket.PATIENT", 3)
     server = start_server()
     try:
         use(server, tmp_path / "host", monkeypatch)

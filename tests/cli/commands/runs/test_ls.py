@@ -106,3 +106,12 @@ def test_a_narrow_terminal_shows_fewer_columns() -> None:
     assert {"env steps", "updates"}.isdisjoint(narrow.columns)
     assert narrowest.columns == ["run", "state", "score", "changed", "age"]
     assert narrowest.rows == [["runs/maze", "failed: no space", "0.5", "train.steps=7", "90s"]]
+
+
+def test_a_run_of_this_user_is_known_before_it_is_listed(
+    amago: Amago, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = amago("evaluate", small, "--episodes", 2, "--output", "json").json["metrics"]
+    monkeypatch.setattr("pipelines.runs.summary.read_run", lambda path: pytest.fail("it was read"))
+    (row,) = amago("runs", small, "--output", "json").json["metrics"]["runs"]
+    assert (row["state"], row["score"]) == ("finished", evaluated["return_mean"])

@@ -1,0 +1,198 @@
+"""Acts with the policy in this directory; needs numpy and onnxruntime, nothing else.
+
+    policy = OnnxPolicy()                              # OnnxPolicy(actors=8): observations, rewards of 8 at once
+    observation, _ = env.reset()
+    policy.reset()
+    while not done:
+        action = policy.act(observation, reward)       # reward: that of the previous action; 0 at first
+
+`python policy.py` repeats the proof, the recorded steps of parity.npz, and ends with exit code 4 if it does not hold.
+"""
+
+import hashlib
+import io
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+Record = dict[str, Any]
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class OnnxPolicy:
+    """The policy for one environment (`actors` None), or for several, whose values then have a leading axis.
+
+    `greedy`: take the most probable action instead of one sampled with `seed`. `threads`: of a step. `given`: what is
+    in policy.json and policy.onnx, instead of the files in `directory`. ValueError if these were altered.
+    """
+
+    def __init__(
+        self, directory: Any = HERE, actors: int | None = None, greedy: bool = True, seed: int = 0, threads: int = 1,
+        given: tuple[Record, bytes] | None = None,
+    ) -> None:  # fmt: skip
+        import onnxruntime
+
+        record, model = given or read_model(directory)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        self.record = record
+        self.columns, self.space = dict(record["spaces"]["observation"]), record["spaces"]["action"]
+        self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.inputs = {given.name for given in self.session.get_inputs()}
+        self.outputs = [given.name for given in self.session.get_outputs()]
+        self.only = onnxruntime.RunOptions()
+        self.only.only_execute_path_to_fetches = True
+        self.unneeded = {"parameters", "sampled" if greedy else "greedy"}
+        self.actors, self.greedy, self.single = actors or 1, greedy, actors is None
+        self.rng = np.random.default_rng(seed)
+        self.reset()
+
+    def reset(self, which: Any = None) -> None:
+        """Begin an episode: of all actors, or of those where `which` (actors,) is true."""
+        if which is None:
+            rows = self.record["memory"].items()
+            self.memory = {name: np.zeros((self.actors, *shape), dtype) for name, (shape, dtype) in rows}
+            self.previous = np.zeros((self.actors, *shape_of(self.space)), dtype_of(self.space))
+            self.begins = np.ones(self.actors, bool)
+        else:
+            self.begins = self.begins | np.asarray(which, bool)
+
+    def act(self, observation: Any, reward: Any = 0.0) -> Any:
+        """Return the action for `observation`; `reward` is that of the previous action."""
+        columns: Record = {}
+        flatten(observation, "obs", columns, self.columns, self.single)
+        absent = [name for name in self.columns if name not in columns]
+        if absent:
+            raise ValueError("the observation lacks " + ", ".join(absent))
+        stored = {name: self.stored(columns[name], space) for name, space in self.columns.items()}
+        rewards = np.broadcast_to(np.asarray(reward, np.float32), (self.actors,))
+        found = self.step(stored, self.previous, rewards, self.begins, all=False)
+        self.previous = found["greedy" if self.greedy else "sampled"]
+        self.begins = np.zeros(self.actors, bool)
+        actions = executed(self.previous, self.space)
+        return actions[0] if self.single else actions
+
+    def step(
+        self, columns: Record, action: Any, reward: Any, reset: Any, noise: Any = None, all: bool = True
+    ) -> Record:
+        """Run the graph once on values in stored form; return its outputs by name, or only those that acting needs."""
+        most = self.record["max_time"]
+        if most is not None and np.any(np.where(reset, 0, self.memory["time"]) >= most):
+            raise ValueError(f"an episode has more than the {most} steps that the policy can distinguish")
+        if noise is None:
+            shape = (self.actors, self.record["noise"])
+            noise = np.full(shape, 0.5, np.float32) if self.greedy else self.rng.random(shape, np.float32)
+        given = {**columns, "action": action, "reward": np.ascontiguousarray(reward), "reset": reset, "noise": noise}
+        given.update({"memory." + name: value for name, value in self.memory.items()})
+        wanted = [name for name in self.outputs if all or name not in self.unneeded]
+        values = self.session.run(wanted, {name: given[name] for name in self.inputs}, self.only)
+        found = dict(zip(wanted, values, strict=True))
+        self.memory = {name: found["next." + name] for name in self.memory}
+        return found
+
+    def stored(self, value: Any, space: Record) -> np.ndarray:
+        value = np.asarray(value).reshape((self.actors, *shape_of(space)))
+        if "start" in space:
+            value = value - np.asarray(space["start"])
+        return np.ascontiguousarray(value.astype(dtype_of(space)))
+
+
+def executed(action: np.ndarray, space: Record) -> np.ndarray:
+    """Convert actions (N, ...) in stored form to the environment's."""
+    if space["kind"] in ("discrete", "multi_discrete"):
+        return action + np.asarray(space.get("start", 0), action.dtype)
+    if space["kind"] == "box" and space.get("low") is not None and space.get("high") is not None:
+        low, high = (np.asarray(space[bound], np.float64).reshape(space["shape"]) for bound in ("low", "high"))
+        scaled = low + (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) * (high - low) / 2
+        dtype = np.dtype(space.get("native") or space["dtype"])
+        return (np.rint(scaled) if dtype.kind in "iu" else scaled).astype(dtype)
+    return action
+
+
+def flatten(value: Any, name: str, columns: dict[str, Any], spaces: Record, single: bool) -> None:
+    """Add the columns of an observation: Dict and Tuple observations have one for each part."""
+    space = spaces.get(name)
+    if space is not None and space["kind"] == "ragged":
+        rows = [padded(each, space) for each in ([value] if single else value)]
+        columns[name] = np.stack([row for row, _ in rows])
+        columns[name + ".length"] = np.array([length for _, length in rows])
+    elif hasattr(value, "items"):
+        for key, part in value.items():
+            flatten(part, name + "." + key, columns, spaces, single)
+    elif isinstance(value, tuple):
+        for place, part in enumerate(value):
+            flatten(part, f"{name}.{place}", columns, spaces, single)
+    else:
+        columns[name] = value
+
+
+def padded(value: Any, space: Record) -> tuple[np.ndarray, int]:
+    """Return a text or numbers, padded with zeros, and how many there are."""
+    if isinstance(value, str):
+        given = np.frombuffer(value.encode("utf-32-le", "surrogatepass"), np.uint32)
+    else:
+        given = np.concatenate([np.zeros(0), *(np.ravel(part) for part in value)])
+    if len(given) > space["max_length"]:
+        raise ValueError(f"a sequence has {len(given)} numbers, more than {space['max_length']}")
+    row = np.zeros(space["max_length"], space["dtype"])
+    row[: len(given)] = given
+    return row, len(given)
+
+
+def shape_of(space: Record) -> tuple[int, ...]:
+    if space["kind"] == "discrete":
+        return ()
+    size = space.get("n") or space.get("max_length") or len(space.get("nvec", ()))
+    return (size,) if size else tuple(space["shape"])
+
+
+def dtype_of(space: Record) -> np.dtype:
+    fixed = {"discrete": "int32", "multi_discrete": "int32", "multi_binary": "uint8"}
+    return np.dtype(fixed.get(space["kind"]) or space["dtype"])
+
+
+def read_record(directory: Any) -> Record:
+    """Return policy.json. ValueError if it is not as it was written."""
+    with open(os.path.join(directory, "policy.json"), encoding="utf-8") as file:
+        record = json.load(file)
+    checksum = record.pop("checksum", None)
+    if checksum != hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest():
+        raise ValueError("policy.json is not as it was written")
+    return record
+
+
+def read_model(directory: Any) -> tuple[Record, bytes]:
+    record = read_record(directory)
+    return record, read_checked(directory, "policy.onnx", record)
+
+
+def read_checked(directory: Any, name: str, record: Record) -> bytes:
+    """Return the content of a file. ValueError if it is not as it was written."""
+    with open(os.path.join(directory, name), "rb") as file:
+        content = file.read()
+    if hashlib.sha256(content).hexdigest() != record["files"][name]:
+        raise ValueError(name + " is not as it was written (SHA-256)")
+    return content
+
+
+def verify(directory: Any = HERE) -> tuple[float, float]:
+    """Repeat the recorded steps. Return the greatest difference of action parameters and the share of equal actions."""
+    record = read_record(directory)
+    steps = np.load(io.BytesIO(read_checked(directory, "parity.npz", record)), allow_pickle=False)
+    policy = OnnxPolicy(directory, actors=steps["reset"].shape[1])
+    greatest, equal = 0.0, []
+    for t in range(len(steps["reset"])):
+        columns = {name: steps["observation." + name][t] for name in policy.columns}
+        given = (steps[name][t] for name in ("action", "reward", "reset", "noise"))
+        found = policy.step(columns, *given)
+        greatest = max(greatest, float(np.abs(found["parameters"] - steps["parameters"][t]).max()))
+        same = np.isclose(found["greedy"], steps["greedy"][t], rtol=0, atol=record["parity"]["tolerance"])
+        equal.append(same.reshape(policy.actors, -1).all(1))
+    return greatest, float(np.mean(equal))
+
+
+if __name__ == "__main__":
+    greatest, equal = verify()
+    raise SystemExit(0 if greatest <= read_record(HERE)["parity"]["tolerance"] and equal >= 0.999 else 4)

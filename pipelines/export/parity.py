@@ -1,0 +1,154 @@
+"""The proof that an exported policy acts as the trained one: recorded steps, and what every form answers to them.
+
+The recording is made by the agent as it acts in evaluations, with its own memories, in its environment; actors are also
+reset at random, at different times. T steps of N actors.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipelines.envs.env import Env
+from pipelines.errors import IntegrityError, Interrupted
+from pipelines.evaluation.runner import evaluate
+from pipelines.learning.acting import AgentPolicy
+
+RECORDING, REPORT = "parity.npz", "parity.json"
+STEPS, ACTORS = 1_000, 4
+TOLERANCE = 1e-4
+"""Greatest difference of action parameters, and of the numbers of a Box action, that counts as equal."""
+EQUAL = 0.999
+"""Share of greedy actions that must be equal."""
+_RESETS = 0.01  # share of an actor's steps
+_MOST_BYTES = 8 << 20
+
+Arrays = dict[str, np.ndarray]
+Step = Callable[[Arrays, np.ndarray, np.ndarray, np.ndarray, np.ndarray], Mapping[str, np.ndarray]]
+"""One step of a form for N actors with their own memory: (columns, action, reward, reset, noise) -> outputs by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How a form answers a recording: the greatest difference of action parameters, and shares of equal actions."""
+
+    greatest_difference: float
+    equal_greedy: float
+    equal_sampled: float
+    steps: int
+    actors: int
+    resets: int
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the form acts as the agent did."""
+        return self.greatest_difference <= TOLERANCE and self.equal_greedy >= EQUAL
+
+
+class _StepRecorder:
+    """A policy that acts for `agent` and keeps what came and what it answered."""
+
+    def __init__(self, policy: AgentPolicy, *, steps: int, greedy: bool, seed: int) -> None:
+        self._policy, self._steps, self._greedy = policy, steps, greedy
+        self._rng = np.random.default_rng(seed)
+        self._time = np.zeros(policy.num_actors, np.int64)
+        self.rows: list[Arrays] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self.rows) >= self._steps
+
+    def act(
+        self, observation: Mapping[str, np.ndarray], prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
+    ) -> np.ndarray:
+        reset = (time == 0) | (self._rng.random(len(time)) < _RESETS)
+        self._time = np.where(reset, 0, self._time + 1)
+        action = np.where(reset.reshape(-1, *[1] * (prev_action.ndim - 1)), 0, prev_action).astype(prev_action.dtype)
+        reward = np.where(reset, 0, prev_reward).astype(np.float32)
+        params, legal = self._policy.parameters(observation, action, reward, self._time)
+        head = self._policy.agent.heads.policy
+        noise = self._rng.random((len(time), head.noise_size), np.float32)
+        greedy = head.stored(head.mode(params, legal)).numpy()
+        sampled = head.stored(head.sample(params, torch.from_numpy(noise), legal)).numpy()
+        self.rows.append(
+            {
+                **{f"observation.{name}": np.array(column) for name, column in observation.items()},
+                **{"action": np.array(prev_action), "reward": np.array(prev_reward, np.float32), "reset": reset},
+                **{"noise": noise, "parameters": params.numpy(), "greedy": greedy, "sampled": sampled},
+            }
+        )
+        return greedy if self._greedy else sampled
+
+
+def record(policy: AgentPolicy, env: Env, *, greedy: bool, seed: int) -> Arrays:
+    """Let `policy` act in `env` (fresh, of as many actors), and return what came and what it answered as arrays
+    (T, N, ...): `observation.COLUMN`, `action`, `reward`, `reset`, `noise`, `parameters`, `greedy`, `sampled`.
+
+    T is 1,000, or less where observations are large.
+    """
+    spaces = policy.agent.spaces.observation.values()
+    row = policy.num_actors * sum(int(np.prod(space.shape)) * np.dtype(space.dtype).itemsize for space in spaces)
+    steps = int(np.clip(_MOST_BYTES // row, 16, STEPS))
+    recorder = _StepRecorder(policy, steps=steps, greedy=greedy, seed=seed)
+    try:
+        with torch.no_grad():
+            most = (steps + 1) * policy.num_actors  # episodes, if each had one step
+            evaluate(env, recorder, episodes=most, stop=lambda: recorder.full)
+    except Interrupted:
+        if not recorder.full:
+            raise
+    return {name: np.stack([each[name] for each in recorder.rows]) for name in recorder.rows[0]}
+
+
+def compare(recording: Mapping[str, np.ndarray], step: Step) -> Agreement:
+    """Repeat a recording through a form that begins with an empty memory."""
+    start = "observation."
+    columns = {name.removeprefix(start): rows for name, rows in recording.items() if name.startswith(start)}
+    greatest, equal = 0.0, {"greedy": 0, "sampled": 0}
+    steps, actors = recording["reset"].shape
+    for t in range(steps):
+        given = (recording[name][t] for name in ("action", "reward", "reset", "noise"))
+        found = step({name: rows[t] for name, rows in columns.items()}, *given)
+        difference = np.abs(found["parameters"] - recording["parameters"][t])
+        greatest = max(greatest, float(difference.max()) if np.isfinite(difference).all() else np.inf)
+        for name in equal:
+            same = np.isclose(found[name], recording[name][t], rtol=0, atol=TOLERANCE)
+            equal[name] += int(same.reshape(actors, -1).all(1).sum())
+    return Agreement(
+        greatest_difference=greatest,
+        equal_greedy=equal["greedy"] / (steps * actors),
+        equal_sampled=equal["sampled"] / (steps * actors),
+        steps=steps,
+        actors=actors,
+        resets=int(recording["reset"].sum()),
+    )
+
+
+def require(found: Mapping[str, Agreement]) -> None:
+    """Raise IntegrityError if a form does not act as the agent did."""
+    for form, agreement in found.items():
+        if not agreement.holds:
+            raise IntegrityError(
+                f"the form '{form}' does not act as the policy: parameters differ by up to "
+                f"{agreement.greatest_difference:.1e}, {agreement.equal_greedy:.2%} of greedy actions are equal",
+                hint=f"{TOLERANCE:.0e} and {EQUAL:.1%} are demanded; please report it with the agent's settings",
+            )
+
+
+def files(recording: Mapping[str, np.ndarray], report: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of the proof: the recording, and what was found."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **recording)  # type: ignore[arg-type]
+    return {RECORDING: file.getvalue(), REPORT: json.dumps(report, indent=1).encode()}
+
+
+def as_report(found: Mapping[str, Agreement], evaluations: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parity.json as plain data."""
+    forms = {name: {**vars(agreement), "holds": agreement.holds} for name, agreement in found.items()}
+    return {"tolerance": TOLERANCE, "equal": EQUAL, "forms": forms, "evaluations": dict(evaluations)}

@@ -1,0 +1,365 @@
+"""Requests to a bucket, with bounded time and retries, and errors as one short line.
+
+The first request fails fast, so that a mistake is reported at once; later ones wait for a store that is briefly
+unavailable. Needs obstore, of the extra `stores`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import functools
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.errors import InputMissing, StorageError
+from pipelines.files.malformed import RECORD_BYTES
+from pipelines.lake.remote import credentials
+from pipelines.lake.remote.location import Location
+
+CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
+HURRIED, PATIENT = 5, 11  # retries, after 50 ms at first and 5 s at most: about 1 s, and 25 s, in all
+_RETRY_SECONDS = 120
+_CHUNK = 16 << 20  # bytes in one request
+_PAGE = 1000  # keys in one request
+_UPLOADS = 4  # parts of a file at once
+_CONFLICTS = 5  # attempts of a write that others make at the same moment
+_CLOCK_SECONDS = 600.0  # after which the store's clock is compared with ours again
+_LONGEST_REASON = 160
+
+Version = Mapping[str, str]
+"""What identifies the version of an object: its entity tag, its generation, or both."""
+
+_FIELD = r"(?:<{0}>|\"{1}\"\s*:\s*\")([^<\"]*)"
+_CODE, _MESSAGE = re.compile(_FIELD.format("Code", "code")), re.compile(_FIELD.format("Message", "message"))
+_ATTEMPTS = re.compile(r"Generic \w+ error: |Error performing .*? - |HTTP error: |Server returned .*? code: ")
+_NO_RANGE = re.compile(r"status code: 416|non-partial response|Requested \d+\.\.\d+, got")
+_REASONS = tuple(
+    (re.compile(pattern), text)
+    for pattern, text in (
+        (r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist", "there is no bucket '{bucket}'"),
+        (
+            r"169\.254\.\d+\.\d+|metadata\.google\.internal|latest/(?:api/token|meta-data)|Account must be specified",
+            "no credentials were found: give {credentials}",
+        ),
+        (
+            r"status code: 301|PermanentRedirect|AuthorizationHeaderMalformed|without LOCATION",
+            "bucket '{bucket}' is in another region: add ?region= to the location, or set AWS_REGION",
+        ),
+        (
+            r"status code: 40[13]|ExpiredToken|InvalidClientTokenId",
+            "access was denied: check the credentials ({credentials}) and what they permit",
+        ),
+        (r"status code: (?:429|503)|SlowDown|Throttl", "the store asks for fewer requests"),
+        (r"kind: Timeout|timed out", "{endpoint} does not answer"),
+        (r"kind: (?:Connect|Interrupted|Request|Decode|Body)|error sending request", "no connection to {endpoint}"),
+    )
+)
+
+
+class AlreadyWritten(Exception):
+    """Another process has written the object."""
+
+
+class _RangeRefused(StorageError):
+    """The store did not return part of an object: it is empty, or the store cannot."""
+
+
+class TaggedObject(NamedTuple):
+    """An object's content, its version, and when it was written, by the store's clock (seconds since 1970)."""
+
+    content: bytes
+    version: Version
+    written: float
+
+
+class Status(NamedTuple):
+    """The size of an object in bytes, and when it was written, by the store's clock (seconds since 1970)."""
+
+    size: int
+    written: float
+
+
+class Bucket:
+    """A connection to a bucket; a `name` is a full one in it. FileNotFoundError for an object that does not exist;
+    other errors of the store are raised as StorageError.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._reached = False
+        self._clock: tuple[float, float] | None = None  # our clock, and the store's then, or somewhat earlier
+        self.is_conditional: bool | None = None
+        """Whether the store has honoured the condition of a write; None if it is unknown."""
+
+    def read(self, name: str) -> bytes:
+        """Return an object's content."""
+        return self.get(name).content
+
+    def get(self, name: str, *, limit: int = RECORD_BYTES) -> TaggedObject:
+        """Return an object. StorageError if it has more than `limit` bytes."""
+        with self._asking(name) as store:
+            found = store.get(name)
+            if found.meta["size"] > limit:
+                raise StorageError(f"'{name}' has {found.meta['size']} bytes; at most {limit} are read")
+            return TaggedObject(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
+
+    def tail(self, name: str, count: int) -> bytes:
+        """Return the last `count` bytes of an object, or all of it."""
+        if self.location.scheme != "az":  # has no ranges from the end
+            with contextlib.suppress(_RangeRefused), self._asking(name) as store:
+                return bytes(store.get(name, options={"range": {"suffix": count}}).bytes())
+        size = self.status(name).size
+        return self._range(name, max(0, size - count), size)[0] if size else b""
+
+    def download(self, name: str, path: Path) -> int:
+        """Write an object into a file; returns its size."""
+        try:
+            chunk, size, tag = self._range(name, 0, _CHUNK)
+        except _RangeRefused:
+            self._require_empty(name)
+            chunk, size, tag = b"", 0, None
+        with open(path, "wb") as file:
+            done = file.write(chunk)
+            while done < size:
+                chunk, *_ = self._range(name, done, min(done + _CHUNK, size), tag)
+                if not chunk:
+                    raise StorageError(f"'{name}' ended after {done} of {size} bytes")
+                done += file.write(chunk)
+        return size
+
+    def status(self, name: str) -> Status:
+        """Return the size and time of an object."""
+        with self._asking(name) as store:
+            found = store.head(name)
+            return Status(found["size"], found["last_modified"].timestamp())
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is an object of that name."""
+        try:
+            self.status(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def folder(self, folder: str) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the folders in a folder, and those of the objects with their sizes."""
+        with self._listing(folder) as store:
+            found = store.list_with_delimiter(folder or None)
+        inside = f"{folder}/" if folder else ""
+        folders = [path.removeprefix(inside) for path in found["common_prefixes"]]
+        return folders, dict(_below(inside, found["objects"]))
+
+    def keys(self, folder: str, *, after: str, limit: int | None = None) -> dict[str, int]:
+        """Return the names of all objects below a folder, in order, with their sizes: those that sort after the name
+        `after`, `limit` at most. Each thousand is a request.
+        """
+        found: dict[str, int] = {}
+        inside = f"{folder}/" if folder else ""
+        with self._listing(folder) as store:
+            for page in store.list(folder or None, offset=f"{inside}{after}", chunk_size=_PAGE):
+                found.update((name, size) for name, size in _below(inside, page) if name > after)  # some list all
+                if limit is not None and len(found) >= limit:
+                    break
+        return dict(islice(found.items(), limit))
+
+    def put(self, name: str, content: bytes | Path) -> None:
+        """Write an object, whole or not at all, of bytes or of a local file."""
+        with self._asking(name, writing=True) as store:
+            store.put(name, content, chunk_size=_CHUNK, max_concurrency=_UPLOADS)
+
+    def put_new(self, name: str, content: bytes) -> Version:
+        """Write an object that does not exist yet; returns its version. AlreadyWritten if it exists. No two calls have
+        the same content.
+        """
+        for _ in range(_CONFLICTS):
+            try:
+                return self._put(name, content, "create")
+            except AlreadyWritten:
+                found = self.find(name)
+                if found is not None and found.content == content:
+                    return found.version  # written by an attempt whose response was lost
+                if found is not None:
+                    break  # else another write was in progress
+        raise AlreadyWritten
+
+    def put_over(self, name: str, content: bytes, version: Version) -> Version:
+        """Replace a version of an object; returns the new one. AlreadyWritten if the version is another. No two calls
+        have the same content.
+        """
+        try:
+            return self._put(name, content, dict(version))
+        except AlreadyWritten:
+            found = self.find(name)
+            if found is None or found.content != content:
+                raise
+            return found.version
+
+    def find(self, name: str) -> TaggedObject | None:
+        """Return an object; None if there is none."""
+        try:
+            return self.get(name)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects, in one request where the store can. Those that do not exist are ignored."""
+        bulk = [list(names)] if self.location.scheme == "s3" and len(names) > 1 else names
+        for some in bulk:
+            with contextlib.suppress(FileNotFoundError), self._asking(names[0]) as store:
+                store.delete(some)
+
+    def now(self, name: str) -> float:
+        """Return the time of the store's clock, never a later one. It is read by writing the object `name`, and for
+        some minutes our clock continues it.
+        """
+        if self._clock is None or time.monotonic() - self._clock[0] > _CLOCK_SECONDS:
+            self.put(name, b"")
+            written = self.status(name).written
+            self._clock = time.monotonic(), written
+        ours, theirs = self._clock
+        return theirs + time.monotonic() - ours
+
+    def _put(self, name: str, content: bytes, mode: str | dict[str, str]) -> Version:
+        with self._asking(name, writing=True) as store:
+            return _version(store.put(name, content, mode=mode))
+
+    def _range(self, name: str, start: int, end: int, tag: str | None = None) -> tuple[bytes, int, str | None]:
+        """Return bytes of an object, its size and its entity tag. StorageError if the tag is not `tag` any more."""
+        options: dict[str, Any] = {"range": (start, end)} | ({"if_match": tag} if tag else {})
+        try:
+            with self._asking(name) as store:
+                found = store.get(name, options=options)
+                return bytes(found.bytes()), found.meta["size"], found.meta["e_tag"]
+        except AlreadyWritten as error:
+            raise StorageError(f"'{name}' was replaced while it was read") from error
+
+    def _require_empty(self, name: str) -> None:
+        """Raise the error in progress again unless the object is empty: stores refuse any range of nothing."""
+        if self.status(name).size:
+            raise
+
+    @contextlib.contextmanager
+    def _listing(self, folder: str) -> Iterator[Any]:
+        try:
+            with self._asking(folder) as store:
+                yield store
+        except FileNotFoundError as error:
+            raise StorageError(f"there is no bucket '{self.location.bucket}'") from error
+
+    @contextlib.contextmanager
+    def _asking(self, name: str, *, writing: bool = False) -> Iterator[Any]:
+        """Yield the store. Errors become FileNotFoundError, AlreadyWritten and StorageError."""
+        _require_obstore()
+        from obstore import exceptions
+
+        try:
+            yield self._patient if self._reached else self._hurried
+        except (FileNotFoundError, ValueError) as error:  # ValueError: no object can have such a name
+            self._reached = self._reached or isinstance(error, FileNotFoundError)
+            if writing:
+                raise StorageError(reason(str(error), self.location)) from error
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from error
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            raise AlreadyWritten from error
+        except exceptions.BaseError as error:
+            kind = _RangeRefused if _NO_RANGE.search(str(error)) else StorageError
+            raise kind(reason(str(error), self.location)) from error
+        self._reached = True
+
+    @functools.cached_property
+    def _hurried(self) -> Any:
+        return _connected(self.location, HURRIED)
+
+    @functools.cached_property
+    def _patient(self) -> Any:
+        return _connected(self.location, PATIENT)
+
+
+@functools.lru_cache(maxsize=32)
+def _bucket(location: Location) -> Bucket:
+    return Bucket(location)
+
+
+def connect(location: Location) -> Bucket:
+    """Return the one connection of this process to the bucket of a location."""
+    return _bucket(replace(location, prefix="", options=()))
+
+
+def reason(text: str, location: Location) -> str:
+    """Describe an error of the store's client in one short line."""
+    for pattern, known in _REASONS:
+        if pattern.search(text):
+            return known.format(
+                bucket=location.bucket,
+                endpoint=location.endpoint or "the store",
+                credentials=location.credentials,
+            )
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    line = message[1] if message else _ATTEMPTS.sub("", text.partition("\n\nDebug source:")[0].partition("<?xml")[0])
+    words = " ".join(line.split()).rstrip(".: ") or "the store refused"
+    short = words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 1] + "…"
+    return f"{short} ({code[1]})" if code and message else short
+
+
+def _require_obstore() -> None:
+    """Raise InputMissing if obstore is not installed."""
+    try:
+        import obstore as obstore
+    except ModuleNotFoundError as error:
+        raise InputMissing(
+            "lakes in object stores need obstore, which is not installed", hint='pip install "amago[stores]"'
+        ) from error
+
+
+def _connected(location: Location, retries: int) -> Any:
+    """Return obstore's client of a bucket."""
+    from obstore import store as module
+
+    stores: Any = module
+    options = {
+        "client_options": {
+            "allow_http": (location.endpoint or "").startswith("http://"),
+            "connect_timeout": datetime.timedelta(seconds=CONNECT_SECONDS),
+            "timeout": datetime.timedelta(seconds=REQUEST_SECONDS),
+        },
+        "retry_config": {
+            "max_retries": retries,
+            "backoff": {
+                "init_backoff": datetime.timedelta(milliseconds=50),
+                "max_backoff": datetime.timedelta(seconds=5),
+                "base": 3,
+            },
+            "retry_timeout": datetime.timedelta(seconds=_RETRY_SECONDS),
+        },
+    }
+    endpoint = {"endpoint": location.endpoint} if location.endpoint else {}
+    if location.scheme == "gs":
+        base = {"base_url": location.endpoint} if location.endpoint else {}
+        return stores.GCSStore(location.bucket, config=base, **options)
+    if location.scheme == "az":
+        return stores.AzureStore(location.bucket, config=endpoint, **options)
+    config = credentials.found(location)
+    if location.region:
+        config["region"] = location.region
+    if location.endpoint:
+        config["aws_endpoint_url_s3"] = location.endpoint  # which takes precedence over any variable
+    return stores.S3Store(location.bucket, config=config, **options)
+
+
+def _version(found: Mapping[str, Any]) -> Version:
+    return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
+
+
+def _below(inside: str, objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Yield name and size of the objects in a folder, except the folder's own."""
+    for found in objects:
+        if found["path"].startswith(inside):
+            yield found["path"][len(inside) :], found["size"]

@@ -1,0 +1,364 @@
+"""Several collectors that fill one lake, each in a process of its own; their driver shares out the steps.
+
+Each plays the whole collect loop under its own name, NAME.0, NAME.1, ..., with its own seeds. One whose process dies is
+started again: it counts what it has stored and plays the rest of its share. The driver asks the lake's index once what
+all of them have stored, keeps the lake within its limits, and joins their progress and figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pipelines.config.settings import Settings
+from pipelines.envs.env import EnvSpec
+from pipelines.errors import AmagoError, Locked, StageFailed
+from pipelines.events import Event, Listener, Notice, Progress, Waiting, silent
+from pipelines.files.locks import exclusive
+from pipelines.lake.schema import Schema
+from pipelines.lake.storage import connect
+from pipelines.lake.store import Lake
+from pipelines.rollout.collector import maintenance
+from pipelines.stages.collector import KnownRun, numbered, stored_by_collector
+from pipelines.stages.collector_task import CollectOrder, CollectorTask, ReadyCollector, RunName
+from pipelines.stages.engines import POLL_SECONDS, died, make_engine
+from pipelines.stages.tasks import Engine, RunningTask, raised
+
+_SHORTAGE_SECONDS = 5.0  # before collectors that have not started are reported
+_SUMS = ("steps", "trajectories", "unfinished", "env_errors", "episodes_dropped", "actors", "workers")
+_BY_EPISODES, _BY_STEPS = ("return_mean", "success_mean"), ("epsilon", "policy_share", "env_share", "epsilon_progress")
+
+
+@dataclass(kw_only=True)
+class _Member:
+    """A collector from its driver's side. `stored`: steps in the lake, as far as known."""
+
+    number: int
+    name: str
+    before: int
+    stored: int = 0
+    target: int = 0
+    task: RunningTask | None = None
+    order: CollectOrder | None = None
+    is_ready: bool = False
+    is_busy: bool = False
+    knows_stored: bool = True
+    deaths: int = 0
+    restarts: int = 0
+    lost: int = 0
+    progress: Progress | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """Steps so far, including those not yet stored."""
+        return max(self.stored, 0 if self.progress is None else self.progress.done)
+
+
+class CollectorGroup:
+    """The collectors of a stage, `collect.collectors` in number, from their driver's side.
+
+    `begin` is called once the first collector's environments have started, and before anything is written, with their
+    spec; it returns the final name. With `replace`, an existing lake is then removed. `ends`: `collect` is called once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: Path | str,
+        *,
+        name: str,
+        run: KnownRun | None = None,
+        behaviour: Mapping[str, Any] | None = None,
+        replace: bool = False,
+        begin: Callable[[EnvSpec], str] | None = None,
+        ends: bool = False,
+        engine: Engine | None = None,
+        listener: Listener = silent,
+    ) -> None:
+        self._settings, self._place, self._name, self._run = settings, place, name, run
+        self._behaviour, self._replace, self._begin, self._ends = behaviour, replace, begin, ends
+        self._stack, self._maintenance = contextlib.ExitStack(), contextlib.ExitStack()
+        self._engine = engine or make_engine(settings.collect, settings.collect.collectors)
+        self._locks = run.path if run is not None else connect(place).local
+        self._await_earlier(listener)
+        existing = None if replace else Lake.find(place)
+        stored = stored_by_collector(existing, name) if existing else {}
+        count = settings.collect.collectors
+        names = [numbered(name, number) for number in range(count)]
+        self._members = [
+            _Member(number=number, name=each, before=stored.get(each, 0), stored=stored.get(each, 0))
+            for number, each in enumerate(names)
+        ]
+        self._others = sum(stored.values()) - sum(each.before for each in self._members)
+        self.before = sum(stored.values())
+        self._has_begun = False
+        self._notices: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._said: set[str] = set()
+        self._seconds = 0.0
+
+    def __enter__(self) -> CollectorGroup:
+        self._stack.enter_context(self._maintenance)  # until the last segment is written
+        self._stack.enter_context(self._engine)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    @property
+    def steps(self) -> int:
+        """Return the steps stored so far, including those of earlier commands."""
+        return self._others + sum(each.stored for each in self._members)
+
+    def collect(self, target: int, listener: Listener, *, policy: tuple[str, bool] | None = None) -> dict[str, Any]:
+        """Collect until all together have `target` steps, and return the metrics of this call. CollectorFailed, with
+        the others' steps stored, if one cannot go on."""
+        began = time.monotonic()
+        first = [each.stored for each in self._members]
+        shares = level(first, target - self._others)
+        for member, share in zip(self._members, shares, strict=True):
+            member.metrics, member.progress, member.restarts, member.lost = {}, None, 0, 0
+            member.before, member.target = member.stored, share
+            if share > member.stored:
+                member.is_busy = True
+                member.order = CollectOrder(target=share, name=member.name, run=self._run_name, policy=policy)
+                if member.task is None or member.task.ended:
+                    self._start(member)
+                elif member.is_ready:
+                    member.task.send(self._order(member))
+        try:
+            while any(member.is_busy for member in self._members):
+                self._engine.wait(POLL_SECONDS)
+                for member in self._members:
+                    self._take(member, listener)
+                self._report(listener, target, began)
+        finally:
+            self._seconds = time.monotonic() - began
+        return self.metrics()
+
+    def finish(self) -> None:
+        """Have all collectors store what they have, and end them."""
+        self._stack.close()
+
+    @property
+    def _run_name(self) -> RunName | None:
+        return None if self._run is None else RunName(path=self._run.path, identity=self._run.identity)
+
+    def _await_earlier(self, listener: Listener) -> None:
+        """Wait until collectors of an earlier driver, which was killed, have stored what they have."""
+        for number in range(self._settings.collect.collectors):
+            while True:
+                try:
+                    with exclusive(self._lock(number), what="a collector is at work"):
+                        break
+                except Locked as error:
+                    listener(Waiting(what=f"an earlier command: {error.message}"))
+                    time.sleep(POLL_SECONDS)
+
+    def _lock(self, number: int) -> Path:
+        name = f"collector-{number}" if self._run is not None else quote(numbered(self._name, number), safe="")
+        return self._locks.absolute() / f".{name}.lock"
+
+    def _start(self, member: _Member) -> None:
+        assert member.order is not None
+        task = CollectorTask(
+            settings=self._settings,
+            place=self._place if isinstance(self._place, str) else self._place.absolute(),
+            name=member.name,
+            number=member.number,
+            behaviour=self._behaviour,
+            policy=member.order.policy,
+            before=member.stored if member.knows_stored else None,
+            together=self.steps,
+            in_run=self._run is not None,
+            lock=self._lock(member.number),
+        )
+        member.is_ready = False
+        member.task = self._engine.start(task, name=f"collector {member.number}")
+
+    def _take(self, member: _Member, listener: Listener) -> None:
+        """Act on what a collector has posted, and on its end."""
+        if member.task is None:
+            return
+        for kind, body in member.task.messages():
+            if kind == "event":
+                self._relay(body, member, listener)
+            elif kind == "ready":
+                self._on_ready(member, body)
+            elif kind == "collected":
+                ends = self._report_shortage(listener) or self._ends  # it makes room for another
+                member.metrics, member.knows_stored, member.is_busy = body, False, ends
+                member.stored = body["steps_total"]
+                if ends:
+                    member.task.stop()  # it stores unfinished episodes
+            elif kind == "done":
+                member.is_busy = False
+            elif kind == "error":
+                raise failed(member.number, raised(body))
+        if member.task.ended and member.is_busy:
+            self._restart(member, listener)
+
+    def _on_ready(self, member: _Member, ready: ReadyCollector) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._prepare(ready.spec)
+        if not member.knows_stored:
+            if ready.before > member.stored:
+                member.deaths = 0
+            member.lost += max(member.done - ready.before, 0)
+            member.stored, member.progress, member.knows_stored = ready.before, None, True
+        member.is_ready = True
+        if member.is_busy and member.task is not None:
+            member.task.send(self._order(member))
+
+    def _order(self, member: _Member) -> CollectOrder:
+        assert member.order is not None
+        return member.order
+
+    def _prepare(self, spec: EnvSpec) -> None:
+        """Create the lake, or open it, and keep it within its limits from now on."""
+        if self._begin is not None:
+            self._name = self._begin(spec)
+        for member in self._members:
+            member.name = numbered(self._name, member.number)
+            if member.order is not None:
+                member.order = CollectOrder(
+                    target=member.order.target, name=member.name, run=self._run_name, policy=member.order.policy
+                )
+        if self._replace:
+            shutil.rmtree(self._place, ignore_errors=True)
+        lake = Lake.open_or_create(self._place)
+        lake.require_schema(Schema(spec.spaces))
+        self._maintenance.enter_context(maintenance(lake, self._settings.lake, self._notices.put))
+
+    def _relay(self, event: Event, member: _Member, listener: Listener) -> None:
+        if isinstance(event, Progress):
+            member.progress = event
+        elif isinstance(event, Notice) and event.text not in self._said:
+            self._said.add(event.text)
+            listener(event)
+
+    def _restart(self, member: _Member, listener: Listener) -> None:
+        """Start a collector again whose process has ended by itself. StageFailed after too many times in a row."""
+        assert member.task is not None
+        member.deaths += 1
+        most = self._settings.collect.restarts
+        times = f", {member.deaths} times in a row without having stored a step" if most else ""
+        try:
+            listener(died(member.task, f"collector {member.number}", again=member.deaths <= most, times=times))
+        except StageFailed as error:
+            raise CollectorFailed(error.message, hint=error.hint) from None
+        member.restarts += 1
+        member.knows_stored = False
+        self._start(member)
+
+    def _report_shortage(self, listener: Listener) -> bool:
+        """Report, once for each number of them, that collectors wait for room. Return whether any does."""
+        waiting = sum(each.is_busy and not each.is_ready for each in self._members)
+        if not waiting or not (why := self._engine.shortage()):
+            return False
+        count = len(self._members)
+        text = f"{count - waiting} of {count} collectors, {why}"
+        if text not in self._said:
+            self._said.add(text)
+            listener(Notice(stage="collect", text=text))
+        return True
+
+    def _report(self, listener: Listener, target: int, since: float) -> None:
+        """Report the progress of all, or which collectors have not started yet."""
+        while not self._notices.empty():
+            listener(self._notices.get())
+        if time.monotonic() - since > _SHORTAGE_SECONDS:
+            self._report_shortage(listener)
+        known = [each.progress for each in self._members if each.progress is not None]
+        if not known:
+            listener(Waiting(what="collectors to start"))
+            return
+        names = dict.fromkeys(name for each in known for name in each.metrics)
+        figures = {name: [each.metrics[name] for each in known if name in each.metrics] for name in names}
+        done = min(self._others + sum(each.done for each in self._members), target)
+        means = {name: sum(values) / len(values) for name, values in figures.items()}
+        listener(Progress(stage="collect", done=done, total=target, unit="steps", metrics=means))
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the last call of `collect`; figures of processes that died are not in the means."""
+        found = [each.metrics for each in self._members if each.metrics]
+        joined: dict[str, Any] = {"return_mean": None}
+        joined |= {name: sum(each[name] for each in found) for name in _SUMS}
+        joined["steps"] = sum(each.stored - each.before for each in self._members)
+        joined |= _means(found, _BY_EPISODES, "trajectories") | _means(found, _BY_STEPS, "steps")
+        return joined | {
+            "steps_total": self.steps,
+            "collector": self._name,
+            "policy": found[0]["policy"] if found else "",
+            "steps_per_second": math.fsum(each["steps_per_second"] for each in found),
+            "seconds": self._seconds,
+            "collectors": [_described(each) for each in self._members],
+            "restarts": sum(each.restarts for each in self._members),
+            "lost_steps": sum(each.lost for each in self._members),
+        }
+
+
+class CollectorFailed(StageFailed):
+    """One of several collectors cannot go on; the others have stored what they have."""
+
+
+def failed(number: int, error: AmagoError) -> AmagoError:
+    """Return the error that reports what collector `number` raised."""
+    if isinstance(error, StageFailed):
+        found: AmagoError = CollectorFailed(f"collector {number}: {error.message}", hint=error.hint)
+        found.__cause__ = error.__cause__
+        return found
+    return error  # of its inputs, which all have in common
+
+
+def level(stored: Sequence[int], target: int) -> list[int]:
+    """Return targets that sum to `target`, as equal as possible; nobody's is less than what it has `stored`.
+
+    >>> level([0, 0, 0], 10), level([7, 0, 0], 10), level([9, 9], 10)
+    ([4, 3, 3], [7, 2, 1], [9, 9])
+    """
+    missing, found = max(target - sum(stored), 0), list(stored)
+    order = sorted(range(len(found)), key=lambda i: (found[i], i))
+    count = 0
+    while missing and count < len(order):  # raise the lowest to the next one's level
+        count += 1
+        lowest = found[order[0]]
+        room = (found[order[count]] - lowest) * count if count < len(order) else missing
+        step = min(missing, room)
+        each, rest = divmod(step, count)
+        for place, i in enumerate(sorted(order[:count])):
+            found[i] += each + (place < rest)
+        missing -= step
+    return found
+
+
+def _means(found: Sequence[Mapping[str, Any]], names: Sequence[str], weight: str) -> dict[str, float]:
+    means = {}
+    for name in names:
+        values = [(each[name], each[weight]) for each in found if each.get(name) is not None and each[weight]]
+        if values:
+            means[name] = math.fsum(v * w for v, w in values) / sum(w for _, w in values)
+    return means
+
+
+def _described(member: _Member) -> dict[str, Any]:
+    task, figures = member.task, member.metrics
+    return {
+        "name": member.name,
+        "host": None if task is None else task.host,
+        "pid": None if task is None else task.pid,
+        "steps": member.stored - member.before,
+        "steps_total": member.stored,
+        "restarts": member.restarts,
+        "lost_steps": member.lost,
+        "steps_per_second": figures.get("steps_per_second"),
+    }

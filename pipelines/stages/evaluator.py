@@ -1,0 +1,77 @@
+"""One of several evaluators: a task that plays the episodes of its share of the actors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipelines.config.settings import Settings
+from pipelines.envs.env import EnvSpec
+from pipelines.evaluation.runner import play_episodes
+from pipelines.events import Listener
+from pipelines.learning.checkpoint import Checkpoint
+from pipelines.rollout.episodes import Episode
+from pipelines.rollout.policies import trained
+from pipelines.stages.environment import make_env, workers
+from pipelines.stages.tasks import Channel
+from pipelines.training.learner import use_threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedShare:
+    """The episodes that one evaluator has played."""
+
+    spec: EnvSpec
+    episodes: list[Episode]
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorTask:
+    """The actors `place` of `total`, by a checkpoint; `check` refuses environments. `count`: number of evaluators.
+
+    What actors play, and how the policy samples, does not depend on who plays the others.
+    """
+
+    settings: Settings
+    checkpoint: Checkpoint
+    place: slice
+    total: int
+    tasks: tuple[str, ...]
+    count: int
+    check: Callable[[EnvSpec], None]
+
+    def __call__(self, channel: Channel) -> PlayedShare:
+        """Play as a task."""
+        return self.play(channel.listen)
+
+    def play(self, listener: Listener) -> PlayedShare:
+        """Play all episodes of these actors."""
+        settings, wanted, began = self.settings, self.settings.evaluate, time.process_time()
+        use_threads(settings.train.threads)
+        actors = self.place.stop - self.place.start
+        env = make_env(
+            settings,
+            actors=actors,
+            seed=wanted.seed,
+            split=wanted.split,
+            workers=workers(settings, actors=actors, together=self.count),
+            offset=self.place.start,
+            total=self.total,
+            listener=listener,
+        )
+        try:
+            self.check(env.spec)
+            if self.tasks:
+                env.play_only(self.tasks)
+            own = settings.agent
+            acting = trained(self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=own)
+            started = time.perf_counter()
+            episodes = play_episodes(env, acting.policy, episodes=wanted.episodes, listener=listener)
+            seconds = time.perf_counter() - started
+        finally:
+            env.close()
+        cpu_seconds = time.process_time() - began
+        return PlayedShare(spec=env.spec, episodes=episodes, seconds=seconds, cpu_seconds=cpu_seconds)

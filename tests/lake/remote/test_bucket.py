@@ -1,0 +1,56 @@
+"""Stores that answer otherwise than S3: what was seen of other servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.lake.remote.bucket import Bucket
+from pipelines.lake.remote.location import Location
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    pytest.importorskip("obstore")
+    from obstore.store import MemoryStore
+
+    memory = MemoryStore()
+    for number in range(5):
+        memory.put(f"l/segments/{number}.arrow", b"abcde"[:number])
+    made = Bucket(Location(bucket="b"))
+    made.__dict__["_hurried"] = made.__dict__["_patient"] = memory
+    return made
+
+
+def test_a_server_that_lists_from_the_beginning(bucket: Bucket) -> None:
+    """Azurite ignores where a listing is to begin."""
+    memory = bucket._patient
+
+    class Whole:
+        def list(self, prefix: str, **options: Any) -> Any:
+            return memory.list(prefix, chunk_size=options["chunk_size"])
+
+    bucket.__dict__["_hurried"] = bucket.__dict__["_patient"] = Whole()
+    assert list(bucket.keys("l", after="segments/2.arrow")) == ["segments/3.arrow", "segments/4.arrow"]
+    assert list(bucket.keys("l", after="segments/0.arrow", limit=2)) == ["segments/1.arrow", "segments/2.arrow"]
+
+
+def test_a_server_that_returns_another_range_than_the_end(bucket: Bucket) -> None:
+    """s3rver returns the beginning for a range from the end."""
+    from obstore.exceptions import GenericError
+
+    memory = bucket._patient
+
+    class Wrong:
+        head = memory.head
+
+        def get(self, name: str, *, options: dict[str, Any] | None = None) -> Any:
+            if options and isinstance(options["range"], dict):
+                raise GenericError("Generic S3 error: Requested 2..4, got 0..1\n\nDebug source:\n")
+            return memory.get(name, options=options)
+
+    bucket.__dict__["_hurried"] = bucket.__dict__["_patient"] = Wrong()
+    assert bucket.tail("l/segments/4.arrow", 2) == b"cd"
+    assert bucket.tail("l/segments/4.arrow", 9) == b"abcd"
+    assert bucket.tail("l/segments/0.arrow", 2) == b""
