@@ -47,12 +47,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputMissing(f"cannot read configuration '{path}': {error.strerror}") from error
     try:
-        return parse_toml(content.decode())
+        return _parse_toml(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"'{path}' is not valid TOML: {reason(error)}") from error
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     """Parse `text`. ValueError or RecursionError if it is invalid or nested too deeply."""
     if _DEEP_KEY.search(text):  # because parsing takes time quadratic in its parts
         raise ValueError(f"a key has more than {_MOST_DEEP} parts")
@@ -84,7 +84,7 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     if len(path) > _MOST_DEEP:
         raise UsageError(f"'--set {text[:60]}...' has a key of more than {_MOST_DEEP} parts")
     try:
-        return path, parse_toml(f"value = {value}")["value"]
+        return path, _parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return path, value.strip()
     except (ValueError, RecursionError) as error:
@@ -145,7 +145,7 @@ def resolve(
     """
     wanted = lay_profile(document, assignments, source=source)
     _assign_all(wanted, assignments)
-    wanted = lay_size(wanted, assignments)
+    wanted = _lay_size(wanted, assignments)
     settings, problems = _validated(wanted, env_model)
     problems += _profile_problems(document, wanted.get("profile"), env_model)
     refuse(problems, source)
@@ -185,7 +185,7 @@ def lay_profile(
     return laid | {"profile": name}
 
 
-def lay_size(document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = ()) -> dict[str, Any]:
+def _lay_size(document: Mapping[str, Any], assignments: Sequence[tuple[Sequence[str], Any]] = ()) -> dict[str, Any]:
     """Add the settings that the document's size stands for. The document's own settings override them, unless an
     assignment chose the size; assignments always do."""
     wanted = copy.deepcopy(dict(document))

@@ -64,7 +64,7 @@ class GymnasiumEnv(Env):
         self._split = split
         self._factory = factory
         self._broken: set[int] = set()
-        self._directory = WorkingDirectory()
+        self._directory = _WorkingDirectory()
         self.envs = [self._made(factory)]
         first = self.envs[0]
         self._is_task = isinstance(first, TaskEnv)
@@ -357,7 +357,7 @@ def first_sentence(env: Any) -> str:
     return re.split(r"(?<=[\w)\]\"'][.!?])\s", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", first))[0]
 
 
-class WorkingDirectory:
+class _WorkingDirectory:
     """A context for an environment's code: it runs in the working directory that it last set, and the process's own is
     restored at the end.
     """

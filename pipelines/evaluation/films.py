@@ -1,6 +1,6 @@
 """Episodes as they were played, step by step: frames, rewards, attempts, and the agent's values.
 
-A `Camera` is an environment that draws another one's first episodes. It draws after each step and changes nothing, so
+A `_Camera` is an environment that draws another one's first episodes. It draws after each step and changes nothing, so
 what is filmed is what would have been played without it.
 """
 
@@ -93,7 +93,7 @@ class Film:
         return int(np.clip(round(self.length / _SECONDS), *_FPS))
 
 
-class Camera(Env):
+class _Camera(Env):
     """`env`, whose episodes with these numbers become `films`, with frames that `drawing` makes."""
 
     def __init__(
@@ -164,7 +164,7 @@ def film(
 
     With the policy, seed and number of actors of an evaluation, they are episodes of it. Errors as `evaluate`.
     """
-    camera = Camera(env, drawing, episodes=episodes, reel=reel)
+    camera = _Camera(env, drawing, episodes=episodes, reel=reel)
     played: list[Trajectory] = []
     numbers: list[int] = []
 

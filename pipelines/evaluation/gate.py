@@ -25,7 +25,7 @@ _INDEX = re.compile(r"\[(-?\d+)\]")
 
 
 @dataclass(frozen=True)
-class Clause:
+class _Clause:
     """One comparison: `metric` (as `return_mean` or `return_ci95[0]`), `relation`, `bound`."""
 
     metric: str
@@ -36,7 +36,7 @@ class Clause:
         return f"{self.metric} {self.relation} {self.bound:g}"
 
 
-def parse(requirement: str) -> tuple[Clause, ...]:
+def parse(requirement: str) -> tuple[_Clause, ...]:
     """Parse the clauses of `requirement`, joined by `and`; none for an empty text. UsageError if it is invalid.
 
     >>> [str(clause) for clause in parse("return_mean >= 0.9 and success_ci95[0] > .5")]
@@ -64,11 +64,11 @@ def require_names(requirement: str, examples: Mapping[str, Any]) -> None:
         value(clause.metric, examples)
 
 
-def _clause(text: str, requirement: str) -> Clause:
+def _clause(text: str, requirement: str) -> _Clause:
     match = _CLAUSE.fullmatch(text)
     if match:
         try:
-            return Clause(match[1], match[2], float(match[3]))
+            return _Clause(match[1], match[2], float(match[3]))
         except ValueError:
             pass
     raise UsageError(

@@ -19,7 +19,7 @@ def published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
     absent if the bounds of one are not published. With achievements: the share of episodes that had each, and their
     score.
     """
-    figures: dict[str, Any] = {"return_p20": return_percentile(results, 20)}
+    figures: dict[str, Any] = {"return_p20": _return_percentile(results, 20)}
     if results.spec.score is not None:
         figures |= _normalised(results, results.spec.score, seed)
     if results.achieved is not None:
@@ -29,7 +29,7 @@ def published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
     return figures
 
 
-def return_percentile(results: EpisodeResults, percent: float) -> float:
+def _return_percentile(results: EpisodeResults, percent: float) -> float:
     """Return a percentile over tasks of their mean return (Nikulin et al., 2024, use the 20th)."""
     means = [float(results.returns[chosen].mean()) for chosen in by_task(results.tasks).values()]
     return float(np.percentile(means, percent))

@@ -38,7 +38,7 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrangedSteps:
+class _ArrangedSteps:
     """Trajectories as `Intake` takes them; `usable`, `dropped` (k,): which there are, and which lost their last step.
 
     `raw` is None where none is usable.
@@ -49,7 +49,7 @@ class ArrangedSteps:
     dropped: np.ndarray
 
 
-def lay(steps: Steps, *, keep_terminated: bool) -> ArrangedSteps:
+def lay(steps: Steps, *, keep_terminated: bool) -> _ArrangedSteps:
     """Give each trajectory its last observation.
 
     It is what `following` or `after` says. Where that is not known a truncated trajectory loses its last step, whose
@@ -66,7 +66,7 @@ def lay(steps: Steps, *, keep_terminated: bool) -> ArrangedSteps:
     counts = end - begin - dropped
     usable = counts > 0
     if not usable.any():
-        return ArrangedSteps(raw=None, usable=usable, dropped=dropped)
+        return _ArrangedSteps(raw=None, usable=usable, dropped=dropped)
     kept = np.ones(len(steps.reward), dtype=bool)  # steps, and the observations before them
     kept[end[dropped] - 1] = False
     rows = (counts + 1)[usable]
@@ -93,7 +93,7 @@ def lay(steps: Steps, *, keep_terminated: bool) -> ArrangedSteps:
         later[ends - rows + 1] = False
         reset[later] = steps.reset[kept]
     over = (terminated & ~dropped)[usable]
-    return ArrangedSteps(
+    return _ArrangedSteps(
         raw=Raw(
             rows=rows.tolist(),
             observation=observation,

@@ -27,7 +27,7 @@ def storage_dtype(column: Column) -> np.dtype:
     return np.dtype("uint8") if dtype == np.bool_ else dtype
 
 
-def arrow_type(column: Column) -> pa.DataType:
+def _arrow_type(column: Column) -> pa.DataType:
     value = pa.from_numpy_dtype(storage_dtype(column))
     if column.shape == ():
         return value
@@ -35,13 +35,13 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    return pa.schema([pa.field(c.name, arrow_type(c), nullable=False) for c in columns])
+    return pa.schema([pa.field(c.name, _arrow_type(c), nullable=False) for c in columns])
 
 
 def to_arrow(column: Column, values: np.ndarray) -> pa.Array:
     """Return `values` (rows, *shape), C-contiguous, as an array that shares their memory."""
     rows, buffer = len(values), pa.py_buffer(values.reshape(-1).view(np.uint8))
-    kind = arrow_type(column)
+    kind = _arrow_type(column)
     if column.shape == ():
         return pa.Array.from_buffers(kind, rows, [None, buffer])
     child = pa.Array.from_buffers(kind.value_type, values.size, [None, buffer])

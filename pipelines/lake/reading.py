@@ -25,7 +25,7 @@ _ATTEMPTS = 5  # to open a segment that is rewritten and removed meanwhile
 
 
 @dataclass(frozen=True)
-class Portion:
+class _Portion:
     """n trajectories of the segment `id`: their footer rows `table`, `uids` (n,) "S16", and the first row `row0` (n,)
     and number of rows `rows` (n,) of each in `file`, which stays readable if it is removed.
     """
@@ -45,14 +45,14 @@ class Portion:
         names = self.table["env"].combine_chunks().dictionary_encode()
         return names.dictionary.to_pylist(), names.indices.to_numpy()
 
-    def only(self, which: np.ndarray) -> Portion:
+    def only(self, which: np.ndarray) -> _Portion:
         """Return the trajectories at the ascending indices `which` (m,)."""
         if len(which) == len(self):
             return self
         table = self.table.take(pa.array(which))
         return replace(self, table=table, uids=self.uids[which], row0=self.row0[which], rows=self.rows[which])
 
-    def chunks(self, names: Sequence[str], most: int) -> Iterator[Portion]:
+    def chunks(self, names: Sequence[str], most: int) -> Iterator[_Portion]:
         """Yield consecutive parts with about `most` bytes of these columns, at least one trajectory each."""
         step_bytes = sum(c.step_bytes for c in self.file.schema_columns if c.name in names)
         ends = np.cumsum(self.rows * step_bytes)
@@ -169,7 +169,7 @@ class Reader:
             columns[column.name] = file.read_rows(column.name, row, row + rows)
         return Trajectory(columns=columns, info=info_of(self.row(uid)), uid=uid)
 
-    def portion(self, number: int, uids: np.ndarray) -> Portion | None:
+    def portion(self, number: int, uids: np.ndarray) -> _Portion | None:
         """Return those of `uids` that are live in segment `number`, in file order; None if none is."""
         for _ in range(_ATTEMPTS):
             segment = self.live.segments[number]
@@ -184,7 +184,7 @@ class Reader:
                 continue
             table = footer.trajectories.take(pa.array(np.sort(positions(footer.uids(), live))))
             row0, rows = table["row0"].to_numpy(), table["length"].to_numpy() + 1
-            return Portion(segment.id, file, table, uid_array(table["uid"]), row0, rows)
+            return _Portion(segment.id, file, table, uid_array(table["uid"]), row0, rows)
         raise StageFailed(f"files of lake '{self.lake.name}' vanish while they are read", hint="repeat the command")
 
     def _file(self, number: int) -> SegmentFile:

@@ -94,7 +94,7 @@ class Writer:
         if len(infos) != len(rows):
             raise ValueError(f"{len(infos)} trajectories are described, {len(rows)} given")
         each = {name: described(name, values) for name, values in infos.each.items()}
-        return self._append(stored, rows, row_of(infos.shared), {**each, **_summaries(stored, rows)})
+        return self._append(stored, rows, _row_of(infos.shared), {**each, **_summaries(stored, rows)})
 
     def poll(self) -> None:
         """Start sealing if the oldest unsealed trajectory has waited long enough."""
@@ -194,7 +194,7 @@ def checked(columns: Sequence[Column], values: Mapping[str, np.ndarray], rows: S
     return {c.name: segments.as_stored(c, values[c.name]) for c in columns}
 
 
-def row_of(info: TrajectoryInfo) -> dict[str, Any]:
+def _row_of(info: TrajectoryInfo) -> dict[str, Any]:
     """Return the fields of the footer's table that the writer of a trajectory knows, in the form that JSON preserves.
 
     ValueError unless the footer can hold them: what is logged must be sealable.
@@ -203,7 +203,7 @@ def row_of(info: TrajectoryInfo) -> dict[str, Any]:
 
 
 def described(name: str, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
-    """Return a field of several trajectories; see `row_of`."""
+    """Return a field of several trajectories; see `_row_of`."""
     if (
         isinstance(values, np.ndarray)
         and (values.dtype, values.ndim) == (np.dtype(np.float64), 1)

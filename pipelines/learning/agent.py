@@ -66,7 +66,7 @@ class Agent(nn.Module):
             self.timestep = timestep_encoder(spaces, settings.timestep)
             self.sequence = sequence_encoder(self.timestep.output_size, settings.sequence)
             state_size = self.sequence.output_size
-            policy_size = state_size + shown_size(spaces, settings.actor.columns)
+            policy_size = state_size + _shown_size(spaces, settings.actor.columns)
             self.heads = heads(state_size, policy_size, spaces.action, self.gammas, settings, self.agent_type)
             self.auxiliary = nn.ModuleList(AuxiliaryLoss(s, spaces, state_size) for s in settings.auxiliary_losses)
         if settings.action_mask:
@@ -373,7 +373,7 @@ class Agent(nn.Module):
         return metrics
 
 
-def shown_size(spaces: Spaces, columns: Sequence[str]) -> int:
+def _shown_size(spaces: Spaces, columns: Sequence[str]) -> int:
     """Count the features of the columns that the policy head sees directly. UsageError for an unknown column."""
     absent = [name for name in columns if name not in spaces.observation]
     if absent:

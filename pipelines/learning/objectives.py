@@ -100,9 +100,9 @@ def actor_loss(inputs: LossInputs) -> Tensor:
     weight_NG = torch.ones_like(inputs.log_prob_NG) if inputs.critics is None else inputs.critics.weight_NG
     if importance_N is not None:
         weight_NG = weight_NG * importance_N[:, None]
-    loss = inputs.type.bc_weight * behaviour_cloning_loss(inputs.log_prob_NG, weight_NG)
+    loss = inputs.type.bc_weight * _behaviour_cloning_loss(inputs.log_prob_NG, weight_NG)
     if inputs.min_q_NG is not None:
-        loss = loss + inputs.type.actor_weight * policy_gradient_loss(inputs.min_q_NG, importance_N)
+        loss = loss + inputs.type.actor_weight * _policy_gradient_loss(inputs.min_q_NG, importance_N)
     return loss
 
 
@@ -118,14 +118,14 @@ TERMS: Mapping[str, Term] = {
 }
 
 
-def policy_gradient_loss(value_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:
+def _policy_gradient_loss(value_NG: Tensor, importance_N: Tensor | None = None) -> Tensor:
     """-Q of the policy's own actions, mean over discounts, sum over steps, each times its importance weight."""
     if importance_N is not None:
         value_NG = value_NG * importance_N[:, None]
     return -value_NG.sum() / value_NG.shape[1]
 
 
-def behaviour_cloning_loss(log_prob_NG: Tensor, weight_NG: Tensor) -> Tensor:
+def _behaviour_cloning_loss(log_prob_NG: Tensor, weight_NG: Tensor) -> Tensor:
     """Weighted negative log-likelihood of the dataset actions, mean over discounts, sum over steps."""
     return -(weight_NG * log_prob_NG).sum() / log_prob_NG.shape[1]
 

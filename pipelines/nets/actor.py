@@ -12,7 +12,7 @@ from pipelines.nets import init
 from pipelines.nets.linear import MLP
 
 
-class ResidualLayer(nn.Module):
+class _ResidualLayer(nn.Module):
     """Residual layer: x + linear(act(linear(norm(x))))."""
 
     def __init__(self, width: int, inner: int, activation: Activation) -> None:
@@ -37,7 +37,7 @@ class Actor(nn.Module):
             return
         width = settings.hidden[0]
         self.net = MLP(width, (), outputs, gain=init.POLICY_GAIN)
-        blocks = (ResidualLayer(width, inner, settings.activation) for inner in settings.hidden)
+        blocks = (_ResidualLayer(width, inner, settings.activation) for inner in settings.hidden)
         self.net.hidden = nn.Sequential(init.linear(input_size, width, gain=1.0), *blocks, nn.LayerNorm(width))
 
     def forward(self, h: Tensor) -> Tensor:

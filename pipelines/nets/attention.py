@@ -196,7 +196,7 @@ def _rows(x_NHD: Tensor, packing: Packing) -> Tensor:
     return out.unflatten(0, (rows, width)).transpose(1, 2)
 
 
-def flexible(
+def _flexible(
     q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None
 ) -> Tensor:
     """Compute FlexAttention: every mask and the logit clip in one kernel, compiled on CUDA."""
@@ -208,7 +208,7 @@ BACKENDS: dict[str, Backend] = {
     "dense": dense,
     "sdpa": sdpa,
     "banded": banded,
-    "flex": flexible,
+    "flex": _flexible,
     "flash": flash,
     "varlen": varlen,
 }

@@ -18,7 +18,7 @@ def one_hot(index: Tensor, n: int) -> Tensor:
     return (index[..., None] == torch.arange(n, device=index.device)).float()
 
 
-def one_hots(index: Tensor, sizes: Sequence[int]) -> Tensor:
+def _one_hots(index: Tensor, sizes: Sequence[int]) -> Tensor:
     """Convert integers (..., k) to (..., sum(sizes)) float32, one block per place."""
     offsets = torch.tensor([0, *sizes[:-1]], device=index.device).cumsum(0)
     out = torch.zeros((*index.shape[:-1], sum(sizes)), device=index.device)
@@ -34,7 +34,7 @@ def features(value: Tensor, space: Space) -> Tensor:
         case Discrete(n=n):
             return one_hot(value, n)
         case MultiDiscrete(nvec=nvec):
-            return one_hots(value, nvec)
+            return _one_hots(value, nvec)
         case MultiBinary():
             return value.float()
         case Ragged(scale=scale):

@@ -23,7 +23,7 @@ def hidden_(weight: Tensor) -> Tensor:
     return nn.init.orthogonal_(weight, gain=math.sqrt(2))
 
 
-def output_(weight: Tensor, gain: float) -> Tensor:
+def _output_(weight: Tensor, gain: float) -> Tensor:
     """Fill `weight` (out, in) of a last layer."""
     return nn.init.orthogonal_(weight, gain=gain)
 
@@ -49,7 +49,7 @@ def members_(weight_CIO: Tensor, gain: float) -> Tensor:
 def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
     """Construct a linear layer, hidden by default, an output layer if `gain` is given; its bias starts at zero."""
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-    hidden_(layer.weight) if gain is None else output_(layer.weight, gain)
+    hidden_(layer.weight) if gain is None else _output_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 

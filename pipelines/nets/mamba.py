@@ -38,7 +38,7 @@ def _has_kernels() -> bool:
     return True
 
 
-class MambaBlock(nn.Module):
+class _MambaBlock(nn.Module):
     """Mamba block: x + linear(scan(silu(convolution(i))) * silu(gate)), i and gate linear in norm(x)."""
 
     def __init__(self, settings: MambaSettings) -> None:
@@ -121,7 +121,7 @@ class Mamba(SequenceEncoder):
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model
         self.embed = init.linear(input_size, settings.d_model, gain=1.0)
-        self.blocks = nn.ModuleList(MambaBlock(settings) for _ in range(settings.num_layers))
+        self.blocks = nn.ModuleList(_MambaBlock(settings) for _ in range(settings.num_layers))
         self.norm = nn.RMSNorm(settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:

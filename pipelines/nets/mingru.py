@@ -14,7 +14,7 @@ from pipelines.nets.scan import linear_scan
 from pipelines.nets.sequence import SequenceEncoder
 
 
-class MinGRUBlock(nn.Module):
+class _MinGRUBlock(nn.Module):
     """MinGRU block: x + linear(h * silu(gate)), h_t = (1 - z_t) h_{t-1} + z_t c_t, where z, c and gate are linear in
     norm(x)."""
 
@@ -46,7 +46,7 @@ class MinGRU(SequenceEncoder):
         super().__init__()
         self.settings, self.output_size = settings, settings.d_model
         self.embed = init.linear(input_size, settings.d_model, gain=1.0)
-        self.blocks = nn.ModuleList(MinGRUBlock(settings) for _ in range(settings.num_layers))
+        self.blocks = nn.ModuleList(_MinGRUBlock(settings) for _ in range(settings.num_layers))
         self.norm = nn.LayerNorm(settings.d_model)
 
     def forward(self, x_BTD: Tensor, time_BT: Tensor, packing: Packing | None = None) -> Tensor:

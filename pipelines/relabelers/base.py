@@ -91,7 +91,7 @@ class Chain:
     def __init__(self, texts: Sequence[str], context: Context, *, seed: int) -> None:
         if not texts:
             raise UsageError("no relabeler is named", hint=f"known: {', '.join(RELABELERS.names())}, or module:attr")
-        self.seed, self.method = seed, method_of(texts, seed)
+        self.seed, self.method = seed, _method_of(texts, seed)
         self._relabelers = [make_relabeler(text, context) for text in texts]
         names = {name for each in self._relabelers for name in each.changes}
         read = {name for each in self._relabelers for name in each.reads}
@@ -113,6 +113,6 @@ class Chain:
         return paths.derived(self.changes)
 
 
-def method_of(texts: Sequence[str], seed: int) -> str:
+def _method_of(texts: Sequence[str], seed: int) -> str:
     """What the lake records of how versions came about."""
     return f"{' + '.join(texts)}/{seed}"

@@ -22,14 +22,14 @@ from pipelines.relabelers.instruction import Instruction
 def make_hindsight(strategy: str, context: Context) -> Relabeler:
     """Goals that were achieved, `final`, `future` (default) or `random`, by either kind of rule."""
     chosen: Any = _known(strategy or "future", get_args(hindsight.Strategy), "hindsight")
-    rule = rule_for(context, needed_by=f"hindsight:{chosen}")
+    rule = _rule_for(context, needed_by=f"hindsight:{chosen}")
     return Hindsight(rule, chosen) if isinstance(rule, GoalRule) else Instruction(rule, chosen)
 
 
 def make_instruction(strategy: str, context: Context) -> Relabeler:
     """Achieved goals among those that are asked for in order: `all`, `some` (default) or `none`."""
     chosen: Any = _known(strategy or "some", ("all", "some", "none"), "instruction")
-    rule = rule_for(context, needed_by=f"instruction:{chosen}")
+    rule = _rule_for(context, needed_by=f"instruction:{chosen}")
     if isinstance(rule, GoalRule):
         raise InputMissing(
             f"instruction:{chosen}: '{context.env}' has one goal an episode, not goals in order",
@@ -44,7 +44,7 @@ def _known(strategy: str, known: tuple[str, ...], relabeler: str) -> str:
     return strategy
 
 
-def rule_for(context: Context, *, needed_by: str) -> GoalRule | GoalSequenceRule:
+def _rule_for(context: Context, *, needed_by: str) -> GoalRule | GoalSequenceRule:
     """The goal rule of the context's environment, or the one that its goal settings give instead.
 
     InputMissing where there is none, or where its columns are not there.

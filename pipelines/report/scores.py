@@ -145,7 +145,7 @@ def _references(evaluations: Sequence[Evaluation], kind: str, *, attempts: int) 
             yield Curve(name=who, values=known, reference=True)
 
 
-def evaluations_table(runs: Sequence[ShownRun]) -> Markup | None:
+def _evaluations_table(runs: Sequence[ShownRun]) -> Markup | None:
     """Return all evaluations, the newest first."""
     rows = []
     for run in runs:
@@ -180,4 +180,4 @@ def section(runs: Sequence[ShownRun], charts: Charts, collected: Sequence[Markup
     shown = [*adaptation(runs, charts), *collected, *learning_curves(runs, charts)]
     if not shown:
         return None
-    return joined(element("div", *shown, class_="grid"), evaluations_table(runs))
+    return joined(element("div", *shown, class_="grid"), _evaluations_table(runs))

@@ -25,7 +25,7 @@ from pipelines.rollout.policies import Acting, random_policy, trained
 SECONDS, FAR_SECONDS = 2.0, 10.0  # between two checks; far: in an object store, where each is a request
 
 
-class PolicySource(Protocol):
+class _PolicySource(Protocol):
     """Where the checkpoints that act come from."""
 
     @property
@@ -80,7 +80,7 @@ class RunSource:
         return checkpoints.load(self._run.checkpoints, str(newest[0]))
 
 
-class LakeSource:
+class _LakeSource:
     """The policies that a run publishes in a lake: LAKE, or LAKE/RUN. Neither must exist yet."""
 
     run = None
@@ -114,10 +114,10 @@ class LakeSource:
         return published.load(self._lake, newest)
 
 
-def policy_source(place: str) -> PolicySource:
+def policy_source(place: str) -> _PolicySource:
     """Return the source at a run's directory, or at a lake where policies are published."""
     if is_remote(place) or published.followed(place) is not None:
-        return LakeSource(place)
+        return _LakeSource(place)
     return RunSource(Path(place))
 
 
@@ -132,7 +132,7 @@ class CheckpointFollower:
 
     def __init__(
         self,
-        source: PolicySource,
+        source: _PolicySource,
         env: Env,
         *,
         seed: int,

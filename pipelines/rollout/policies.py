@@ -206,7 +206,7 @@ def trained(
     checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool, own: AgentSettings | None = None
 ) -> Acting:
     """Make the policy of a checkpoint for all actors of `env`; `own` as for `load_agent`."""
-    require_spaces(checkpoint, env)
+    _require_spaces(checkpoint, env)
     agent = load_agent(checkpoint, own=own)
     if env.spec.horizon is not None:
         agent.sequence.require_time(env.spec.horizon - 1)
@@ -229,7 +229,7 @@ def trained(
     )
 
 
-def require_spaces(checkpoint: Checkpoint, env: Env) -> None:
+def _require_spaces(checkpoint: Checkpoint, env: Env) -> None:
     """Raise InputMissing, listing the differences, unless the checkpoint was trained for the spaces of `env`."""
     with checkpoint.understood():
         ours = Spaces.from_json(checkpoint.record["spaces"])

@@ -44,7 +44,7 @@ def running(path: Path) -> tuple[str, LockHolder] | None:
 
 def state_of(path: Path, record: Mapping[str, Any]) -> RunState:
     """Return the state of the run at `path`, whose run.json is `record`."""
-    now, recorded = running(path), recorded_state(record)
+    now, recorded = running(path), _recorded_state(record)
     return recorded if now is None else replace(running_state(*now), started=recorded.started)
 
 
@@ -53,7 +53,7 @@ def running_state(stage: str, process: LockHolder) -> RunState:
     return RunState(status="running", stage=stage, pid=process.pid, host=process.host)
 
 
-def recorded_state(record: Mapping[str, Any]) -> RunState:
+def _recorded_state(record: Mapping[str, Any]) -> RunState:
     """Return how the last stage ended, if nothing runs now."""
     stages = record.get("stages")
     entries: dict[str, Mapping[str, Any]] = {"": {}}

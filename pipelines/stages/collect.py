@@ -93,7 +93,7 @@ def run(
             raise
     comment(metrics, start.horizon, listener)
     if metrics["steps"] and "epsilon_progress" not in metrics:
-        comment_exploration(settings, listener)
+        _comment_exploration(settings, listener)
     return result("done" if metrics["steps"] else "skipped", metrics)
 
 
@@ -122,7 +122,7 @@ class _Start:
         collect = self._settings.collect
         assert isinstance(collect.actors, int)
         if "auto" in (self._wanted.steps, self._wanted.actors):
-            explain_size(self._asked, collect.actors * collect.collectors, spec.horizon, self._listener)
+            _explain_size(self._asked, collect.actors * collect.collectors, spec.horizon, self._listener)
         if self._directory is None:
             return self._name
         self._directory.record("collect", self._settings, fresh=self._fresh)
@@ -142,7 +142,7 @@ class _Start:
         self._settings = self._settings.model_copy(update={"collect": more})
 
 
-def explain_size(steps: int, actors: int, horizon: int | None, listener: Listener) -> None:
+def _explain_size(steps: int, actors: int, horizon: int | None, listener: Listener) -> None:
     """Explain a reduced number of actors or an increased number of steps."""
     if horizon and (actors < FEW or steps > STEPS):
         text = f"{steps:,} steps of {actors} actor{'s' * (actors != 1)}: an episode may take {horizon:,}"
@@ -165,7 +165,7 @@ def comment(metrics: Mapping[str, Any], horizon: int | None, listener: Listener)
         listener(Notice(text=text, level="warning"))
 
 
-def comment_exploration(settings: Settings, listener: Listener) -> None:
+def _comment_exploration(settings: Settings, listener: Listener) -> None:
     """Say that exploration was off although the settings configure a schedule."""
     if settings.exploration != ExplorationSettings() and behaviour(settings)["policy"] != "random":
         listener(Notice(text="the policy acted as it is (epsilon 0); --explore applies the schedule of [exploration]"))

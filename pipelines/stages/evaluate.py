@@ -211,7 +211,7 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
     parts = [f"update {figures['update']:,}", f"return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
     if "success_mean" in figures:
         parts.append(f"success {figures['success_mean']:.3g}")
-    curves = curves_of(figures)
+    curves = _curves_of(figures)
     if curves and 1 < len(figures["per_attempt"]) <= _MOST_COLUMNS:
         values = (entry[f"{curves[0]}_mean"] for entry in figures["per_attempt"])
         form = ".2f" if curves[0] == "success" else ".4g"
@@ -302,7 +302,7 @@ def _mark_best(directory: RunDirectory, update: int, figures: Mapping[str, Any],
         directory.update_record(best={"update": update, "score": score, "by": best_by})
 
 
-def curves_of(figures: Mapping[str, Any]) -> list[str]:
+def _curves_of(figures: Mapping[str, Any]) -> list[str]:
     """Return which of success and return the evaluation's figures contain by attempt."""
     entries = figures["per_attempt"]
     return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
@@ -329,7 +329,7 @@ def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
 
 
 def _shared(reports: Reports) -> list[str]:
-    return [kind for kind in _CURVES if all(kind in curves_of(report["metrics"]) for report in reports.values())]
+    return [kind for kind in _CURVES if all(kind in _curves_of(report["metrics"]) for report in reports.values())]
 
 
 def _known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:

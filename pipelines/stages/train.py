@@ -71,7 +71,7 @@ def run(
             if not fresh:
                 settings = with_stored_window(settings, directory.load_document())
             directory.refuse_changes("train", settings, fresh=fresh)
-            opened = open_lakes(sources, follow=settings.train.follow, listener=listener)
+            opened = _open_lakes(sources, follow=settings.train.follow, listener=listener)
             settings = with_environment(settings, opened, listener)
             settings = with_window(settings, longest_episode(opened), listener)
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
@@ -98,7 +98,7 @@ def run(
                     recorded.enter_context(trainer.publishing(opened[0], listen))
             metrics = trainer.train(data, settings.train.steps, listen)
         if is_main():
-            metrics |= returns_of(opened, where=settings.train.where, listener=listener)
+            metrics |= _returns_of(opened, where=settings.train.where, listener=listener)
         if ranks.size() > 1:
             metrics["ranks"] = ranks.size()
         ranks.leave()
@@ -113,7 +113,7 @@ def run(
     )
 
 
-def returns_of(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
+def _returns_of(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
     """Return the mean return and the number of finished original trajectories of `lakes` that match `where`; empty if
     there are none, or if a store cannot be read."""
     text = f"""select uid, "return" from trajectories where base_uid is null
@@ -166,7 +166,7 @@ def require_shares(sources: Sequence[Source], train: TrainSettings | None) -> No
             raise UsageError("the weights of the lakes add up to 0", hint="give at least one lake a weight")
 
 
-def open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener = silent) -> list[Lake]:
+def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener = silent) -> list[Lake]:
     """Open the lakes of a mixture; with `follow`, wait for those that do not exist yet or have no spaces.
 
     InputMissing if one does not exist, or if their spaces differ; UsageError if one is named twice.

@@ -28,7 +28,7 @@ def prepare(encoders: list[nn.Module], settings: TrainSettings, device: torch.de
         encoder.activation_checkpointing = settings.activation_checkpointing  # type: ignore[assignment]
     if not settings.compile:
         return []
-    reason = why_not_compiled(device)
+    reason = _why_not_compiled(device)
     if reason is not None:
         return [f"train.compile: cannot compile here ({reason}); going on without"]
     for encoder in encoders:
@@ -36,7 +36,7 @@ def prepare(encoders: list[nn.Module], settings: TrainSettings, device: torch.de
     return []
 
 
-def why_not_compiled(device: torch.device) -> str | None:
+def _why_not_compiled(device: torch.device) -> str | None:
     """The first line of what the compiler says when asked for something trivial; None if it works."""
     try:
         torch.compile(lambda x: x * 2 + 1, dynamic=False)(torch.ones(4, device=device))

@@ -30,12 +30,12 @@ NONE = (0,) * WORDS_PER_GOAL
 Goal = tuple[int, ...]
 
 
-def same_words(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
+def _same_words(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
     """(..., 3), (..., 3) -> (...) bool."""
     return same(achieved, goal)
 
 
-GOAL_RULE = GoalSequenceRule(reached=same_words, done=0.0)
+GOAL_RULE = GoalSequenceRule(reached=_same_words, done=0.0)
 
 
 def goal(text: str) -> Goal:

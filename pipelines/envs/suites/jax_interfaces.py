@@ -106,7 +106,7 @@ class Jumanji(Interface):
         return timestep.observation, state, jnp.sum(timestep.reward), timestep.last() & ended, timestep.last() & ~ended
 
 
-def interface_of(made: Any, *, name: str) -> Interface:
+def _interface_of(made: Any, *, name: str) -> Interface:
     """The interface of what a factory returned: an environment, or one and its parameters. UsageError for others."""
     env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if hasattr(type(env), "step_env"):
@@ -219,7 +219,7 @@ def _own(name: str, settings: GymnaxSettings, *, num_envs: int, seed: int, split
         made = factory(**settings.options)
     except TypeError as error:
         raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
-    interface, limit, changes = interface_of(made, name=name), settings.max_episode_steps, dict(settings.params)
+    interface, limit, changes = _interface_of(made, name=name), settings.max_episode_steps, dict(settings.params)
     if isinstance(interface, Gymnax):
         fields = [field for field in LIMITS if hasattr(interface.params, field)]
         if limit is not None and fields:

@@ -102,7 +102,7 @@ def grown(draws: Draws, stream: int, episodes: np.ndarray, candidates: np.ndarra
     return walls
 
 
-def free_runs(walls: np.ndarray, side: int) -> np.ndarray:
+def _free_runs(walls: np.ndarray, side: int) -> np.ndarray:
     """(m, side * side, 4) uint8: free cells to the west, north, east and south of each cell."""
     free = ~walls.reshape(-1, side, side)
     runs = np.zeros((*free.shape, 4), dtype=np.uint8)
@@ -115,7 +115,7 @@ def free_runs(walls: np.ndarray, side: int) -> np.ndarray:
     return runs.reshape(len(walls), side * side, 4)
 
 
-class MazeSource:
+class _MazeSource:
     """The mazes of episodes, of one side of the split; made ahead, for they are cheaper by the hundred."""
 
     def __init__(self, side: int, draws: Draws, stream: int, *, holdout: float, split: str) -> None:
@@ -197,7 +197,7 @@ class MazeRunner(NativeEnv):
     def __init__(self, name: str, settings: MazeRunnerSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings, self.side = settings, settings.side
-        self._mazes = MazeSource(self.side, self.draws, MAZE, holdout=settings.holdout, split=split)
+        self._mazes = _MazeSource(self.side, self.draws, MAZE, holdout=settings.holdout, split=split)
         self._coordinates = coordinates(self.side)
         self._change = np.array([rows * self.side + columns for rows, columns in MOVES])
         cells = self.side**2
@@ -221,7 +221,7 @@ class MazeRunner(NativeEnv):
 
     def _build(self, indices: np.ndarray, walls: np.ndarray, goals: np.ndarray) -> None:
         self.walls[indices], self.goals[indices] = walls, goals
-        self._runs[indices] = free_runs(walls, self.side)
+        self._runs[indices] = _free_runs(walls, self.side)
         self._shown[indices] = self._coordinates[goals]
         self.cell[indices] = start_of(self.side)
         self.time[indices] = self.reached[indices] = 0

@@ -57,7 +57,7 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
     if name.startswith(ONE_CLASS):
-        name = ONE_CLASS + class_name(name.removeprefix(ONE_CLASS))
+        name = ONE_CLASS + _class_name(name.removeprefix(ONE_CLASS))
     old_goals = isinstance(settings, MultiTaskSettings) and not settings.new_goals
     classes, goal_seed = tasks_of(name, "train" if old_goals else split, settings.goal_seed)
     splits = "the same 50 goals of each class on both sides" if old_goals else _split(name)
@@ -74,7 +74,7 @@ def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, sp
     )
 
 
-def class_name(given: str) -> str:
+def _class_name(given: str) -> str:
     """Return the class that `reach` or `reach-v3` names. UsageError where there is none."""
     name = given if given.endswith(VERSION) else given + VERSION
     if name not in ALL_CLASSES:

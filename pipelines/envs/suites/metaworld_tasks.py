@@ -46,7 +46,7 @@ def goal_vectors(name: str, seed: int, draw: Callable[[], np.ndarray]) -> np.nda
     path = cache_home() / f"metaworld-{metadata.version('metaworld')}" / f"{name}-{seed}.npz"
     found = _read(path)
     if found is None:
-        with global_numpy_seed(seed):
+        with _global_numpy_seed(seed):
             found = np.stack([draw() for _ in range(NUM_GOALS)])
         if not _sound(found):
             raise StageFailed(f"Meta-World's class '{name}' does not draw {NUM_GOALS} different goals with seed {seed}")
@@ -55,7 +55,7 @@ def goal_vectors(name: str, seed: int, draw: Callable[[], np.ndarray]) -> np.nda
 
 
 @contextlib.contextmanager
-def global_numpy_seed(seed: int) -> Iterator[None]:
+def _global_numpy_seed(seed: int) -> Iterator[None]:
     """numpy's global generator, which Meta-World draws from, at `seed`; afterwards as it was."""
     state = np.random.get_state()
     np.random.seed(seed)

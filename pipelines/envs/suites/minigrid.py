@@ -89,7 +89,7 @@ def settings_model(name: str) -> type[SettingsModel]:
 
 
 def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
-    splits = GridLevels.splits
+    splits = _GridLevels.splits
     if isinstance(settings, BabyAISettings):
         levels, attempts = {level: registered(level) for level in settings.of(split)}, settings.attempts
         if settings.test_levels:
@@ -101,7 +101,7 @@ def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split:
     return GymnasiumEnv(
         name,
         lambda: with_attempts(
-            GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI, splits=splits),
+            _GridLevels(levels, attempts=attempts, longest=longest, in_words=name == MULTI, splits=splits),
             attempts,
             pause=True,
         ),
@@ -151,7 +151,7 @@ def step_limit(level: str) -> int | None:
 _ONE_INSTRUCTION = frozenset(map(registered, LEVELS))
 
 
-class GridLevels(TaskEnv):
+class _GridLevels(TaskEnv):
     """An attempt at one (level, seed), named `LEVEL/SEED`. `levels`: the library's ID of each name; `attempts`: of how
     many the share of finished ones is shown.
     """

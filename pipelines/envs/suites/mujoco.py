@@ -73,7 +73,7 @@ class AntDirSettings(ProtocolSettings):
     """Keep a fifth of the angles, in six bands, for `split = "test"`; false: all of them on both sides."""
 
 
-class Runner(TaskEnv):
+class _Runner(TaskEnv):
     """One attempt of one body at the hidden number `objective`; `retry` begins another."""
 
     objective = 0.0
@@ -133,7 +133,7 @@ class Runner(TaskEnv):
         self._body.close()
 
 
-class HalfCheetahVel(Runner):
+class HalfCheetahVel(_Runner):
     """A cheetah that runs at a target velocity."""
 
     about = "Run at a hidden velocity that only the reward reveals"
@@ -161,7 +161,7 @@ class HalfCheetahVel(Runner):
         return velocity
 
 
-class Directed(Runner):
+class _Directed(_Runner):
     """A body that runs in a direction, in degrees from the x axis."""
 
     def _name(self, objective: float) -> str:
@@ -175,7 +175,7 @@ class Directed(Runner):
         return _TWO[text] if text in _TWO else float(text)
 
 
-class CheetahDir(Directed):
+class CheetahDir(_Directed):
     """A cheetah that runs forward or backward."""
 
     about = "A cheetah runs forward or backward, which only the reward reveals"
@@ -199,7 +199,7 @@ class CheetahDir(Directed):
         return angle
 
 
-class AntDir(Directed):
+class AntDir(_Directed):
     """An ant that walks at an angle to the x axis."""
 
     about = "An ant walks in a direction that only the reward reveals"

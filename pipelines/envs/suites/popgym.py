@@ -81,12 +81,12 @@ def new_game(game: str) -> gymnasium.Env:
 
 def begin(game: gymnasium.Env, seed: int) -> Any:
     """A game's first observation. The mazes draw from global generators, which are left as they were."""
-    with global_randomness_kept():
+    with _global_randomness_kept():
         return game.reset(seed=seed)[0]
 
 
 @contextlib.contextmanager
-def global_randomness_kept() -> Iterator[None]:
+def _global_randomness_kept() -> Iterator[None]:
     ours, theirs = random.getstate(), np.random.get_state()
     try:
         yield

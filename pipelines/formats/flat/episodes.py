@@ -57,7 +57,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class _Pieces:
     """Trajectories as steps [begin, end) of the file, (n,) each.
 
     `continued`: the next row observes what the last step led to. `unsure`: cut at a time limit where the file has the
@@ -77,7 +77,7 @@ class Pieces:
 
 def find_pieces(
     arrays: Arrays, request: Request, *, limit: int | None, block_rows: int, path: Path, exported: bool
-) -> Pieces:
+) -> _Pieces:
     """Find the trajectories of a file; `limit` is the time limit of its environment, as far as that is known.
 
     InputMissing where it cannot be known where episodes end: there are neither timeouts nor next observations, no limit
@@ -107,7 +107,7 @@ def find_pieces(
     within = _divided(ends, horizon) if horizon else ends
     pieces = _divided(within, settings.longest)
     last = pieces - 1
-    return Pieces(
+    return _Pieces(
         begin=np.concatenate([[0], pieces[:-1]]),
         end=pieces,
         terminated=over[last],

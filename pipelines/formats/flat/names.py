@@ -34,7 +34,7 @@ _MASKS, _ENDS, _VALIDS, _DONES = "masks", "dones_float", "valids", "dones"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class _Flags:
     """Flags of the steps of a file; `closing`: the last row of a trajectory only observes what the one before it led
     to. `notes` say what was assumed.
     """
@@ -130,36 +130,36 @@ def flags_of(
     followed: bool,
     read: Callable[[str], Any],
     what: str,
-) -> Flags:
+) -> _Flags:
     """Find the flags; `given` are the names of the settings, `followed` says that next observations are in the file.
 
     `read` returns the array of a name; `what` names the file in errors.
     """
     timeout = read(names[TRUNCATED]) if names[TRUNCATED] in file else None
     if TERMINATED in given or TRUNCATED in given:
-        return Flags(terminal=read(names[TERMINATED]), timeout=timeout)
+        return _Flags(terminal=read(names[TERMINATED]), timeout=timeout)
     if _VALIDS in file and not followed:
         valids = read(_VALIDS)
         notes = ("rows whose 'valids' is 0 end a trajectory; it is not terminated",)
-        return Flags(
+        return _Flags(
             terminal=zeros(TERMINATED, len(valids), "bool"), timeout=_not(valids, what), closing=True, notes=notes
         )
     if _MASKS in file:
         ends = next((name for name in (_ENDS, names[TRUNCATED], names[TERMINATED]) if name in file), None)
         terminal = _not(read(_MASKS), what)
-        return Flags(terminal=terminal, timeout=None if ends is None else _without(read(ends), terminal, what))
+        return _Flags(terminal=terminal, timeout=None if ends is None else _without(read(ends), terminal, what))
     terminal = read(names[TERMINATED])
     if is_reward_free(file, names):
         text = f"there are no rewards: they are 0, and '{names[TERMINATED]}' end a trajectory without terminating it"
-        return Flags(
+        return _Flags(
             terminal=zeros(TERMINATED, len(terminal), "bool"), timeout=terminal, closing=not followed, notes=(text,)
         )
     if names[TERMINATED] != _DONES:
-        return Flags(terminal=terminal, timeout=timeout)
+        return _Flags(terminal=terminal, timeout=timeout)
     if timeout is None:
         text = "'dones' are taken for terminations; name the time limits among them by source.columns.truncated"
-        return Flags(terminal=terminal, timeout=None, notes=(text,))
-    return Flags(terminal=_without(terminal, timeout, what), timeout=timeout)
+        return _Flags(terminal=terminal, timeout=None, notes=(text,))
+    return _Flags(terminal=_without(terminal, timeout, what), timeout=timeout)
 
 
 def _not(values: Any, what: str) -> Computed:

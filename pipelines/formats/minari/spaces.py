@@ -76,7 +76,7 @@ class SpaceReader:
     def _convert(self, space: Mapping[str, Any], where: str) -> Space:
         kind = space.get("type")
         if kind == "Box":
-            return Box(shape=tuple(space["shape"]), dtype=stored_dtype(space["dtype"]))
+            return Box(shape=tuple(space["shape"]), dtype=_stored_dtype(space["dtype"]))
         if kind == "Discrete":
             return Discrete(n=int(space["n"]), start=int(space.get("start", 0)))
         if kind == "MultiDiscrete":
@@ -111,7 +111,7 @@ class SpaceReader:
         )
 
 
-def stored_dtype(name: str) -> str:
+def _stored_dtype(name: str) -> str:
     """Return the dtype in which numbers of the dtype `name` are stored."""
     dtype = np.dtype(name)
     if dtype == np.uint8 or dtype == np.bool_:

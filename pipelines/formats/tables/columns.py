@@ -23,7 +23,7 @@ def columns_of(
     """
     given = {name: [part.strip() for part in text.split(",")] for name, text in named.items() if text}
     observed = {name: [name] for name in names if is_observation(name)}
-    after = {name: [name] for name in names if is_next(name)}
+    after = {name: [name] for name in names if _is_next(name)}
     if any(map(is_observation, given)):
         observed = after = {}
     found = {**observed, **after, **{n: [n] for n in (ACTION, REWARD, *FLAGS) if n in names}, **given}
@@ -41,7 +41,7 @@ def columns_of(
             hint=f"map its columns with source.columns; it has: {', '.join(names)}",
         )
     ours = (ACTION, REWARD, EPISODE, *FLAGS)
-    unknown = [name for name in given if name not in ours and not is_observation(name) and not is_next(name)]
+    unknown = [name for name in given if name not in ours and not is_observation(name) and not _is_next(name)]
     if unknown:
         raise InputMissing(
             f"source.columns: unknown names: {', '.join(unknown)}",
@@ -56,6 +56,6 @@ def is_observation(name: str) -> bool:
     return name.partition(".")[0] == OBSERVATION
 
 
-def is_next(name: str) -> bool:
+def _is_next(name: str) -> bool:
     """Return whether `name` is `next_obs` or `next_obs.NAME`."""
     return name.partition(".")[0] == _FOLLOWING

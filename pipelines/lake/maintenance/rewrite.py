@@ -45,7 +45,7 @@ class SegmentPart:
 
 
 @dataclass(frozen=True)
-class SoundPart:
+class _SoundPart:
     """A part that was read and verified; `spans` are the rows [start, stop) to keep, neighbours joined."""
 
     id: str
@@ -79,7 +79,7 @@ def rewrite(
         return _write(lake, sources, held)
 
 
-def _open(lake: Lake, part: SegmentPart, listener: Listener) -> SoundPart | None:
+def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | None:
     try:
         schema_id = footers.read_footer(lake.storage, part.id).header["schema"]
         cache = BlobCache(limit_bytes=_CACHE_BYTES)
@@ -93,7 +93,7 @@ def _open(lake: Lake, part: SegmentPart, listener: Listener) -> SoundPart | None
         return None
     stops = np.cumsum(file.footer.trajectories["length"].to_numpy() + 1)[part.keep]
     starts = stops - file.footer.trajectories["length"].to_numpy()[part.keep] - 1
-    return SoundPart(
+    return _SoundPart(
         part.id, part.keep, file.footer, file, tuple(_joined(zip(starts.tolist(), stops.tolist(), strict=True)))
     )
 
@@ -111,7 +111,7 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 class _Wide:
     """The kept rows of a wide column, read once, in order; `crc` is that of the rows read so far."""
 
-    def __init__(self, column: Column, sources: Sequence[SoundPart], rows: int) -> None:
+    def __init__(self, column: Column, sources: Sequence[_SoundPart], rows: int) -> None:
         self._column, self._rows = column, rows
         self._spans = [(source.file, start, stop) for source in sources for start, stop in source.spans]
         self._given = self.crc = 0
@@ -137,7 +137,7 @@ class _Wide:
         return values
 
 
-def _write(lake: Lake, sources: Sequence[SoundPart], held: Held) -> RewriteResult:
+def _write(lake: Lake, sources: Sequence[_SoundPart], held: Held) -> RewriteResult:
     first = sources[0].footer
     rows = sum(stop - start for source in sources for start, stop in source.spans)
     columns = [column for column in sources[0].file.schema_columns if column.name in first.columns]
@@ -174,7 +174,7 @@ def _write(lake: Lake, sources: Sequence[SoundPart], held: Held) -> RewriteResul
     return RewriteResult(id, tuple(source.id for source in sources), table.num_rows)
 
 
-def _gathered(column: Column, sources: Sequence[SoundPart], rows: int) -> np.ndarray:
+def _gathered(column: Column, sources: Sequence[_SoundPart], rows: int) -> np.ndarray:
     out, filled = np.empty((rows, *column.shape), dtype=column.dtype), 0
     for source in sources:
         for start, stop in source.spans:
@@ -183,7 +183,7 @@ def _gathered(column: Column, sources: Sequence[SoundPart], rows: int) -> np.nda
     return as_stored(column, out)
 
 
-def _table(sources: Sequence[SoundPart]) -> pa.Table:
+def _table(sources: Sequence[_SoundPart]) -> pa.Table:
     """Return the kept trajectories with their new positions."""
     tables = [source.footer.trajectories.filter(pa.array(source.keep)) for source in sources]
     table = pa.concat_tables(tables)
@@ -192,7 +192,7 @@ def _table(sources: Sequence[SoundPart]) -> pa.Table:
     return table.set_column(place, footers.TRAJECTORIES.field(place), pa.array(np.cumsum(rows) - rows))
 
 
-def _replaces(sources: Sequence[SoundPart]) -> Mapping[str, tuple[int, int]]:
+def _replaces(sources: Sequence[_SoundPart]) -> Mapping[str, tuple[int, int]]:
     """Return the index of the first trajectory and their number for each replaced segment, indirect ones included."""
     replaces, done = {}, 0
     for source in sources:

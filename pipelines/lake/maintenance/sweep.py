@@ -104,7 +104,7 @@ def sweep(
         for done, id in enumerate(going, 1):
             size += stored_bytes(storage, id)
             held()
-            remove_segment(storage, id)
+            _remove_segment(storage, id)
             listener(Progress(stage="sweep", done=done, total=len(going), unit="segments"))
         listed -= set(going)
         held()
@@ -114,7 +114,7 @@ def sweep(
     return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
 
 
-def remove_segment(storage: Storage, id: str) -> None:
+def _remove_segment(storage: Storage, id: str) -> None:
     """Delete the files of a segment, the blob last: a reader that finds a segment finds it complete."""
     storage.remove(segment_key(id))
     storage.remove(blob_key(id), f"{QUARANTINE}/{id.rpartition('/')[2]}.json")

@@ -72,7 +72,7 @@ class _RangeRefused(StorageError):
     """The store did not return part of an object: it is empty, or the store cannot."""
 
 
-class TaggedObject(NamedTuple):
+class _TaggedObject(NamedTuple):
     """An object's content, its version, and when it was written, by the store's clock (seconds since 1970)."""
 
     content: bytes
@@ -103,13 +103,13 @@ class Bucket:
         """Return an object's content."""
         return self.get(name).content
 
-    def get(self, name: str, *, limit: int = RECORD_BYTES) -> TaggedObject:
+    def get(self, name: str, *, limit: int = RECORD_BYTES) -> _TaggedObject:
         """Return an object. StorageError if it has more than `limit` bytes."""
         with self._asking(name) as store:
             found = store.get(name)
             if found.meta["size"] > limit:
                 raise StorageError(f"'{name}' has {found.meta['size']} bytes; at most {limit} are read")
-            return TaggedObject(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
+            return _TaggedObject(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
 
     def tail(self, name: str, count: int) -> bytes:
         """Return the last `count` bytes of an object, or all of it."""
@@ -202,7 +202,7 @@ class Bucket:
                 raise
             return found.version
 
-    def find(self, name: str) -> TaggedObject | None:
+    def find(self, name: str) -> _TaggedObject | None:
         """Return an object; None if there is none."""
         try:
             return self.get(name)
