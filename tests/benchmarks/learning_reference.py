@@ -88,8 +88,9 @@ def experiment(task, folder):
     timestep = cli_utils.switch_tstep_encoder(
         config, "ff", n_layers=1, d_hidden=64, d_output=64, normalize_inputs=False
     )
-    maze = {"reward_scale": 100.0, "gamma": 0.9999} if "corridor" in task else {}
-    agent = cli_utils.switch_agent(config, "agent", tau=0.004, **maze)
+    own = {"reward_multiplier": 100.0} if "room" in task else {}  # as in its examples for the dark room and the T-Maze
+    own |= {"reward_multiplier": 100.0, "gamma": 0.9999} if "corridor" in task else {}
+    agent = cli_utils.switch_agent(config, "agent", tau=0.004, **own)
     explore = exploration(task, config)
     cli_utils.use_config(config)
     return amago.Experiment(
