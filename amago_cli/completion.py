@@ -114,6 +114,18 @@ def runs(ctx: Any, incomplete: str) -> Iterable[str]:
 
 
 @_completes
+def runs_and_bundles(ctx: Any, incomplete: str) -> Iterable[str]:
+    from pipelines.config.places import bundle_directory, is_run
+
+    return _paths(incomplete, lambda path: is_run(path) or bundle_directory(path) is not None)
+
+
+@_completes
+def bundles(ctx: Any, incomplete: str) -> Iterable[str]:
+    return _bundles(incomplete)
+
+
+@_completes
 def lakes(ctx: Any, incomplete: str) -> Iterable[str]:
     from pipelines.config.places import is_lake, is_run
 
@@ -127,7 +139,7 @@ def runs_at_checkpoints(ctx: Any, incomplete: str) -> Iterable[str]:
 
 @_completes
 def policies(ctx: Any, incomplete: str) -> Iterable[str]:
-    return ["random", "expert", *_runs_at_checkpoints(incomplete)]
+    return ["random", "expert", *_runs_at_checkpoints(incomplete), *_bundles(incomplete)]
 
 
 @_completes
@@ -177,6 +189,12 @@ def _runs(incomplete: str) -> Iterator[str]:
     from pipelines.config.places import is_run
 
     return _paths(incomplete, is_run)
+
+
+def _bundles(incomplete: str) -> Iterator[str]:
+    from pipelines.config.places import bundle_directory
+
+    return _paths(incomplete, lambda path: bundle_directory(path) is not None)
 
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:

@@ -51,11 +51,11 @@ def set_config(run: Path, key: str, value: Any) -> None:
     (run / "config.toml").write_text(tomli_w.dumps(document))
 
 
-def reseal(path: Path, agent: dict[str, Any]) -> None:
+def reseal(path: Path, agent: dict[str, Any], **more: Any) -> None:
     """Change the agent of a record; its author makes the checksums fit."""
     record = read_sealed(path)
     files = {name: (path.parent / name).read_bytes() for name in record["files"]}
-    path.write_bytes(sealed(record | {"agent": record["agent"] | agent}, files))
+    path.write_bytes(sealed(record | {"agent": record["agent"] | agent} | more, files))
 
 
 def set_checkpoint(run: Path, **agent: Any) -> None:
@@ -70,10 +70,11 @@ AGENTS: list[dict[str, Any]] = [
     {"filter": {"kind": "evil:Anything"}},
     {"auxiliary_losses": [{"kind": "evil:Anything"}]},
 ]
+ACTING = ["--env", "gym:CartPole-v1", "--lake", "new", "--steps", 20, "--actors", 1]
 READERS_OF_POLICIES = (
     ["evaluate", "small", "--episodes", 1],
-    ["collect", "--env", "gym:CartPole-v1", "--policy", "small", "--lake", "new", "--steps", 20, "--actors", 1],
-    ["collect", "--env", "gym:CartPole-v1", "--follow", "small", "--lake", "new", "--steps", 20, "--actors", 1],
+    ["collect", *ACTING, "--policy", "small"],
+    ["collect", *ACTING, "--follow", "small"],
     ["lake", "sample", "small", "--values", "small"],
 )
 ENVIRONMENTS = ("evil:Anything", "gym:evil:Anything-v0")
@@ -211,6 +212,38 @@ def test_a_bundle_imports_nothing(amago: Amago, small: Path, executed: Path, age
     assert not executed.exists()
     with pytest.raises(Exception):  # noqa: B017, PT011 - it is no encoder
         load_policy("eb", trust=True)
+    assert executed.exists()
+
+
+@pytest.mark.parametrize("agent", AGENTS[:2], ids=lambda agent: next(iter(agent)))
+@pytest.mark.parametrize("command", [["evaluate", "eb", "--episodes", 1], ["collect", *ACTING, "--policy", "eb"]])
+def test_acting_with_a_bundle_imports_nothing(
+    amago: Amago,  # noqa: F811
+    small: Path,  # noqa: F811
+    executed: Path,
+    command: list[Any],
+    agent: dict[str, Any],
+) -> None:
+    assert amago("export", "small", "--to", "eb").code == 0
+    Path("eb/policy.py").write_text("open('acted', 'w')")
+    reseal(Path("eb/policy.json"), agent)
+    refused = amago(*command)
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+    assert "'evil'" in refused.err
+    assert "--trust" in refused.err
+    amago(*command, "--trust")
+    assert executed.exists()
+    assert not Path("acted").exists()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_bundle_s_environment_imports_nothing(amago: Amago, small: Path, executed: Path, name: str) -> None:  # noqa: F811
+    assert amago("export", "small", "--to", "eb").code == 0
+    reseal(Path("eb/policy.json"), {}, env={"name": name})
+    refused = amago("evaluate", "eb", "--episodes", 1)
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+    assert amago("evaluate", "eb", "--episodes", 1, "--env", "gym:CartPole-v1").code == 0
+    amago("evaluate", "eb", "--episodes", 1, "--trust")
     assert executed.exists()
 
 

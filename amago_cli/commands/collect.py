@@ -82,7 +82,7 @@ def collect(
         typer.Option(
             "--policy",
             metavar="POLICY",
-            help="random, RUN[@CHECKPOINT], or module:attr.",
+            help="random, RUN[@CHECKPOINT], BUNDLE, or module:attr.",
             autocompletion=completion.policies,
         ),
         Sets("collect.policy"),

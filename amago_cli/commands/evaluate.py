@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import (
     Common,
     EngineOption,
@@ -16,7 +17,6 @@ from amago_cli.options import (
     EvaluationSeed,
     Greedy,
     RayOption,
-    RunArgument,
     Sets,
     Track,
     stage,
@@ -27,7 +27,14 @@ from amago_cli.quantities import count
 @stage
 def evaluate(
     common: Common,
-    run: RunArgument,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|BUNDLE",
+            help="A run, e.g. runs/quickstart, or a policy that `amago export` wrote.",
+            autocompletion=completion.runs_and_bundles,
+        ),
+    ],
     env: Environment = None,
     episodes: Annotated[
         int | None,
@@ -52,7 +59,16 @@ def evaluate(
         Sets("evaluate.video"),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Directory for videos instead of RUN/videos.")
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            help="Directory for videos instead of RUN/videos; of a bundle, also for the result.",
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--form", metavar="FORM", help="Form of a bundle that acts: weights (default), onnx or torch."),
     ] = None,
     evaluators: Annotated[
         int | None,
@@ -65,7 +81,10 @@ def evaluate(
     env_timeout: EnvTimeout = None,
     seed: EvaluationSeed = None,
 ) -> Any:
-    """Evaluate a run's policy on held-out tasks, with confidence intervals and an adaptation curve.
+    """Evaluate a policy on held-out tasks, with confidence intervals and an adaptation curve.
+
+    A bundle plays in the environment that it was trained in, unless --env names another of the same spaces. Its result
+    is printed; --to DIR writes it, too. Nothing in a bundle is executed.
 
     --tasks plays tasks from the run's lakes in turn instead and reports each one, e.g. --tasks "not success"; this
     works for environments whose tasks have names.
@@ -77,11 +96,33 @@ def evaluate(
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
     """
     from amago_cli.configuration import Request, preview
+    from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.errors import UsageError
 
+    request, run = Request(common, common.named), Path(source)
+    packed = None if is_run(run) else bundle_directory(source)
+    if packed is not None:
+        from pipelines.stages import evaluate_bundle
+
+        common.concerns()
+        settings = request.settings(evaluate_bundle.document(packed))
+        if common.dry_run:
+            return preview(common, settings, writes={"evaluation": to} if to else {})
+        with common.listening() as listener:
+            return evaluate_bundle.run(
+                settings,
+                directory=packed,
+                form=form or evaluate_bundle.WEIGHTS,
+                to=to,
+                trusted=common.trust,
+                listener=listener,
+            )
     common.concerns(run=run)
     directory = RunDirectory.open(run)
-    settings = Request(common, common.named).settings(directory.load_document())
+    if form is not None:
+        raise UsageError(f"--form chooses a form of a bundle, and '{run}' is a run", hint="see amago export --format")
+    settings = request.settings(directory.load_document())
     if common.dry_run:
         return preview(common, settings, writes={"evaluation": directory.evaluations})
     with common.listening() as listener:

@@ -8,13 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from amago_cli import completion
 from amago_cli.options import Common, reader
 
 
 @reader
 def verify(
     common: Common,
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Directory that `amago export` wrote.")],
+    bundle: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BUNDLE", help="Directory that `amago export` wrote.", autocompletion=completion.bundles
+        ),
+    ],
 ) -> Any:
     """Verify an exported policy: its checksums, and that every form answers the recorded steps as the policy did.
 

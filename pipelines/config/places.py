@@ -20,6 +20,12 @@ def is_lake(path: Path) -> bool:
     return (path / "lake.json").is_file() or (path / "lake" / "lake.json").is_file()
 
 
+def bundle_directory(name: Path | str) -> Path | None:
+    """Return the directory of the policy bundle called `name`; None if there is none."""
+    path = Path(name)
+    return path if (path / "policy.json").is_file() else None
+
+
 def hint(path: Path, wanted: Callable[[Path], bool], *, inside: str, otherwise: str) -> str:
     """Return where something `wanted` can be found instead of at `path`: in it (preceded by `inside`), beside it, or in
     runs/ under that name; else `otherwise`."""

@@ -60,7 +60,7 @@ class CollectSettings(SettingsModel):
     """Time limit of a step or a reset, also in `evaluate`; beyond it the environment has failed (0: no limit).
     Environments are then stepped in worker processes."""
     policy: str = "auto"
-    """`random`, `expert`, `RUN[@CHECKPOINT]`, or `module:attr`; `auto`: the agent of a chain, else `random`."""
+    """`random`, `expert`, `RUN[@CHECKPOINT]`, `BUNDLE`, `module:attr`; `auto`: the agent of a chain, else `random`."""
     follow: str = ""
     """RUN, or a LAKE or LAKE/RUN with published policies, whose newest checkpoint acts (random until there is one)."""
     reload_seconds: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"

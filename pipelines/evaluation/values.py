@@ -16,7 +16,7 @@ from pipelines.lake.trajectory import Trajectory
 from pipelines.learning.batch import TensorBatch
 from pipelines.learning.checkpoint import load_agent
 from pipelines.learning.diagnostics import inspect
-from pipelines.rollout.policies import load_checkpoint
+from pipelines.rollout.policies import load_trained
 
 FIGURES = ("q", "v", "advantage", "weight", "disagreement", "target", "log_prob", "entropy")
 _STEPS = 4096  # evaluated at once: bounds memory for long trajectories
@@ -32,15 +32,18 @@ class Values:
 
     def __init__(self, name: str, *, seed: int = 0, own: AgentSettings | None = None) -> None:
         """`name`: RUN or RUN@CHECKPOINT (latest, best, or an update number); `own` as for `load_agent`. InputMissing
-        where there is none, UsageError for an agent without critics."""
-        run, checkpoint = load_checkpoint(name)
+        where there is none, UsageError for an agent without critics, and for a bundle, which acts alone."""
+        found = load_trained(name)
+        checkpoint = found.checkpoint
+        if found.run is None:
+            raise UsageError(f"{checkpoint.label} has no values: it only acts", hint="name the run it was made from")
         self._agent, self._seed = load_agent(checkpoint, own=own), seed
         if self._agent.target_heads is None:
             raise UsageError(
-                f"run '{run.path}' has no values: a {self._agent.settings.kind} agent has no critics",
+                f"run '{found.run}' has no values: a {self._agent.settings.kind} agent has no critics",
                 hint="name the run of an agent that has",
             )
-        self.run: Path = run.path
+        self.run: Path = found.run
         self.update, self.window = checkpoint.update, int(checkpoint.record["context_length"])
         self.discounts: tuple[float, ...] = self._agent.gammas
 

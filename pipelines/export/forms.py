@@ -1,28 +1,72 @@
 """Forms of a policy that act without this package: made, opened, and used in evaluations.
 
-`onnx` is run by the bundle's own `policy.py`, the file that users get, and `torch` by `torch.export`.
+`onnx` is run by a copy of the bundle's `policy.py`, the file that users get, and `torch` by `torch.export`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import io
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from pipelines.errors import InputMissing
+from pipelines.envs.env import Env
+from pipelines.errors import InputMissing, UsageError
 from pipelines.export import graph
 from pipelines.export.assets import policy as runtime
 from pipelines.export.parity import Arrays, Step
 from pipelines.export.step_function import StepFunction
-from pipelines.lake.spaces import Spaces
+from pipelines.files.checksums import Mismatch, read_checked
+from pipelines.files.json import Form, fits
+from pipelines.files.malformed import reason
+from pipelines.lake.spaces import Spaces, require_values
+from pipelines.learning import bundle
+from pipelines.learning.bundle import Bundle
+from pipelines.rollout.policies import Acting, FunctionPolicy, require_spaces
 
-ONNX, TORCH = "onnx", "torch"
+WEIGHTS, ONNX, TORCH = "weights", "onnx", "torch"
 FILES = {ONNX: "policy.onnx", TORCH: "policy.pt2"}
 RUNTIME = "policy.py"
+_MOST_MEMORY = 1 << 30
+
+
+class _FormsRecord(Form):
+    """What policy.json says for those who run a form."""
+
+    forms: list[str]
+    memory: dict[str, list[Any]]
+    noise: int = Field(ge=0, le=1 << 20)
+    max_time: int | None = None
+
+
+def require_forms(record: Mapping[str, Any]) -> None:
+    """Raise Mismatch if the record of a bundle with forms cannot be right."""
+    if not fits(record, _FormsRecord):
+        raise Mismatch(f"{bundle.RECORD} has not the fields of one")
+    for shape, dtype in record["memory"].values():
+        if dtype not in ("float32", "int64") or any(type(size) is not int or size < 1 for size in shape):
+            raise Mismatch("its memory is not one of numbers")
+        if math.prod(shape) * 8 > _MOST_MEMORY:
+            raise Mismatch("its memory is larger than 1 GiB an actor")
+
+
+def require(form: str, record: Mapping[str, Any], *, trust: bool) -> None:
+    """Raise InputMissing if the form cannot be opened: it is not in the bundle, needs a package, or is not trusted."""
+    if form not in FILES or form not in record.get("forms", ()):
+        known = ", ".join((WEIGHTS, *(each for each in FILES if each in record.get("forms", ()))))
+        raise InputMissing(f"there is no form '{form}' in this bundle", hint=f"it has: {known}")
+    if form == TORCH and not trust:
+        raise InputMissing(
+            "opening policy.pt2 needs --trust", hint="its format may contain code (as a library: trust=True)"
+        )
+    require_packages((form,))
 
 
 def require_packages(forms: tuple[str, ...]) -> None:
@@ -59,9 +103,11 @@ def described(function: StepFunction) -> dict[str, Any]:
 
 
 def opened(form: str, content: bytes, record: Mapping[str, Any], actors: int) -> Step:
-    """Return the step of a form for `actors` actors, from its file. A file of `torch` must be trusted."""
+    """Return the step of a form for `actors` actors, from its file. A file of `torch` must be trusted. Both raise
+    ValueError or RuntimeError if the file is not such a form."""
     if form == ONNX:
-        return _outputs(runtime.OnnxPolicy(given=(dict(record), content), actors=actors))
+        with _onnx_errors():
+            return _outputs(runtime.OnnxPolicy(given=(dict(record), content), actors=actors))
     module = torch.export.load(io.BytesIO(content)).module()
     rows = record["memory"].items()
     memory = {name: torch.zeros(actors, *shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in rows}
@@ -84,23 +130,82 @@ def _outputs(policy: runtime.OnnxPolicy) -> Step:
     def step(
         columns: Arrays, action: np.ndarray, reward: np.ndarray, reset: np.ndarray, noise: np.ndarray
     ) -> Mapping[str, np.ndarray]:
-        found: Mapping[str, np.ndarray] = policy.step(columns, action, reward, reset, noise)
+        with _onnx_errors():
+            found: Mapping[str, np.ndarray] = policy.step(columns, action, reward, reset, noise)
         return found
 
     return step
 
 
-class ExportedPolicy:
-    """A form as a policy for rollouts and evaluations, which draws sampled actions as `AgentPolicy` does."""
+@contextlib.contextmanager
+def _onnx_errors() -> Iterator[None]:
+    """Turn the exceptions of onnxruntime, which have no base class of their own, into Mismatch."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as runtime_state
 
-    def __init__(self, step: Step, record: Mapping[str, Any], *, greedy: bool, seed: int) -> None:
+    kinds = tuple(
+        each for each in vars(runtime_state).values() if isinstance(each, type) and issubclass(each, Exception)
+    )
+    try:
+        yield
+    except kinds as error:
+        raise Mismatch(f"{FILES[ONNX]} cannot be run: {reason(error)}") from error
+
+
+class ExportedPolicy:
+    """A form as a policy for rollouts and evaluations, which draws sampled actions as `AgentPolicy` does, also for
+    actors from `offset` on of `total`."""
+
+    def __init__(
+        self, step: Step, record: Mapping[str, Any], *, greedy: bool, seed: int, offset: int = 0, total: int = 0
+    ) -> None:
         self._step, self._noise, self._greedy = step, int(record["noise"]), greedy
         self._generator = torch.Generator().manual_seed(seed)
+        self._max_time, self._offset, self._total = record["max_time"], offset, total
+        self._space = Spaces.from_json(record["spaces"]).action
 
     def act(
         self, observation: Mapping[str, np.ndarray], prev_action: np.ndarray, prev_reward: np.ndarray, time: np.ndarray
     ) -> np.ndarray:
-        noise = torch.rand(len(time), self._noise, generator=self._generator).numpy()
+        _require_time(self._max_time, int(np.max(time)))
+        here = slice(self._offset, self._offset + len(time))
+        noise = torch.rand(self._total or len(time), self._noise, generator=self._generator)[here].numpy()
         reward = np.asarray(prev_reward, np.float32)
         found = self._step(dict(observation), prev_action, reward, np.asarray(time) == 0, noise)
-        return found["greedy" if self._greedy else "sampled"]
+        action = found["greedy" if self._greedy else "sampled"]
+        require_values(action, self._space, (len(time),))
+        return action
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormFile:
+    """A form of a bundle, read; with it the policy acts in another process too."""
+
+    form: str
+    content: bytes
+    checkpoint: Bundle
+
+    @classmethod
+    def read(cls, found: Bundle, form: str, *, trust: bool) -> FormFile:
+        """Read a form. InputMissing as `require`, IntegrityError if the bundle is damaged."""
+        require(form, found.record, trust=trust)
+        with found.understood():
+            require_forms(found.record)
+            content = read_checked(found.path, FILES[form], found.record)
+        return cls(form=form, content=content, checkpoint=found)
+
+    def policy(self, env: Env, *, greedy: bool, seed: int) -> Acting:
+        """Make the policy for all actors of `env`. InputMissing if it was trained for other spaces."""
+        require_spaces(self.checkpoint, env)
+        record, episodes = self.checkpoint.record, env.episodes
+        _require_time(record["max_time"], (env.spec.horizon or 1) - 1)
+        with self.checkpoint.understood():
+            step = opened(self.form, self.content, record, env.num_envs)
+        exported = ExportedPolicy(step, record, greedy=greedy, seed=seed, offset=episodes.offset, total=episodes.total)
+        policy = FunctionPolicy(self.checkpoint.understood()(exported.act))  # what the file does wrong is damage
+        return Acting(policy=policy, policy_id=self.checkpoint.identity, version=self.checkpoint.update)
+
+
+def _require_time(most: int | None, time: int) -> None:
+    """Raise UsageError if a form cannot act at step `time` of an episode."""
+    if most is not None and time >= most:
+        raise UsageError(f"episodes have more than the {most} steps that the policy can distinguish")

@@ -15,42 +15,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
-from pipelines.config.model import AgentSettings
-from pipelines.errors import InputMissing, IntegrityError
+from pipelines.errors import InputMissing
 from pipelines.files.atomic import write_together
-from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
-from pipelines.files.json import Form, fits
-from pipelines.files.malformed import UNREADABLE, reason
-from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, zeros
+from pipelines.files.checksums import sealed
+from pipelines.lake.spaces import LENGTH, OBSERVATION, Box, Discrete, MultiDiscrete, Ragged, Space, zeros
+from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
-from pipelines.trust import require_all
-
-FORMAT, VERSION = "amago-policy", 1
-
-
-class BundleRecord(Form):
-    """What is read of policy.json."""
-
-    format: str
-    version: int
-    spaces: dict[str, Any]
-    agent: dict[str, Any]
-    context_length: int = Field(ge=1)
-
-
-_UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
-_NOT_ACTING = "target_heads."
+from pipelines.learning.checkpoint import TARGET_HEADS, load_agent
+from pipelines.trust import everything
 
 _LOADER = '''"""Acts with the policy in this directory; needs the package `amago`.
 
@@ -85,13 +67,13 @@ def write_bundle(
     directory without it is not a bundle.
     """
     spec = {**specification(record), **(about or {})}
-    kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(_NOT_ACTING)}
+    kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(TARGET_HEADS)}
     files = {
-        "weights.safetensors": save(kept),
+        bundle.WEIGHTS: save(kept),
         "policy.py": _LOADER.encode(),
         **(forms or {}),
     }
-    files["policy.json"] = sealed(spec, files)
+    files[bundle.RECORD] = sealed(spec, files)
     write_together(directory, files)
     return sum(map(len, files.values()))
 
@@ -99,7 +81,7 @@ def write_bundle(
 def specification(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what policy.json says of a checkpoint with this record."""
     kept = {key: record[key] for key in ("spaces", "agent", "context_length", "update", "env")}
-    return {"format": FORMAT, "version": VERSION, **kept}
+    return {"format": bundle.FORMAT, "version": bundle.VERSION, **kept}
 
 
 def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, trust: bool = False) -> DeployedPolicy:
@@ -123,28 +105,10 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     >>> policy.act([0.0, 0.0], 0.0) in range(4)
     True
     """
-    directory = Path(directory)
-    try:
-        spec = read_sealed(directory / "policy.json")
-        if not fits(spec, BundleRecord):
-            raise Mismatch("policy.json has not the fields of one")
-        files = {name: read_checked(directory, name, spec) for name in ("weights.safetensors", "policy.py")}
-        if (spec["format"], spec["version"]) != (FORMAT, VERSION):
-            raise InputMissing(f"'{directory}' has format {spec['format']} {spec['version']}", hint="upgrade amago")
-        if not trust:
-            require_all(spec["agent"], where=f"policy bundle '{directory}'")
-        spaces = Spaces.from_json(spec["spaces"])
-        agent = Agent(spaces, AgentSettings.model_validate(spec["agent"]))
-        missing, unexpected = agent.load_state_dict(load(files["weights.safetensors"]), strict=False)
-        if unexpected or any(not key.startswith(_NOT_ACTING) for key in missing):
-            raise Mismatch("its weights do not fit its settings")
-        return DeployedPolicy(agent.eval(), capacity=spec["context_length"], greedy=greedy, seed=seed)
-    except FileNotFoundError as error:
-        raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
-    except _UNREADABLE as error:
-        raise IntegrityError(
-            f"policy bundle '{directory}' is damaged: {reason(error)}", hint="copy it again, or make it again"
-        ) from error
+    with everything() if trust else contextlib.nullcontext():
+        found = bundle.read(Path(directory))
+        agent = load_agent(found)
+    return DeployedPolicy(agent, capacity=found.record["context_length"], greedy=greedy, seed=seed)
 
 
 class DeployedPolicy:

@@ -4,7 +4,6 @@ trained policy did. Nothing in a bundle is imported or executed; `policy.pt2` is
 from __future__ import annotations
 
 import io
-import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,28 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from pipelines.errors import InputMissing, IntegrityError
+from pipelines.errors import InputMissing
 from pipelines.export import forms, parity
 from pipelines.export.policy_bundle import load_policy
-from pipelines.files.checksums import Mismatch, read_checked, read_sealed
-from pipelines.files.json import Form, fits
-from pipelines.files.malformed import UNREADABLE, reason
+from pipelines.files.checksums import Mismatch
+from pipelines.files.malformed import UNREADABLE
 from pipelines.lake.spaces import Spaces, zeros
+from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
 
-WEIGHTS = "weights"
-_MOST_BYTES, _MOST_MEMORY = 1 << 28, 1 << 30
-
-
-class _Exported(Form):
-    """What is read of the record of a bundle with forms."""
-
-    forms: list[str]
-    memory: dict[str, list[Any]]
-    noise: int = Field(ge=0, le=1 << 20)
-    max_time: int | None = None
+_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -58,17 +46,17 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
     InputMissing if there is none or it lacks a recording; IntegrityError if it was altered.
     """
     try:
-        record = read_sealed(directory / "policy.json")
-        contents = {name: _content(directory, name, record) for name in record["files"]}
+        record = bundle.read_record(directory)
+        contents = bundle.checked_files(directory, record)
         if not record.get("forms"):
             load_policy(directory, trust=trust)
-            return VerifiedBundle(len(contents), record.get("update"), untried={WEIGHTS: "it has no recorded steps"})
-        if not fits(record, _Exported):
-            raise Mismatch("policy.json has not the fields of one")
-        record["memory"] = {name: (shape, _dtype(shape, dtype)) for name, (shape, dtype) in record["memory"].items()}
+            return VerifiedBundle(
+                len(contents), record.get("update"), untried={forms.WEIGHTS: "it has no recorded steps"}
+            )
+        forms.require_forms(record)
         recording = _recording(contents[parity.RECORDING], Spaces.from_json(record["spaces"]))
         found, untried = {}, {}
-        for form in (WEIGHTS, *record["forms"]):
+        for form in (forms.WEIGHTS, *record["forms"]):
             try:
                 step = _opened(form, directory, contents, record, recording["reset"].shape[1], trust=trust)
             except InputMissing as error:
@@ -79,22 +67,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
     except UNREADABLE as error:
-        text = f"policy bundle '{directory}' is damaged: {reason(error)}"
-        raise IntegrityError(text, hint="copy it again") from error
-
-
-def _content(directory: Path, name: str, record: Mapping[str, Any]) -> bytes:
-    if not isinstance(name, str) or Path(name).name != name:
-        raise Mismatch("policy.json names a file outside its directory")
-    return read_checked(directory, name, record)
-
-
-def _dtype(shape: list[int], name: str) -> str:
-    if name not in ("float32", "int64") or any(type(size) is not int or size < 1 for size in shape):
-        raise Mismatch("its memory is not one of numbers")
-    if math.prod(shape) * 8 > _MOST_MEMORY:
-        raise Mismatch("its memory is larger than 1 GiB an actor")
-    return name
+        raise bundle.damaged(directory, error) from error
 
 
 def _recording(content: bytes, spaces: Spaces) -> parity.Arrays:
@@ -119,13 +92,9 @@ def _recording(content: bytes, spaces: Spaces) -> parity.Arrays:
 def _opened(
     form: str, directory: Path, contents: Mapping[str, bytes], record: Mapping[str, Any], actors: int, *, trust: bool
 ) -> parity.Step:
-    if form == WEIGHTS:
+    if form == forms.WEIGHTS:
         return _eager(load_policy(directory, trust=trust).agent, record["context_length"], actors)
-    if form not in forms.FILES:
-        raise InputMissing("this version does not know it")
-    if form == forms.TORCH and not trust:
-        raise InputMissing("opening it needs --trust")
-    forms.require_packages((form,))
+    forms.require(form, record, trust=trust)
     return forms.opened(form, contents[forms.FILES[form]], record, actors)
 
 

@@ -244,3 +244,21 @@ def require_sound(space: Space) -> None:
 def zeros(space: Space, leading: tuple[int, ...] = ()) -> np.ndarray:
     """Return zeros in the form in which values of `space` are stored."""
     return np.zeros((*leading, *space.shape), dtype=space.dtype)
+
+
+def require_values(values: np.ndarray, space: Space, leading: tuple[int, ...] = ()) -> None:
+    """Raise ValueError unless `values` have the shape, the dtype and the range of `space` in stored form; numbers of a
+    Box must be finite."""
+    if values.shape != (*leading, *space.shape):
+        raise ValueError(f"its shape is {values.shape[len(leading) :]}, not {space.shape}")
+    if values.dtype != np.dtype(space.dtype):
+        raise ValueError(f"its dtype is {values.dtype}, not {space.dtype}")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError("it has a number that is not finite")
+    choices: Any = None
+    if isinstance(space, Discrete | MultiDiscrete):
+        choices = space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
+    elif isinstance(space, MultiBinary):
+        choices = 2
+    if choices is not None and ((values < 0) | (values >= choices)).any():
+        raise ValueError(f"it has a choice outside of 0 to {np.max(choices) - 1}")

@@ -46,6 +46,7 @@ from pipelines.learning.agent import Agent
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _NAME = re.compile(r"\d{6,}")
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
+TARGET_HEADS = "target_heads."
 _LEFT_SECONDS = 60.0  # a temporary link older than this has no live writer
 
 
@@ -78,6 +79,11 @@ class Checkpoint:
     def acting(self) -> dict[str, torch.Tensor]:
         """Weights to evaluate and to deploy: the moving average, if training keeps one."""
         return {**self.weights, **self.average}
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return f"checkpoint '{self.path}'"
 
     @property
     def update(self) -> int:
@@ -266,14 +272,17 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
     caller trusts those that are in `own`, settings of the caller's.
     """
     trusted = own.model_dump() if own is not None else None
-    trust.require_all(checkpoint.record["agent"], where=f"checkpoint '{checkpoint.path}'", trusted=trusted)
+    trust.require_all(checkpoint.record["agent"], where=checkpoint.label, trusted=trusted)
     with checkpoint.understood():
         agent = Agent(
             Spaces.from_json(checkpoint.record["spaces"]),
             AgentSettings.model_validate(checkpoint.record["agent"]),
             seed=checkpoint.record["seed"],
         )
-        agent.load_state_dict(checkpoint.acting)
+        weights = checkpoint.acting
+        if not any(name.startswith(TARGET_HEADS) for name in weights):
+            agent.target_heads = None  # the weights are those of acting alone
+        agent.load_state_dict(weights)
     return agent.to(resolve_device(device)).eval()
 
 

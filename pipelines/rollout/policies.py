@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pipelines.config.model import AgentSettings
+from pipelines.config.places import bundle_directory
 from pipelines.config.run_directory import RunDirectory
 from pipelines.envs.env import Env
 from pipelines.envs.exploration import random_actions
@@ -19,6 +20,7 @@ from pipelines.envs.tape import Tape
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError
 from pipelines.lake.spaces import Space, Spaces
 from pipelines.lake.store import difference
+from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
@@ -165,7 +167,7 @@ class Acting:
 
 
 def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_mask: str = "") -> Acting:
-    """Load the policy called `name`: random, expert, RUN[@CHECKPOINT] or module:attr. `action_mask` is the
+    """Load the policy called `name`: random, expert, RUN[@CHECKPOINT], BUNDLE or module:attr. `action_mask` is the
     column that masks the random policy's actions.
 
     InputMissing if it does not exist, or was trained for other spaces.
@@ -175,14 +177,14 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_
         return random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
-    path = name.partition("@")[0]
-    if RunDirectory(path).exists():
-        run, checkpoint = load_checkpoint(name)
-        acting = trained(checkpoint, env, policy_id=run.identity, seed=seed, greedy=greedy)
-        return replace(acting, run=run.path)
+    if is_trained(name):
+        found = load_trained(name)
+        acting = trained(found.checkpoint, env, policy_id=found.identity, seed=seed, greedy=greedy)
+        return replace(acting, run=found.run)
     if ":" not in name:
         raise InputMissing(
-            f"no run at '{path}' whose policy could act", hint="give random, expert, RUN[@CHECKPOINT] or module:attr"
+            f"no run or bundle at '{name.partition('@')[0]}' whose policy could act",
+            hint="give random, expert, RUN[@CHECKPOINT], BUNDLE or module:attr",
         )
     policy = scripted_policy(name, spaces=spaces, num_actors=env.num_envs, seed=seed)
     return Acting(policy=policy, policy_id=name)
@@ -195,18 +197,39 @@ def random_policy(spaces: Spaces, *, seed: int, action_mask: str = "") -> Acting
     return Acting(policy=policy, policy_id="random", action_mask=action_mask)
 
 
-def load_checkpoint(name: str) -> tuple[RunDirectory, Checkpoint]:
-    """Load the checkpoint named RUN[@CHECKPOINT], and its run. InputMissing if there is none."""
+@dataclass(frozen=True, kw_only=True)
+class NamedCheckpoint:
+    """The checkpoint of a run, or a bundle (`run` None), at `place`; `identity`: the name of its policy in lakes."""
+
+    checkpoint: Checkpoint
+    identity: str
+    place: Path
+    run: Path | None = None
+
+
+def is_trained(name: str) -> bool:
+    """Return whether `name` is that of a run, RUN[@CHECKPOINT], or of a bundle."""
+    return RunDirectory(name.partition("@")[0]).exists() or bundle_directory(name) is not None
+
+
+def load_trained(name: str) -> NamedCheckpoint:
+    """Load the checkpoint named RUN[@CHECKPOINT], or the bundle of that name. InputMissing if there is neither,
+    IntegrityError if it is damaged."""
     path, _, which = name.partition("@")
+    directory = bundle_directory(name)
+    if directory is not None and not RunDirectory(path).exists():
+        found = bundle.read(directory)
+        return NamedCheckpoint(checkpoint=found, identity=found.identity, place=directory)
     run = RunDirectory.open(path)
-    return run, checkpoints.load(run.checkpoints, which or "latest")
+    checkpoint = checkpoints.load(run.checkpoints, which or "latest")
+    return NamedCheckpoint(checkpoint=checkpoint, identity=run.identity, place=run.path, run=run.path)
 
 
 def trained(
     checkpoint: Checkpoint, env: Env, *, policy_id: str, seed: int, greedy: bool, own: AgentSettings | None = None
 ) -> Acting:
     """Make the policy of a checkpoint for all actors of `env`; `own` as for `load_agent`."""
-    _require_spaces(checkpoint, env)
+    require_spaces(checkpoint, env)
     agent = load_agent(checkpoint, own=own)
     if env.spec.horizon is not None:
         agent.sequence.require_time(env.spec.horizon - 1)
@@ -229,12 +252,12 @@ def trained(
     )
 
 
-def _require_spaces(checkpoint: Checkpoint, env: Env) -> None:
+def require_spaces(checkpoint: Checkpoint, env: Env) -> None:
     """Raise InputMissing, listing the differences, unless the checkpoint was trained for the spaces of `env`."""
     with checkpoint.understood():
         ours = Spaces.from_json(checkpoint.record["spaces"])
     if ours != env.spec.spaces:
         raise InputMissing(
-            f"checkpoint '{checkpoint.path}' was trained for other spaces than those of '{env.spec.name}': "
+            f"{checkpoint.label} was trained for other spaces than those of '{env.spec.name}': "
             + "; ".join(difference(ours, env.spec.spaces, ("trained for", "given"))),
         )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipelines.config.places import bundle_directory
 from pipelines.config.run_directory import RunDirectory, process
 from pipelines.config.settings import CollectSettings, Settings
 from pipelines.envs.env import Env
@@ -22,6 +23,7 @@ from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
+from pipelines.learning import bundle
 from pipelines.rollout.collector import Collector, LakeSink
 from pipelines.rollout.follower import CheckpointFollower, policy_source
 from pipelines.rollout.policies import Acting, load_policy
@@ -171,7 +173,11 @@ def behaviour(settings: Settings) -> dict[str, Any]:
     """Describe how a collector outside a chain chooses its actions, as plain data."""
     wanted = settings.collect
     path, at, checkpoint = wanted.policy.partition("@")
-    policy = f"{Path(path).resolve()}{at}{checkpoint}" if RunDirectory(path).exists() else wanted.policy
+    policy = wanted.policy
+    if RunDirectory(path).exists():
+        policy = f"{Path(path).resolve()}{at}{checkpoint}"
+    elif (directory := bundle_directory(policy)) is not None:
+        policy = f"bundle:{bundle.identify(directory)}"  # wherever it is
     return {
         "policy": "" if wanted.follow else "random" if policy == "auto" else policy,
         "follow": wanted.follow

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipelines.config.settings import Settings
-from pipelines.envs.env import EnvSpec
+from pipelines.envs.env import Env, EnvSpec
 from pipelines.evaluation.runner import play_episodes
 from pipelines.events import Listener
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
-from pipelines.rollout.policies import trained
+from pipelines.rollout.policies import Acting, trained
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.tasks import Channel
 from pipelines.training.learner import use_threads
+
+if TYPE_CHECKING:
+    from pipelines.export.forms import FormFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,8 @@ class PlayedShare:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorTask:
-    """The actors `place` of `total`, by a checkpoint; `check` refuses environments. `count`: number of evaluators.
+    """The actors `place` of `total`, by a checkpoint, or by the `form` of a bundle; `check` refuses environments.
+    `count`: number of evaluators.
 
     What actors play, and how the policy samples, does not depend on who plays the others.
     """
@@ -41,6 +46,7 @@ class EvaluatorTask:
     total: int
     tasks: tuple[str, ...]
     count: int
+    form: FormFile | None = None
     check: Callable[[EnvSpec], None]
 
     def __call__(self, channel: Channel) -> PlayedShare:
@@ -66,8 +72,7 @@ class EvaluatorTask:
             self.check(env.spec)
             if self.tasks:
                 env.play_only(self.tasks)
-            own = settings.agent
-            acting = trained(self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=own)
+            acting = self._acting(env)
             started = time.perf_counter()
             episodes = play_episodes(env, acting.policy, episodes=wanted.episodes, listener=listener)
             seconds = time.perf_counter() - started
@@ -75,3 +80,10 @@ class EvaluatorTask:
             env.close()
         cpu_seconds = time.process_time() - began
         return PlayedShare(spec=env.spec, episodes=episodes, seconds=seconds, cpu_seconds=cpu_seconds)
+
+    def _acting(self, env: Env) -> Acting:
+        wanted = self.settings.evaluate
+        if self.form is not None:
+            return self.form.policy(env, greedy=wanted.greedy, seed=wanted.seed)
+        own = self.settings.agent
+        return trained(self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=own)

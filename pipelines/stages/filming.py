@@ -20,6 +20,7 @@ from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import suffix, write_video
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.policies import trained
 from pipelines.stages.environment import make_env
@@ -148,7 +149,9 @@ def _drawn_env(settings: Settings, *, actors: int, listener: Listener) -> Env:
 
 
 def _values(checkpoint: Checkpoint, settings: Settings) -> Values | None:
-    """Return the agent's critics; None for an agent that has none."""
+    """Return the agent's critics; None for an agent or a bundle that has none."""
+    if isinstance(checkpoint, Bundle):
+        return None
     run = checkpoint.path.resolve().parent.parent
     try:
         return Values(f"{run}@{checkpoint.update}", own=settings.agent)

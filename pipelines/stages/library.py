@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from pipelines.config.lakes import located, parse_share
 from pipelines.config.load import resolve, tags_first
-from pipelines.config.places import is_run
+from pipelines.config.places import bundle_directory, is_run
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
@@ -17,6 +18,7 @@ from pipelines.events import Listener, silent
 from pipelines.lake.storage import is_remote
 from pipelines.stages.environment import env_model
 from pipelines.stages.result import Result
+from pipelines.trust import everything
 
 _OF_ONE_CALL = ("policy", "follow", "explore")
 
@@ -42,7 +44,7 @@ def collect(
         run: directory of the run (default: runs/ENV). Repeating the call resumes it.
         lake: lake to write to instead of the run's own: a directory or "s3://bucket/prefix" (gs://, az://).
         steps: total environment steps, over all actors; `add`: this many more, at each call.
-        policy: "random", "RUN[@CHECKPOINT]" or "module:attr".
+        policy: "random", "RUN[@CHECKPOINT]", a bundle or "module:attr".
         settings: further values by dotted key, e.g. {"collect.actors": 8}.
         fresh: start over instead of resuming.
         listener: receives progress and notices (`pipelines.events`).
@@ -133,22 +135,24 @@ def evaluate(
     episodes: int | None = None,
     checkpoint: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    trust: bool = False,
     listener: Listener = silent,
 ) -> Result:
-    """Evaluate a run's policy on held-out tasks, as `amago evaluate` does.
+    """Evaluate the policy of a run or of a bundle on held-out tasks, as `amago evaluate` does.
 
     Args:
-        run: directory of the run.
-        env: environment to play in (default: the run's).
+        run: directory of the run, or of a bundle.
+        env: environment to play in (default: the run's, or the one that the bundle was trained in).
         episodes: number of complete episodes (default: `evaluate.episodes`).
         checkpoint: "latest", "best" or an update.
         settings: further values by dotted key, e.g. {"evaluate.greedy": True}.
+        trust: import modules that a bundle names; a bundle that names any is refused otherwise.
         listener: receives progress and notices (`pipelines.events`).
 
     Returns:
         A `Result`; metrics: `episodes`, `return_mean`, `return_ci95` (pair), `success_mean` if the task has one,
         `per_task` (dict), `per_attempt` (list). Returns are in units of reward. A repeated evaluation is read from
-        the run and has the status "skipped".
+        the run and has the status "skipped"; that of a bundle is stored nowhere.
 
     Raises:
         UsageError: a setting is unknown or invalid.
@@ -158,8 +162,15 @@ def evaluate(
     >>> evaluate("runs/maze", episodes=4).metrics["episodes"]
     4
     """
-    directory = RunDirectory.open(run)
     named = {"env.name": env, "evaluate.episodes": episodes, "evaluate.checkpoint": checkpoint}
+    packed = None if is_run(Path(run)) else bundle_directory(run)
+    if packed is not None:
+        from pipelines.stages import evaluate_bundle
+
+        with everything() if trust else contextlib.nullcontext():
+            base = evaluate_bundle.document(packed, foreign=env is None)
+            return evaluate_bundle.run(_resolve(base, named, settings), directory=packed, listener=listener)
+    directory = RunDirectory.open(run)
     from pipelines.stages import evaluate as engine
 
     resolved = _resolve(_without_trackers(directory.load_document()), named, settings)

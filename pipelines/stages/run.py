@@ -37,7 +37,7 @@ from pipelines.rollout.collector import Collector
 from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
 from pipelines.runs.progress import recording
-from pipelines.stages import evaluate, export, ingest, relabel, run_ranks
+from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
 from pipelines.stages.chain_ledger import ChainLedger
 from pipelines.stages.collector import make_collector, stored_steps
 from pipelines.stages.collectors import CollectorGroup
@@ -330,7 +330,7 @@ class ChainRunner:
         result = evaluate.run(settings, run=self.directory.path, listener=listener, in_chain=True)
         self._figures["evaluate"] = result.metrics
         label, record = settings.evaluate.label, self.directory.load_record()
-        text = evaluate.headline(result.metrics, record.get("best"))
+        text = evaluation_tables.headline(result.metrics, record.get("best"))
         listener(Notice(stage="evaluate", text=f"{label}: {text}" if label else text))
         if label:
             labelled = record.get("labelled", {})
@@ -345,12 +345,12 @@ class ChainRunner:
         labelled = self.directory.load_record().get("labelled", {})
         found = {label: evaluate.stored(self.directory.evaluations / name) for label, name in labelled.items()}
         reports = {label: report for label, report in found.items() if report is not None}
-        tables: list[Table] = [table for report in reports.values() for table in evaluate.tables(report)[:1]]
+        tables: list[Table] = [table for report in reports.values() for table in evaluation_tables.tables(report)[:1]]
         outputs = [self.directory.path]
         adapting = {label: report for label, report in reports.items() if report["metrics"]["per_attempt"]}
         if adapting:
-            tables += evaluate.adaptation_tables(adapting, of=", fresh tasks")
-            outputs += evaluate.adaptation_pictures(adapting, self.directory.path)
+            tables += evaluation_tables.adaptation_tables(adapting, of=", fresh tasks")
+            outputs += evaluation_tables.adaptation_pictures(adapting, self.directory.path)
         return Result(
             command="run",
             status=status,

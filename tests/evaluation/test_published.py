@@ -14,7 +14,7 @@ from pipelines.envs.suites.reference_scores import ATARI, PROCGEN
 from pipelines.evaluation.adaptation import metrics
 from pipelines.evaluation.published import achievement_score
 from pipelines.evaluation.runner import EpisodeResults
-from pipelines.stages.evaluate import tables
+from pipelines.stages.evaluation_tables import tables
 
 
 def results(returns, tasks, **of_spec):

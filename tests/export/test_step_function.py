@@ -10,11 +10,11 @@ import torch
 
 from pipelines.errors import UsageError
 from pipelines.export import forms, parity
-from pipelines.export.policy_bundle import FORMAT, VERSION
 from pipelines.export.step_function import StepFunction
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
+from pipelines.learning.bundle import FORMAT, VERSION
 from pipelines.nets.continuous import _erfinv
 from pipelines.nets.linear import SigmaLinear, folded
 from tests.learning.factories import ACTIONS, agent, values

@@ -5,7 +5,8 @@ import pytest
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 from pipelines.formats.scores import REFERENCES, reference, reference_of_environment
-from pipelines.stages.evaluate import known_returns, scored, tables
+from pipelines.stages.evaluate import known_returns, scored
+from pipelines.stages.evaluation_tables import tables
 
 
 @pytest.mark.parametrize("name", REFERENCES)

@@ -33,6 +33,7 @@ LINEAGE = ("lake", "lineage", "small")
 SAMPLE = ("lake", "sample", "small", "--limit", 1)
 VERIFY = ("lake", "verify", "small")
 EVALUATE = ("evaluate", "small", "--episodes", 2, "-q")
+EVALUATE_BUNDLE = ("evaluate", "small/export", "--episodes", 1)
 EXPORT = ("export", "small", "-q")
 METRICS = ("lake", "sql", "small", "select * from metrics")
 ACT = ("act",)
@@ -133,8 +134,8 @@ TARGETS = {
     "table": Target("lerobot/data/*/*.parquet", datasets.changed_parquet, (TABLE, taken("lerobot:lerobot"))),
     "lerobot's metadata": Target("lerobot/meta/*.json", odd.changed_json, (taken("lerobot:lerobot"),)),
     "lerobot's lines": Target("lerobot/meta/*.jsonl", datasets.changed_lines, (taken("lerobot:lerobot"),)),
-    "bundle": Target("small/export/policy.json", mutations.changed_sealed, (ACT,)),
-    "bundle's bytes": Target("small/export/*", odd.changed_bytes, (ACT,)),
+    "bundle": Target("small/export/policy.json", mutations.changed_sealed, (ACT, EVALUATE_BUNDLE)),
+    "bundle's bytes": Target("small/export/*", odd.changed_bytes, (ACT, EVALUATE_BUNDLE)),
     "bundle's weights": Target(
         "small/export/weights.safetensors", mutations.resealed(Path("policy.json"), mutations.odd_tensors), (ACT,)
     ),

@@ -75,3 +75,40 @@ def test_videos_are_written_listed_and_counted(amago: Amago, small: Path) -> Non
     assert frames == steps + 1
     assert report.parent.name == "evaluations"
     assert "  wrote films/" in amago("evaluate", small, "--episodes", 4, "--video", 1, "--to", "films").out
+
+
+def test_a_bundle_plays_where_it_was_trained(amago: Amago, small: Path) -> None:
+    assert amago("export", small, "--to", "policy").code == 0
+    of_run = amago("evaluate", small, "--episodes", 4, "--output", "json").json["metrics"]
+    done = amago("evaluate", "policy", "--episodes", 4, "--to", "scores", "--output", "json")
+    assert done.code == 0, done.err
+    assert done.json["metrics"]["return_mean"] == of_run["return_mean"]
+    assert done.json["run"] is None
+    [path] = map(Path, done.json["outputs"])
+    assert (path.parent, path.is_file()) == (Path("scores"), True)
+    shown = amago("evaluate", "policy", "--dry-run", "--output", "json").json
+    assert (shown["settings"]["env"]["name"], shown["outputs"]) == ("gym:CartPole-v1", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["policy", "--form", "onnx"], 3, "no form 'onnx'"),
+        (["policy", "--checkpoint", "best"], 2, "a bundle has one policy"),
+        (["policy", "--env", "tmaze"], 3, "policy bundle 'policy' was trained for other spaces"),
+        (["policy", "--video", "1"], 2, "--to DIR"),
+        (["small", "--form", "onnx"], 2, "'small' is a run"),
+        (["damaged"], 4, "weights.safetensors"),
+    ],
+)
+def test_mistakes_with_bundles_are_named(
+    amago: Amago, small: Path, arguments: list[str], code: int, words: str
+) -> None:
+    for name in ("policy", "damaged"):
+        assert amago("export", small, "--to", name).code == 0
+    with Path("damaged/weights.safetensors").open("ab") as file:
+        file.write(b"x")
+    failed = amago("evaluate", *arguments, "--episodes", 2)
+    assert failed.code == code, failed.err
+    assert words in failed.err
+    assert "Traceback" not in failed.err

@@ -76,6 +76,33 @@ def test_one_altered_bit_is_refused(amago: Amago, bundle: Path, name: str) -> No
     assert f"{name} is not as it was written" in refused.err
 
 
+@pytest.mark.parametrize("how", ["--greedy", "--sample"])
+def test_a_form_scores_what_the_weights_score(amago: Amago, bundle: Path, how: str) -> None:
+    def score(*options: object) -> dict[str, float]:
+        done = amago("evaluate", bundle, how, "--episodes", 6, "--output", "json", *options)
+        assert done.code == 0, done.err
+        return {key: done.json["metrics"][key] for key in ("return_mean", "return_std", "length_mean")}
+
+    assert score("--form", "onnx") == score() == score("--form", "onnx", "--evaluators", 2)
+    assert score("--form", "torch", "--trust") == score()
+
+
+@pytest.mark.parametrize(
+    ("content", "form", "code", "words"),
+    [(b"", "onnx", 4, "damaged"), (b"x" * 99, "onnx", 4, "damaged"), (b"", "torch", 3, "--trust")],
+)
+def test_a_form_that_is_none_is_refused(
+    amago: Amago, bundle: Path, content: bytes, form: str, code: int, words: str
+) -> None:
+    (bundle / "policy.onnx").write_bytes(content)
+    forged(bundle)
+    for command in (["evaluate", bundle, "--episodes", 2, "--form", form], ["verify", bundle]):
+        refused = amago(*command)
+        assert "Traceback" not in refused.err
+        assert refused.code == (code if command[0] == "evaluate" else 4), refused.err
+        assert words in refused.err or command[0] == "verify"
+
+
 def test_another_policy_does_not_hold(amago: Amago, bundle: Path) -> None:
     recorded = dict(np.load(bundle / "parity.npz"))
     recorded["parameters"] = recorded["parameters"] + np.float32(0.01)

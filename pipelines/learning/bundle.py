@@ -1,0 +1,124 @@
+"""Reading a policy bundle, the directory that `amago export` writes, as a checkpoint to act with.
+
+Nothing in a bundle is imported or executed. Its record, policy.json, has the checksum of every file, which are all
+compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+
+from pipelines.errors import InputMissing, IntegrityError
+from pipelines.files.checksums import Mismatch, checksum, parse_sealed, read_checked
+from pipelines.files.json import Form, fits
+from pipelines.files.malformed import MALFORMED, UNREADABLE, read_limited, reason
+from pipelines.learning.checkpoint import Checkpoint
+
+FORMAT, VERSION = "amago-policy", 1
+RECORD, WEIGHTS = "policy.json", "weights.safetensors"
+_UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
+
+
+class _BundleRecord(Form):
+    """What is read of policy.json."""
+
+    format: str
+    version: int
+    spaces: dict[str, Any]
+    agent: dict[str, Any]
+    context_length: int = Field(ge=1)
+    update: int = 0
+    env: dict[str, Any] = Field(default_factory=dict)
+
+
+class Bundle(Checkpoint):
+    """A bundle, loaded; its weights are those of acting."""
+
+    @property
+    def label(self) -> str:
+        return f"policy bundle '{self.path}'"
+
+    @property
+    def identity(self) -> str:
+        """The name of its policy in lakes, which depends on its content alone."""
+        return f"bundle-{self.record['checksum'][:12]}"
+
+    @property
+    def env(self) -> dict[str, Any]:
+        """The settings of the environment in which it was trained; empty if unknown."""
+        return dict(self.record["env"])
+
+    @contextlib.contextmanager
+    def understood(self) -> Iterator[None]:
+        try:
+            yield
+        except MALFORMED as error:
+            raise damaged(self.path, error) from error
+
+
+def read(directory: Path) -> Bundle:
+    """Load a bundle.
+
+    InputMissing if there is none or it needs a newer version; IntegrityError if one of its files was altered.
+    """
+    try:
+        record = read_record(directory)
+        contents = checked_files(directory, record)
+        if WEIGHTS not in contents:
+            raise Mismatch(f"{WEIGHTS} is not among its files")
+        if (record["format"], record["version"]) != (FORMAT, VERSION):
+            raise InputMissing(f"'{directory}' has format {record['format']} {record['version']}", hint="upgrade amago")
+        weights = load_tensors(contents[WEIGHTS])
+    except FileNotFoundError as error:
+        raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
+    except _UNREADABLE as error:
+        raise damaged(directory, error) from error
+    return Bundle(path=directory, record=record | {"precision": "float32", "seed": 0}, weights=weights, average={})
+
+
+def identify(directory: Path) -> str:
+    """Return the checksum of a bundle, which covers all of its files. IntegrityError if its record was altered."""
+    try:
+        return str(read_record(directory)["checksum"])
+    except UNREADABLE as error:
+        raise damaged(directory, error) from error
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """Return the settings of the environment of a bundle. Errors as of `identify`."""
+    try:
+        return dict(read_record(directory)["env"])
+    except UNREADABLE as error:
+        raise damaged(directory, error) from error
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """Return policy.json, with its own SHA-256 as `checksum`. FileNotFoundError if there is none, ValueError if it was
+    altered."""
+    content = read_limited(directory / RECORD)
+    record = parse_sealed(content, RECORD)
+    if not fits(record, _BundleRecord):
+        raise Mismatch(f"{RECORD} has not the fields of one")
+    return record | {"checksum": checksum(content)}
+
+
+def checked_files(directory: Path, record: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the content of every file that `record` names. ValueError if one was altered."""
+    outside = [name for name in record["files"] if Path(name).name != name]
+    if outside:
+        raise Mismatch(f"{RECORD} names a file outside its directory")
+    return {name: read_checked(directory, name, record) for name in record["files"]}
+
+
+def damaged(directory: Path, error: Exception) -> IntegrityError:
+    """Return the error for a bundle whose content raised `error`."""
+    return IntegrityError(
+        f"policy bundle '{directory}' is damaged: {reason(error)}", hint="copy it again, or make it again"
+    )

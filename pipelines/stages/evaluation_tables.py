@@ -1,0 +1,124 @@
+"""Evaluations as tables and pictures for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.report.charts import Series
+from pipelines.report.plots import adaptation_curve
+from pipelines.stages.result import Table
+
+_MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
+_CURVES = ("success", "return")
+Reports = Mapping[str, Mapping[str, Any]]
+
+
+def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
+    """Summarise the scores in one line; `best` is the run record's entry for the best checkpoint so far."""
+    low, high = figures["return_ci95"]
+    parts = [f"update {figures['update']:,}", f"return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
+    if "success_mean" in figures:
+        parts.append(f"success {figures['success_mean']:.3g}")
+    curves = _curves_of(figures)
+    if curves and 1 < len(figures["per_attempt"]) <= _MOST_COLUMNS:
+        values = (entry[f"{curves[0]}_mean"] for entry in figures["per_attempt"])
+        form = ".2f" if curves[0] == "success" else ".4g"
+        parts.append("by attempt " + " ".join(format(value, form) for value in values))
+    if best is not None:
+        score = f"best so far: {best['by']} {best['score']:.4g} at update {best['update']:,}"
+        parts.append("best so far" if best["update"] == figures["update"] else score)
+    return ", ".join(parts)
+
+
+def tables(report: Mapping[str, Any]) -> list[Table]:
+    """Return tables for people: return and success, and the adaptation curve if the task has attempts."""
+    figures = report["metrics"]
+    low, high = figures["return_ci95"]
+    rows = [["return", figures["return_mean"], low, high]]
+    if "success_mean" in figures:
+        rows.append(["success", figures["success_mean"], *figures["success_ci95"]])
+    if "normalized_score" in figures:
+        rows.append([figures["normalized_by"], figures["normalized_score"], *figures["normalized_ci95"]])
+    if "achievement_score" in figures:
+        rows.append(["achievement score", figures["achievement_score"], None, None])
+    for key in figures:  # normalised scores of `evaluation.published`
+        if key.endswith("_median") and f"{(name := key.removesuffix('_median'))}_ci95" in figures:
+            rows.append([name.replace("_", " "), figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
+    split = report["settings"]["split"]
+    which = f"tasks where {chosen}" if (chosen := report["settings"].get("tasks")) else f"{split} tasks"
+    title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
+    found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
+    if chosen:
+        found.append(_task_table(figures["per_task"]))
+    return found + adaptation_tables({f"checkpoint {report['update']}": report})
+
+
+def _task_table(figures: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a table of all tasks, hardest first."""
+    ordered = sorted(figures.items(), key=lambda item: (item[1].get("success_mean", 0.0), item[1]["return_mean"]))
+    shown = [[name, *(row.get(key) for key in ("episodes", "return_mean", "success_mean"))] for name, row in ordered]
+    return Table(title="by task", columns=["task", "episodes", "return", "success"], rows=shown[:_MOST_ROWS])
+
+
+def _curves_of(figures: Mapping[str, Any]) -> list[str]:
+    """Return which of success and return the evaluation's figures contain by attempt."""
+    entries = figures["per_attempt"]
+    return [kind for kind in _CURVES if entries and f"{kind}_mean" in entries[0]]
+
+
+def adaptation_tables(reports: Reports, *, of: str = "") -> list[Table]:
+    """Return tables of success and return by attempt, for the figures that all named reports have; `of` ends the
+    titles."""
+    return [_table(reports, kind, title=f"{kind} by attempt{of}") for kind in _shared(reports)]
+
+
+def adaptation_pictures(reports: Reports, directory: Path) -> list[Path]:
+    """Draw the curves of `adaptation_tables` into `directory`: `adaptation.png` and `adaptation_return.png`."""
+    name = next(iter(reports.values()))["env"]["name"]
+    return [
+        adaptation_curve(
+            directory / ("adaptation.png" if kind == "success" else f"adaptation_{kind}.png"),
+            [*(_series(label, report, kind) for label, report in reports.items()), *_references(reports, kind)],
+            title=f"Adaptation: {name}",
+            metric=kind,
+        )
+        for kind in _shared(reports)
+    ]
+
+
+def _shared(reports: Reports) -> list[str]:
+    return [kind for kind in _CURVES if all(kind in _curves_of(report["metrics"]) for report in reports.values())]
+
+
+def _known(reports: Reports, kind: str) -> dict[str, Sequence[float]]:
+    """Return success by attempt of random and optimal play, where known exactly."""
+    known = next(iter(reports.values()))["known"]
+    return {name: known[name]["success"] for name in ("random", "optimal") if kind == "success" and known[name][kind]}
+
+
+def _references(reports: Reports, kind: str) -> list[Series]:
+    return [Series(name=name, values=values, reference=True) for name, values in _known(reports, kind).items()]
+
+
+def _series(label: str, report: Mapping[str, Any], kind: str) -> Series:
+    entries = report["metrics"]["per_attempt"]
+    low, high = zip(*(entry[f"{kind}_ci95"] for entry in entries), strict=True)
+    return Series(name=label, values=[entry[f"{kind}_mean"] for entry in entries], low=low, high=high)
+
+
+def _table(reports: Reports, kind: str, *, title: str) -> Table:
+    """Return two rows (mean, 95% interval) per named report, between random and optimal play where those are known.
+    Long curves are thinned to a few attempts, including the first and the last."""
+    attempts = min(len(report["metrics"]["per_attempt"]) for report in reports.values())
+    shown = sorted({round(i * (attempts - 1) / (_MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
+    known = {name: [name, *(f"{values[i]:.3f}" for i in shown)] for name, values in _known(reports, kind).items()}
+    form, interval = (".3f", "{:.2f}-{:.2f}") if kind == "success" else (".4g", "{:.3g} to {:.3g}")
+    rows: list[list[Any]] = [known["random"]] if "random" in known else []
+    for name, report in reports.items():
+        entries = [report["metrics"]["per_attempt"][i] for i in shown]
+        rows.append([name, *(format(entry[f"{kind}_mean"], form) for entry in entries)])
+        rows.append(["  95% interval", *(interval.format(*entry[f"{kind}_ci95"]) for entry in entries)])
+    rows += [known["optimal"]] if "optimal" in known else []
+    return Table(title=title, columns=["attempt", *(str(i + 1) for i in shown)], rows=rows)
