@@ -32,7 +32,7 @@ class MemoryStorage:
         """Add files as others would: without a request of ours."""
         new = [key for key in keys if key not in self._files]
         self._files.update((key, content) for key in new)
-        if len(new) > 100:
+        if len(new) > 100 + len(self._sorted) // 20:
             self._sorted = sorted(self._files)
         else:
             for key in new:
