@@ -13,11 +13,11 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pipelines.errors import InputMissing, StorageError
 from pipelines.files.malformed import RECORD_BYTES
@@ -30,10 +30,12 @@ _RETRY_SECONDS = 120
 _CHUNK = 16 << 20  # bytes in one request
 _PAGE = 1000  # keys in one request
 _UPLOADS = 4  # parts of a file at once
+_PAUSES = (0.05, 0.15, 0.5, 1.5, 5.0, 5.0)  # seconds before a request without an answer is repeated
 _CONFLICTS = 5  # attempts of a write that others make at the same moment
 _CLOCK_SECONDS = 600.0  # after which the store's clock is compared with ours again
 _LONGEST_REASON = 160
 
+T = TypeVar("T")
 Version = Mapping[str, str]
 """What identifies the version of an object: its entity tag, its generation, or both."""
 
@@ -41,6 +43,7 @@ _FIELD = r"(?:<{0}>|\"{1}\"\s*:\s*\")([^<\"]*)"
 _CODE, _MESSAGE = re.compile(_FIELD.format("Code", "code")), re.compile(_FIELD.format("Message", "message"))
 _ATTEMPTS = re.compile(r"Generic \w+ error: |Error performing .*? - |HTTP error: |Server returned .*? code: ")
 _NO_RANGE = re.compile(r"status code: 416|non-partial response|Requested \d+\.\.\d+, got")
+_NO_ANSWER = re.compile(r"kind: (?:Timeout|Connect|Interrupted|Request|Decode|Body)|error sending request|code: 5\d\d")
 _REASONS = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
@@ -212,9 +215,13 @@ class Bucket:
     def remove(self, names: Sequence[str]) -> None:
         """Remove objects, in one request where the store can. Those that do not exist are ignored."""
         bulk = [list(names)] if self.location.scheme == "s3" and len(names) > 1 else names
-        for some in bulk:
+
+        def delete(some: str | Sequence[str]) -> None:
             with contextlib.suppress(FileNotFoundError), self._asking(names[0]) as store:
                 store.delete(some)
+
+        for some in bulk:
+            self._repeated(functools.partial(delete, some))
 
     def now(self, name: str) -> float:
         """Return the time of the store's clock, never a later one. It is read by writing the object `name`, and for
@@ -228,8 +235,24 @@ class Bucket:
         return theirs + time.monotonic() - ours
 
     def _put(self, name: str, content: bytes, mode: str | dict[str, str]) -> Version:
-        with self._asking(name, writing=True) as store:
-            return _version(store.put(name, content, mode=mode))
+        """Write an object on a condition; the callers recognise their own content."""
+
+        def put() -> Version:
+            with self._asking(name, writing=True) as store:
+                return _version(store.put(name, content, mode=mode))
+
+        return self._repeated(put)
+
+    def _repeated(self, act: Callable[[], T]) -> T:
+        """Call `act`, again if its answer is lost: the client does not repeat what may have succeeded."""
+        for pause in _PAUSES:
+            try:
+                return act()
+            except StorageError as error:
+                if not self._reached or not _NO_ANSWER.search(str(error.__cause__)):
+                    raise
+                time.sleep(pause)
+        return act()
 
     def _range(self, name: str, start: int, end: int, tag: str | None = None) -> tuple[bytes, int, str | None]:
         """Return bytes of an object, its size and its entity tag. StorageError if the tag is not `tag` any more."""
