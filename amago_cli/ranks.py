@@ -149,14 +149,15 @@ def inform_launcher(failure: Failure) -> None:
 
 def _exit_code(codes: Mapping[int, int]) -> int:
     """Return the exit code of ranks of which some ended with `codes`, negative ones by signals. SIGTERM is what the
-    launcher sends to the others when one ends."""
-    if codes.get(0, 0) > 1:  # what rank 0 has reported
-        return codes[0]
+    launcher sends to the others when one ends; in a safe place, rank 0 ends by it in order, with 143."""
+    reported = codes.get(0, 0)
+    if reported > 1 and reported != 128 + signal.SIGTERM:
+        return reported
     # Threads of gloo may abort a rank that is ended while rank 0 reports.
-    ends = (signal.SIGTERM, signal.SIGABRT) if codes.get(0, 0) > 0 else (signal.SIGTERM,)
+    ends = (signal.SIGTERM, signal.SIGABRT) if reported > 0 else (signal.SIGTERM,)
     killed = {rank: signal.Signals(-code).name for rank, code in codes.items() if code < 0 and -code not in ends}
     if not killed:
-        return next((code for code in codes.values() if code > 1), 1)
+        return reported if reported > 1 else next((code for code in codes.values() if code > 1), 1)
     text = "; ".join(f"rank {rank} was killed by {name}" for rank, name in killed.items())
     code = 128 - codes[min(killed)]
     if 0 not in killed:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from amago_cli.ranks import _exit_code
+from pipelines.errors import StageFailed
 from pipelines.lake.store import Lake
 from tests.ranks import gone, small_lake, train
 
@@ -36,6 +39,27 @@ PLUGIN = """
         def __init__(self, *arguments, **options):
             raise UsageError("not on this rank") if os.environ["RANK"] == "1" else ValueError
 """
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ({0: 2, 1: -signal.SIGTERM}, 2),
+        ({0: 1, 1: -signal.SIGABRT}, 1),
+        ({0: -signal.SIGTERM, 1: 3}, 3),
+        ({0: 143, 1: -signal.SIGTERM}, 143),
+        ({0: 143, 1: -signal.SIGKILL}, 137),  # rank 0 was stopped by the launcher, since rank 1 had ended
+        ({1: -signal.SIGKILL}, 137),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(codes: dict[int, int], expected: int) -> None:
+    assert _exit_code(codes) == expected
+
+
+def test_a_rank_0_that_was_killed_has_reported_nothing() -> None:
+    with pytest.raises(StageFailed, match="rank 0 was killed by SIGKILL") as raised:
+        _exit_code({0: -signal.SIGKILL, 1: -signal.SIGTERM})
+    assert raised.value.exit_code == 137
 
 
 @pytest.fixture(scope="module")
