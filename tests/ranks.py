@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines.stages.library import collect
-from tests.cli.conftest import tiny
+from tests.cli.conftest import TINY
 
 COMMAND = [sys.executable, "-m", "amago_cli", "train"]
 ALONE = ("train.grad_accumulation=4", "train.log_every=1", "train.checkpoint_every=1000")
@@ -34,7 +34,8 @@ def assert_alike(one: Path, other: Path) -> None:
     assert len(lines(one)) == len(lines(other)) > 0
     for a, b in zip(lines(one), lines(other), strict=True):
         assert (a["update"], a["steps_seen"]) == (b["update"], b["steps_seen"])
-        for name in ("loss", "grad_norm", "entropy", "log_prob"):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6, abs=1e-7), a["update"]
+        for name in ("grad_norm", "entropy", "log_prob"):
             if name in a:
                 assert a[name] == pytest.approx(b[name], rel=2e-5, abs=1e-7), (name, a["update"])
 
@@ -77,9 +78,10 @@ def small_lake(place: Path) -> Path:
 
 def words(lake: Path, run: Path, *options: str, **settings: object) -> list[str]:
     named = {name.replace("__", "."): value for name, value in settings.items()}
-    fixed = [each for each in ALONE if each.partition("=")[0] not in named]
+    fixed = [each for each in (*TINY, *ALONE) if not any(f"{each}.".startswith((f"{n}=", f"{n}.")) for n in named)]
     more = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in named.items()]
-    return ["--from-lake", str(lake), "--run", str(run), *tiny(*fixed, *more), *options]
+    chosen = [word for assignment in (*fixed, *more) for word in ("--set", assignment)]
+    return ["--from-lake", str(lake), "--run", str(run), *chosen, *options]
 
 
 def train(lake: Path, run: Path, *options: str, **settings: object) -> subprocess.CompletedProcess[str]:

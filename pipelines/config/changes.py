@@ -59,6 +59,7 @@ EXTENSIBLE = frozenset(
         "train.max_skipped",
         "train.ranks",
         "train.rank_timeout",
+        "train.shard",
         "train.threads",
         "train.verify",
         "train.packing",

@@ -24,6 +24,18 @@ def rank() -> int:
     return int(number) if announced() > 1 and number.isdecimal() else 0
 
 
+def ranks_of_host() -> range:
+    """Return the numbers of the processes on this host, which launchers number one after the other; empty if the
+    environment does not say."""
+    if announced() == 1:
+        return range(1)
+    number, count = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if not (number.isdecimal() and count.isdecimal()):
+        return range(0)
+    first = rank() - int(number)
+    return range(first, first + int(count))
+
+
 def is_main() -> bool:
     """Return whether this process writes checkpoints and logs, and prints: rank 0."""
     return rank() == 0

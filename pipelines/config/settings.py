@@ -161,6 +161,9 @@ class TrainSettings(SettingsModel):
     """Interval between refreshes of followed lakes."""
     publish: bool | Literal["auto"] = "auto"
     """Publish checkpoints' weights in the (first) lake, for `collect --follow LAKE`. `auto`: in an object store."""
+    shard: Literal["none", "host"] = "none"
+    """Where ranks of several hosts train together: `host`, each host's ranks draw from segments of their own, so that a
+    host caches its share of the lake only."""
     prefetch: int = Field(1, ge=0, le=16)
     """Batches prefetched by a background thread (0: none; not used with prioritized replay)."""
     placement: Literal["uniform", "full"] = "uniform"

@@ -48,7 +48,7 @@ class MixedLake:
 
 class Mixture:
     """Sampler of batches from several `lakes`: views of one schema, made with the strategy's extra fields; with
-    `versions` of each.
+    `versions` of each; from a `span` of each, as `WindowSampler` says.
 
     A batch is a function of `seed`, the update, the micro-batch and what is drawn from: `snapshots` and `arrays`
     together restore a mixture in another process.
@@ -63,12 +63,13 @@ class Mixture:
         strategy: Strategy | None = None,
         anneal_steps: int = 0,
         versions: Sequence[Versions] | None = None,
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         schema: Schema = lakes[0][0].schema
         assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
         self._seed, self._anneal_steps = seed, anneal_steps
         self.parts = [
-            MixedLake(view, WindowSampler(view, length=length, strategy=strategy, versions=own), share)
+            MixedLake(view, WindowSampler(view, length=length, strategy=strategy, versions=own, span=span), share)
             for (view, share), own in zip(lakes, versions or (None,) * len(lakes), strict=True)
         ]
         self._buffers = Buffers(schema.columns, length + 1)

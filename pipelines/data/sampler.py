@@ -25,6 +25,14 @@ class WindowSampler:
 
     With prioritized replay, the view must have been made with the strategy's `extra` fields. With `versions`, some
     windows show a version instead of the drawn trajectory.
+
+    With a `span` [start, stop) of [0, 1), trajectories are drawn from this part of the total mass, in which files have
+    a random order that is the same in every process (overlays are beside the files of their bases). Samplers whose
+    spans divide [0, 1) read different files, except for at most one on each border.
+
+    Exact: if each sampler draws in proportion to the length of its span, the expected number of draws of every
+    trajectory is that of one sampler of the whole. Only in expectation: the draws themselves are others, and since
+    each sampler's number of draws is fixed, those of a batch are spread more evenly. Borders move as the lake grows.
     """
 
     def __init__(
@@ -34,8 +42,12 @@ class WindowSampler:
         length: int,
         strategy: Strategy | None = None,
         versions: Versions | None = None,
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self.view, self.length, self.strategy = view, length, strategy or Strategy()
+        self._span = span
+        self._order: np.ndarray | None = None  # rows of the table as they are drawn from; None: in their own order
+        self._place_of: np.ndarray | None = None  # of each row: its place in that order
         self._gatherer = Gatherer(view, length + 1)
         self._version = -1
         self._cumulative = np.zeros(0)
@@ -80,10 +92,13 @@ class WindowSampler:
                 f"lake '{self.view.lake.name}' has no trajectories to draw from",
                 hint="collect some first, or widen the selection",
             )
-        point = rng.random(batch_size) * self._total
+        first, stop = self._span
+        point = (first + rng.random(batch_size) * (stop - first)) * self._total
         if self.strategy.per_alpha:
-            return self._tree.find(point)
-        return np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
+            found = self._tree.find(point)
+        else:
+            found = np.minimum(np.searchsorted(self._cumulative, point, side="right"), self._last)
+        return found if self._order is None else self._order[found]
 
     def _place(
         self, chosen: np.ndarray, rng: np.random.Generator, drawn: DrawnVersions | None = None
@@ -123,7 +138,8 @@ class WindowSampler:
         table["measured"][rows] = True
         self._highest = max(self._highest, float(table["priority"][rows].max(initial=0.0)))
         if self._version == self.view.version:
-            self._tree.set(rows, self._mass[rows] * self._powers(table["priority"][rows]))
+            places = rows if self._place_of is None else self._place_of[rows]
+            self._tree.set(places, self._mass[rows] * self._powers(table["priority"][rows]))
 
     @property
     def _total(self) -> float:
@@ -136,14 +152,18 @@ class WindowSampler:
             return
         table = self.view.table
         mass = self.strategy.mass(table, self.length)
+        if self._span != (0.0, 1.0):
+            self._order = np.argsort(self.view.file_places()[self.view.file_of[table["base"]]], kind="stable")
+            self._place_of = np.argsort(self._order) if self.strategy.per_alpha else None
         if self.strategy.per_alpha:
             table["priority"][table["priority"] == 0] = self._highest
             self._mass = mass
             weights = mass.copy()
             for rows, own in zip(pieces(table), pieces(weights), strict=True):
                 own *= self._powers(rows["priority"])
-            self._tree = SumTree(weights)
+            self._tree = SumTree(weights if self._order is None else weights[self._order])
         else:
+            mass = mass if self._order is None else mass[self._order]
             self._last = int(np.flatnonzero(mass)[-1]) if mass.any() else 0
             self._cumulative = np.cumsum(mass, out=mass)
         self._version = self.view.version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,7 @@ class View:
         self._last_footer: tuple[str, Footer] | None = None
         self._files: dict[str, int] = {}
         self._file_of = np.zeros(64, dtype=np.int64)
+        self._places = np.zeros(0, dtype=np.uint64)
         self.moves = 0
         self.version += 1
 
@@ -101,6 +103,18 @@ class View:
     def file_of(self) -> np.ndarray:
         """File index of each segment of the live set."""
         return self._file_of[: len(self._taken)]
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Ids of the segments whose files hold the trajectories, by file index; of earlier ones too."""
+        return list(self._files)
+
+    def file_places(self) -> np.ndarray:
+        """Return a random number (num_files,) uint64 for each file, the same in every process."""
+        new = list(self._files)[len(self._places) :]
+        hashes = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in new)
+        self._places = np.concatenate([self._places, np.frombuffer(hashes, dtype="<u8")])
+        return self._places
 
     @property
     def collected_steps(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pipelines.config.cores import memory_bytes
 from pipelines.config.lakes import STORES, refuse_scheme
 from pipelines.files import atomic
 from pipelines.files.checksums import checksum
@@ -97,6 +98,10 @@ class Storage(Protocol):
 
     def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
         """Fetch the last `count` bytes of files that will be needed, as `prefetch` does."""
+
+    def room(self) -> int | None:
+        """Return how many bytes of files under `segments/` this host keeps at hand: the cache of a remote lake, the
+        memory for a local one; None if unknown."""
 
     def forget(self, key: str) -> bool:
         """Drop this host's copy of a remote file; returns whether there was one."""
@@ -227,6 +232,9 @@ class LocalStorage:
 
     def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
         """Do nothing: files are local."""
+
+    def room(self) -> int | None:
+        return memory_bytes()
 
     def forget(self, key: str) -> bool:
         return False

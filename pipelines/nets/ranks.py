@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from pipelines.config.launch import announced, is_main, rank
+from pipelines.config.launch import announced, is_main, rank, ranks_of_host
 from pipelines.errors import AmagoError, StageFailed, UsageError
 
 _PR_SET_PDEATHSIG = 1
@@ -168,6 +168,20 @@ def described(device: torch.device) -> dict[str, Any]:
     """Describe the ranks for the run's record."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     return {"ranks": size(), "backend": backend, "hosts": sorted(set(gather(socket.gethostname())))}
+
+
+def host_span() -> tuple[float, float]:
+    """Return the part [start, stop) of [0, 1) that falls to this host, in proportion to its ranks; the parts of all
+    hosts are [0, 1). UsageError on all ranks if the launcher does not say which ranks share a host."""
+    own = ranks_of_host()
+    hosts = sorted({(each.start, each.stop) for each in gather(own)})
+    if [start for start, _ in hosts] != [0, *(stop for _, stop in hosts[:-1])] or hosts[-1][1] != size():
+        with together():
+            raise UsageError(
+                "train.shard = 'host' needs to know which ranks share a host, and the launcher does not say it",
+                hint="start ranks with torchrun, which sets LOCAL_RANK and LOCAL_WORLD_SIZE",
+            )
+    return own.start / size(), own.stop / size()
 
 
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:

@@ -28,6 +28,7 @@ from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
 from pipelines.relabelers.base import Chain, Context
 from pipelines.relabelers.paths import shares_of
+from pipelines.training.capacity import CapacityCheck
 
 SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
 POLL_SECONDS = 0.5
@@ -47,8 +48,10 @@ class TrainingData:
         *,
         seed: int,
         listener: Listener,
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        self.mixture = make_mixture(lakes, schema, train, seed=seed, listener=listener)
+        self.mixture = make_mixture(lakes, schema, train, seed=seed, listener=listener, span=span)
+        self._capacity = CapacityCheck(self.mixture, share=span[1] - span[0], listener=listener)
         self.env_steps = 0
         self._settings = train
         self._refreshed = self._salvaged = 0.0
@@ -79,6 +82,8 @@ class TrainingData:
                 part.view.lake.salvage(listener=listener)
             self._salvaged = time.monotonic()
         self._agree(update)
+        if is_main():  # rank 0 has listed the lakes, so this asks the store nothing
+            self._capacity()
         self.env_steps = self.mixture.collected_steps
         self._refreshed = time.monotonic()
         return not self.mixture.is_empty
@@ -125,7 +130,13 @@ def wait_for(look: Callable[[], T | None], what: str, listener: Listener) -> T:
 
 
 def make_mixture(
-    lakes: Sequence[tuple[Lake, Share]], schema: Schema, train: TrainSettings, *, seed: int, listener: Listener
+    lakes: Sequence[tuple[Lake, Share]],
+    schema: Schema,
+    train: TrainSettings,
+    *,
+    seed: int,
+    listener: Listener,
+    span: tuple[float, float] = (0.0, 1.0),
 ) -> Mixture:
     """What `train` says about drawing, on these lakes."""
     strategy = Strategy(
@@ -152,6 +163,7 @@ def make_mixture(
         strategy=strategy,
         anneal_steps=train.anneal_steps,
         versions=versions or None,
+        span=span,
     )
 
 

@@ -88,11 +88,12 @@ class Trainer:
         InputMissing if there are no trajectories, unless lakes are followed, which waits for the first. UsageError for
         a trajectory longer than the sequence encoder can take.
         """
+        train = self.settings.train
+        span = ranks.host_span() if self._data is None and train.shard == "host" else (0.0, 1.0)
         with ranks.together():
             if self._data is None:
-                schema, train = Schema(self.learner.spaces), self.settings.train
-                relay = partial(self._relay, listener)
-                self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay)
+                schema, relay = Schema(self.learner.spaces), partial(self._relay, listener)
+                self._data = TrainingData(lakes, schema, train, seed=self.settings.seed, listener=relay, span=span)
                 if self._resumed is not None:
                     self._data.restore(self._resumed, self._learnt)
         self._data.prepare([share for _, share in lakes], update=self.learner.update, listener=listener)

@@ -19,27 +19,38 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / f"cpu.{name}").write_text(text)
+        (folder / name.replace("_", ".", 1)).write_text(text)
 
 
 def test_the_second_version_s_limits_hold_from_the_group_up_to_the_root(groups: Path) -> None:
-    write(groups / "a/b", max="max 100000\n")
-    write(groups / "a", max="250000 100000\n")
-    write(groups, max="800000 100000\n")
-    assert cores._quotas("0::/a/b\n") == [2.5, 8.0]
+    write(groups / "a/b", cpu_max="max 100000\n", memory_max="4096\n")
+    write(groups / "a", cpu_max="250000 100000\n", memory_max="max\n")
+    write(groups, cpu_max="800000 100000\n", memory_max="8192\n")
+    assert cores._limits("0::/a/b\n", "cpu", cores._quota) == [2.5, 8.0]
+    assert cores._limits("0::/a/b\n", "memory", cores._memory) == [4096, 8192]
 
 
 def test_the_first_version_s_limits_hold(groups: Path) -> None:
-    write(groups / "cpu/job", cfs_quota_us="50000\n", cfs_period_us="100000\n")
-    write(groups / "cpu", cfs_quota_us="-1\n", cfs_period_us="100000\n")
-    assert cores._quotas("4:memory:/job\n3:cpu,cpuacct:/job\n") == [0.5]
+    write(groups / "cpu/job", cpu_cfs_quota_us="50000\n", cpu_cfs_period_us="100000\n")
+    write(groups / "cpu", cpu_cfs_quota_us="-1\n", cpu_cfs_period_us="100000\n")
+    write(groups / "memory/job", memory_limit_in_bytes="4096\n")
+    membership = "4:memory:/job\n3:cpu,cpuacct:/job\n"
+    assert cores._limits(membership, "cpu", cores._quota) == [0.5]
+    assert cores._limits(membership, "memory", cores._memory) == [4096]
 
 
 def test_at_least_one_core_is_available_and_no_more_than_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = os.sched_getaffinity(0)
     for quotas, expected in (([0.5], 1), ([1000.0], len(mask)), ([], len(mask))):
-        monkeypatch.setattr(cores, "_quotas", lambda _, quotas=quotas: quotas)
+        monkeypatch.setattr(cores, "_limits", lambda *_, quotas=quotas: quotas)
         assert cores.available_cores() == expected
+
+
+def test_memory_is_the_host_s_or_what_a_group_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limits, expected in (([], host), ([4096, 8192], 4096), ([1 << 62], host)):
+        monkeypatch.setattr(cores, "_limits", lambda *_, limits=limits: limits)
+        assert cores.memory_bytes() == expected
 
 
 @pytest.mark.parametrize(

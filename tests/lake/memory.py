@@ -124,6 +124,9 @@ class MemoryStorage:
     def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
         pass
 
+    def room(self) -> int | None:
+        return None
+
     def forget(self, key: str) -> bool:
         return False
 

@@ -98,6 +98,11 @@ class FileCache:
             return False
         return True
 
+    def room(self) -> int:
+        """Return the bytes that cached files may take, as far as there is space on the disk."""
+        free = shutil.disk_usage(self._home).free
+        return self.limit if free >= self.limit else min(self.limit, free + sum(size for _, size, _ in self._files()))
+
     def evict(self, target: int) -> int:
         """Remove the least recently used files of any lake of this host until `target` bytes are left; returns the
         number of bytes removed.

@@ -169,6 +169,9 @@ class ObjectStorage:
     def prefetch_tails(self, keys: Iterable[str], count: int) -> None:
         self._at_once(lambda key: self.tail(key, count), list(dict.fromkeys(keys)))
 
+    def room(self) -> int | None:
+        return self._cache.room()
+
     def forget(self, key: str) -> bool:
         end, whole = self._cache.forget(f"{key}.tail"), self._cache.forget(key)
         return end or whole

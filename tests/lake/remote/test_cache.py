@@ -142,3 +142,12 @@ def test_a_full_disk_makes_room(small_disk: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="No space left"):
         cache.take("segments/h/large.arrow", writes(bytes(2 << 20)))
     assert list((small_disk / "host").rglob("*.part")) == []
+
+
+def test_a_full_disk_leaves_the_cache_what_it_has(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = FileCache(home)
+    cache.take("segments/a.arrow", writes(b"x" * 300))
+    usage = shutil.disk_usage(home)
+    for free, expected in ((5000, 1000), (1000, 1000), (999, 1000), (100, 400), (0, 300)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        assert cache.room() == expected
