@@ -106,7 +106,7 @@ def test_a_launcher_that_does_not_name_hosts_is_refused(tmp_path: Path, lake: Pa
     assert first.returncode == 2
     assert "train.shard = 'host' needs to know which ranks share a host" in first.stderr
     assert first.stderr.count("error: ") == 1
-    assert json.loads(first.stdout)["exit_code"] == 2
+    assert json.loads(first.stdout)["error"]["exit_code"] == 2
 
 
 @pytest.mark.parametrize(
