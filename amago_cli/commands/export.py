@@ -32,7 +32,7 @@ def export(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="bundle, onnx, torch (repeatable): the policy; parquet, npz, hdf5, minari: trajectories.",
+            help="bundle, onnx, torch, page (repeatable): the policy; parquet, npz, hdf5, minari: trajectories.",
         ),
         Sets("export.format"),
     ] = None,
@@ -45,9 +45,10 @@ def export(
 ) -> Any:
     """Export a policy bundle that acts without the lake or the run, or trajectories for other tools.
 
-    --format onnx adds the policy, memory included, as one graph for ONNX runtimes, and a policy.py that needs numpy and
-    onnxruntime alone; --format torch one for torch.export. Both are proved on recorded steps and by an evaluation: exit
-    4 if they do not act as the policy does.
+    --format onnx adds the policy, memory included, as one graph for ONNX runtimes, with a policy.py that needs numpy
+    and onnxruntime alone and a policy.mjs for Node and browsers; --format torch one for torch.export. Both are proved
+    on recorded steps and by an evaluation: exit 4 if they do not act as the policy does. --format page adds page.html,
+    in which a policy of frozen lakes plays them, without a server.
 
     Trajectories are exported complete, with their relabelled versions: parquet writes the steps and a table of
     trajectories, npz one file per trajectory, hdf5 flat arrays in D4RL's layout, minari a Minari dataset. Repeating

@@ -253,7 +253,7 @@ class TrackSettings(SettingsModel):
     `module:attr[:ARGUMENT]`."""
 
 
-POLICY_FORMS = ("bundle", "onnx", "torch")
+POLICY_FORMS = ("bundle", "onnx", "torch", "page")
 """Formats of `[export]` that are forms of the policy; all others are for trajectories."""
 
 
@@ -267,10 +267,12 @@ class ExportSettings(SettingsModel):
     to: str = ""
     """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
     format: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("bundle",)
-    """Forms of the policy: bundle, with onnx and torch, which act without this package; or one of minari, parquet, npz,
-    hdf5 and `module:attr`: trajectories of the lake."""
+    """Forms of the policy: bundle, with onnx and torch, which act without this package, and page, in which it plays; or
+    one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""
     episodes: int = Field(32, ge=0, le=10_000)
     """Episodes that the policy and each of its forms onnx and torch plays, to compare their scores (0: none)."""
+    onnxruntime_web: str = ""
+    """Directory of npm's package onnxruntime-web, which a page contains; empty: fetched with npm, once."""
     where: str = ""
     """SQL predicate over the `trajectories` table, for exports of trajectories; empty: all."""
     author: str = ""

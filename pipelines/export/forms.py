@@ -1,6 +1,7 @@
 """Forms of a policy that act without this package: made, opened, and used in evaluations.
 
 `onnx` is run by a copy of the bundle's `policy.py`, the file that users get, and `torch` by `torch.export`.
+`policy.mjs` is the same runtime in JavaScript.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pipelines.rollout.policies import Acting, FunctionPolicy, require_spaces
 
 WEIGHTS, ONNX, TORCH = "weights", "onnx", "torch"
 FILES = {ONNX: "policy.onnx", TORCH: "policy.pt2"}
-RUNTIME = "policy.py"
+RUNTIMES = ("policy.py", "policy.mjs")
 _MOST_MEMORY = 1 << 30
 
 
@@ -89,7 +90,8 @@ def make(function: StepFunction, forms: tuple[str, ...]) -> dict[str, bytes]:
     files = {}
     if ONNX in forms:
         files[FILES[ONNX]] = graph.onnx_bytes(function, program)
-        files[RUNTIME] = importlib.resources.files("pipelines.export.assets").joinpath(RUNTIME).read_bytes()
+        assets = importlib.resources.files("pipelines.export.assets")
+        files |= {name: assets.joinpath(name).read_bytes() for name in RUNTIMES}
     if TORCH in forms:
         files[FILES[TORCH]] = graph.torch_bytes(program)
     return files

@@ -3,6 +3,7 @@
     policy.json           spaces, network settings, context length, where it came from, SHA-256 of all files
     weights.safetensors   the weights that acting needs
     policy.py             a loader; with policy.onnx, a runtime that needs numpy and onnxruntime alone
+    policy.mjs            with policy.onnx, the same runtime for Node and browsers
     policy.onnx           the step function for ONNX runtimes (`--format onnx`)
     policy.pt2            the step function for `torch.export` (`--format torch`)
     parity.npz            recorded steps of the trained policy, and its answers

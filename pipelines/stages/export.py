@@ -25,6 +25,7 @@ from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
+from pipelines.report import onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.result import Result, Table
@@ -40,10 +41,15 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     if not wanted.of_policy:
         return dataset(settings, lake=run, listener=listener)
     refuse_scheme(wanted.to, what="give a directory")
-    chosen = tuple(form for form in (forms.ONNX, forms.TORCH) if form in wanted.format)
+    with_page = "page" in wanted.format
+    named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
+    chosen = tuple(form for form in (forms.ONNX, forms.TORCH) if form in named)
     forms.require_packages(chosen)
     directory = RunDirectory.open(run)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
+    if with_page:  # before what takes minutes
+        lakes = policy_page.lakes_of(checkpoint.record["env"])
+        runtime = onnxruntime_web.files(wanted.onnxruntime_web, listener)
     to = Path(wanted.to) if wanted.to else directory.path / "export"
     files: Mapping[str, bytes] = {}
     about: Mapping[str, Any] = {}
@@ -52,6 +58,10 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     if chosen:
         files, about, report = _proved(settings, checkpoint, chosen, listener)
         figures, tables = {"parity": report["forms"]}, [table(report)]
+        if with_page:
+            evaluated = report["evaluations"].get("original")
+            page = policy_page.page(lakes, about, files, evaluated, runtime)
+            files = {**files, policy_page.PAGE: page}
     size = write_bundle(checkpoint.acting, checkpoint.record, to, forms=files, about=about)
     return Result(
         command="export",

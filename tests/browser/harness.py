@@ -2,7 +2,7 @@
 
 Tests use the fixture `browser` (tests/conftest.py). A page that logs an error, or asks another host for something,
 fails its test when the test ends. What is missing on this host (playwright, Chromium, axe-core) skips the test with the
-reason. `python -m tests.browser.axe` fetches axe-core.
+reason. `python -m tests.npm` fetches axe-core.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser import axe
+from tests import npm
 
+IMPACTS = ("minor", "moderate", "serious", "critical")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Without a sandbox: containers have no user namespaces. Only our own pages are opened.
 _ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking")
@@ -43,15 +44,16 @@ class BrowserPage:
 
     def accessibility_problems(self, *, least: str = "serious") -> list[str]:
         """Return axe-core's findings of impact `least` or worse, one line each; skip the test without axe-core."""
-        source = axe.source()
-        if source is None:
-            pytest.skip("no axe-core here: python -m tests.browser.axe")
+        axe = npm.folder("axe-core")
+        if axe is None:
+            pytest.skip("no axe-core here: python -m tests.npm")
+        source = (axe / "axe.min.js").read_text(encoding="utf-8")
         session = self.page.context.new_cdp_session(self.page)  # not subject to the page's Content-Security-Policy
         session.send("Runtime.evaluate", {"expression": source})
         wanted = {"expression": "axe.run()", "awaitPromise": True, "returnByValue": True}
         answer = session.send("Runtime.evaluate", wanted)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        worst = axe.IMPACTS[axe.IMPACTS.index(least) :]
+        worst = IMPACTS[IMPACTS.index(least) :]
         return [
             f"{found['impact']}: {found['help']} ({found['id']}): {found['nodes'][0]['html'][:200]}"
             for found in answer["result"]["value"]["violations"]
