@@ -14,6 +14,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -84,9 +85,8 @@ class Storm:
         self._held.callback(self.server.stop)
         self.direct = int(self.server.url.rpartition(":")[2])
         self.port = _free_port()
-        words = [str(ROOT / "tests/benchmarks/failing_proxy.py"), self.port, self.direct, self.log, "--seed", seed]
-        proxy = subprocess.Popen([sys.executable, *map(str, words)])
-        self._held.callback(proxy.kill)
+        self._proxy = self._start_proxy("--seed", seed)
+        self._held.callback(lambda: self._proxy.kill())
         self._make_bucket()
         self.collectors: dict[int, subprocess.Popen[bytes]] = {}
         self.trainers: dict[int, subprocess.Popen[bytes]] = {}
@@ -95,18 +95,33 @@ class Storm:
         self._before: dict[int, int] = {}  # updates of each trainer before its present call
         self._numbers = range(collectors)
 
+    def _start_proxy(self, *options: object) -> subprocess.Popen[bytes]:
+        words = (ROOT / "tests/benchmarks/failing_proxy.py", self.port, self.direct, self.log, *options)
+        return subprocess.Popen([sys.executable, *map(str, words)])
+
+    def calm(self) -> None:
+        """Let the server fail no more, at the same address: a host's directory for a lake depends on it."""
+        self._proxy.kill()
+        self._proxy.wait()
+        self._proxy = self._start_proxy("--share", 0)
+        while True:
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.05)
+
     def _make_bucket(self) -> None:
         import boto3
 
         settings = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
         boto3.client("s3", endpoint_url=self.server.url, **settings).create_bucket(Bucket=BUCKET)
 
-    def environment(self, who: str, *, failing: bool = True) -> dict[str, str]:
+    def environment(self, who: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         return kept | {
             "AWS_ACCESS_KEY_ID": who,
             "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port if failing else self.direct}",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_REGION": "us-east-1",
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -214,12 +229,12 @@ class Storm:
         }
 
     def ask(self, *words: object, who: str = "reader") -> Any:
-        """Call a command without failures of the server."""
+        """Call a command and return its result."""
         done = subprocess.run(
             [sys.executable, "-m", "amago_cli", *map(str, words), "--output", "json"],
             capture_output=True,
             text=True,
-            env=self.environment(who, failing=False),
+            env=self.environment(who),
             cwd=self.folder,
             timeout=PATIENCE_SECONDS,
         )
@@ -229,6 +244,8 @@ class Storm:
 
     def verify(self) -> dict[str, Any]:
         """Count what is in the lake, once each collector's host has sealed what was left of it."""
+        counts = self.requests()
+        self.calm()
         reported = [
             self.ask(*self.collecting(number, 1), who=f"collector-{number}")["metrics"]["steps_total"]
             for number in self._numbers
@@ -246,7 +263,7 @@ class Storm:
             "logs_left": len(logs),
             "steps": sum(row["length"] for row in rows),
             "steps_reported": sum(reported),
-            **self.requests(),
+            **counts,
         }
 
     def notes(self) -> Iterator[dict[str, Any]]:
@@ -257,6 +274,8 @@ class Storm:
         fates: Counter[str] = Counter()
         counts: dict[str, Counter[str]] = {}
         segments: set[str] = set()
+        looks: Counter[str] = Counter()
+        seen: dict[str, set[str]] = {}
         for note in self.notes():
             fates[note["fate"] or "served"] += 1
             if note["fate"]:
@@ -264,11 +283,17 @@ class Storm:
             place = note["key"].removeprefix(f"/{BUCKET}/").removeprefix("lake/").partition("/")[0] or "all"
             kind = note["who"].partition("-")[0]
             counts.setdefault(kind, Counter())[f"{note['kind']} {place}"] += 1
+            if kind == "trainer":
+                looks[note["who"]] += note["kind"] == "LIST" and place == "all" and not note["delimited"]
+                if note["kind"] == "GET" and place == "segments":
+                    seen.setdefault(note["who"], set()).add(note["key"])
             if note["kind"] == "PUT" and place == "segments" and kind == "collector":
                 segments.add(note["key"])
         return {
             "fates": dict(fates),
             "segments": len(segments),
+            "looks": dict(looks),
+            "segments_seen": {who: len(keys) for who, keys in seen.items()},
             "served": {kind: dict(count.most_common()) for kind, count in counts.items()},
         }
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ MANY = 16  # small segments of similar size that are worth merging
 _ALIKE = 4  # times the largest of them: their minimum total size
 _SHARE = 16  # merged segments are at most this fraction of the limit: whole segments expire
 _SLACK = 1.125  # beyond this multiple of the limit, single trajectories of large segments expire
+
+
+class _Abandoned(Exception):
+    """The process is about to end: what is left is for the next one that maintains the lake."""
 
 
 class RetentionThread:
@@ -59,7 +64,7 @@ class RetentionThread:
         self._sweep_at = 0.0  # once at the start, for leftovers of other processes
         self._left_alone: set[str] = set()  # damaged: they cannot be merged
         self._reported: set[str] = set()
-        self._stop = threading.Event()
+        self._stop, self._abandoned = threading.Event(), False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> RetentionThread:
@@ -70,7 +75,8 @@ class RetentionThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Check a last time, after the last segment."""
+        """Check a last time, after the last segment. After an error or an interruption, leave the rest to others."""
+        self._abandoned = kind is not None
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -96,7 +102,8 @@ class RetentionThread:
     def look(self) -> None:
         """Expire, merge and delete what is due, unless another process maintains the lake."""
         try:
-            with lease(self.lake, wait_seconds=0.0) as held:
+            with lease(self.lake, wait_seconds=0.0) as holds:
+                held = partial(self._require, holds)
                 self._inventory.refresh()
                 if self._expire(held) | (self._merge and self._compact(held)):
                     self._sweep_at = min(self._sweep_at, time.monotonic() + self._grace)
@@ -104,8 +111,14 @@ class RetentionThread:
                     expire_orphans(self._inventory)
                     swept = sweep(self._inventory, held, grace_seconds=self._grace)
                     self._sweep_at = time.monotonic() + self._grace / 2 if swept.waiting else math.inf
-        except Locked:
+        except (Locked, _Abandoned):
             return
+
+    def _require(self, held: Held) -> None:
+        """Raise if the lease was lost, or what is left shall be abandoned."""
+        held()
+        if self._abandoned:
+            raise _Abandoned
 
     def _expire(self, held: Held) -> bool:
         """Return whether anything expired."""

@@ -73,7 +73,11 @@ def rewrite(
     The plain columns of the result are held in memory. StageFailed if the disk fails.
     """
     with explained(f"rewrite segments of '{lake.name}'"):
-        sources = [source for part in parts if (source := _open(lake, part, listener)) is not None]
+        sources = []
+        for part in parts:  # each a download, in an object store
+            held()
+            if (source := _open(lake, part, listener)) is not None:
+                sources.append(source)
         if not sources or (len(sources) == 1 and len(parts) > 1 and sources[0].keep.all()):
             return None
         return _write(lake, sources, held)

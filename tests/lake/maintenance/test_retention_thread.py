@@ -164,3 +164,28 @@ def test_a_thread_bounds_a_lake_that_is_written_and_drawn_from(lake: Lake, monke
     view.refresh()
     for uid, values in zip(view.uids().tolist(), windows_of(view), strict=True):
         assert_same(values, written[uid.ljust(16, b"\0").hex()])
+
+
+def test_a_process_that_is_interrupted_leaves_the_rest_to_others(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was doing stops where it may, and the lake is whole."""
+    written = list(fill(lake, [5] * 40, seal_every=1))
+    monkeypatch.setattr(caps, "LOOK_SECONDS", 0.0)
+    reached, go_on, rewrite = threading.Event(), threading.Event(), caps.rewrite
+
+    def slow(*arguments: object, **options: object) -> object:
+        reached.set()
+        go_on.wait()
+        return rewrite(*arguments, **options)
+
+    monkeypatch.setattr(caps, "rewrite", slow)
+    cap = RetentionThread(lake, grace_seconds=0.0)
+    cap.__enter__()
+    reached.wait()
+    threading.Timer(0.2, go_on.set).start()  # while the end waits for the thread
+    cap.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert len(segment_files(lake)) >= 40  # nothing was swept
+    monkeypatch.setattr(caps, "rewrite", rewrite)
+    assert Reader(lake).uids() == written
+    RetentionThread(lake, grace_seconds=0.0).look()
+    assert len(segment_files(lake)) < 40
+    assert Reader(lake).uids() == written

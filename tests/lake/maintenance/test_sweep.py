@@ -200,3 +200,21 @@ def test_folders_filled_before_the_last_one_of_their_hour_go_when_they_are_empty
         os.utime(folder, (1, 1))
     swept(lake)
     assert [folder.exists() for folder in made] == [False, True, True, True, True]
+
+
+def test_many_files_are_removed_by_few_calls(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an object store each call is a request. Segments go before their blobs."""
+    fill(lake, [3] * 250, schema=IMAGES, seal_every=1)
+    calls: list[tuple[str, ...]] = []
+    remove = lake.storage.remove
+    monkeypatch.setattr(lake.storage, "remove", lambda *keys: (calls.append(keys), remove(*keys)))
+    before = {str(file.relative_to(lake.path)) for file in segment_files(lake)}
+    assert compact(lake, grace_seconds=0.0).swept.segments == 250
+    assert len(calls) == 6
+    gone: set[str] = set()
+    for keys in calls:
+        blobs = {key for key in keys if key.endswith(".blob.arrow")}
+        assert {key.replace(".blob.arrow", ".arrow") for key in blobs} <= gone
+        gone |= set(keys)
+    assert before <= gone
+    assert len(segment_files(lake)) == 2  # one segment and its blobs
