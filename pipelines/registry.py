@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import metadata
+from operator import attrgetter
 from typing import Any
 
 from pipelines import trust
@@ -69,6 +70,6 @@ class Registry:
                 ) from error
             raise
         try:
-            return getattr(module, attribute)
+            return attrgetter(attribute)(module)  # as in an entry point, `attr` may have dots
         except AttributeError as error:
             raise InputMissing(f"{self.kind} '{target}': module '{module_name}' has no '{attribute}'") from error

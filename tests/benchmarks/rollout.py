@@ -65,9 +65,10 @@ BARE = (
     "robotics:PointMaze_UMaze-v3",
     "dmc:cartpole-swingup",
     "gymnax:CartPole-v1",
+    "xland",
 )
 _NEEDS = {"popgym": "popgym", "minigrid": "minigrid", "half": "mujoco", "robotics": "gymnasium_robotics"}
-_NEEDS |= {"dmc": "dm_control", "gymnax": "gymnax"}
+_NEEDS |= {"dmc": "dm_control", "gymnax": "gymnax", "xland": "xminigrid"}
 _TURNS, _SHARED_TURNS, _BARE_TURNS = 4, 15, 6
 
 
@@ -281,10 +282,30 @@ def bare(name: str) -> tuple[Callable[[], bool], Callable[[], Any]]:
 
         def act() -> bool:
             state["key"], key = split(state["key"])
-            _, state["state"], _, done, _ = step(key, state["state"], sample(key), params)
-            return bool(done)
+            outcome = step(key, state["state"], sample(key), params)
+            state["state"] = outcome[1]
+            return any(bool(over) for over in outcome[3:-1])  # before 1.0 one flag, then termination and truncation
 
         return act, begin
+    if suite == "xland":
+        import jax
+        import xminigrid
+
+        world, params = xminigrid.make("XLand-MiniGrid-R1-9x9")
+        kept = {"key": jax.random.PRNGKey(0)}
+        first, move, part = jax.jit(world.reset), jax.jit(world.step), jax.jit(jax.random.split)
+        draw = jax.jit(lambda key: jax.random.randint(key, (), 0, world.num_actions(params)))
+
+        def enter() -> None:
+            kept["key"], key = part(kept["key"])
+            kept["time"] = first(params, key)
+
+        def go() -> bool:
+            kept["key"], key = part(kept["key"])
+            kept["time"] = move(params, kept["time"], draw(key))
+            return bool(kept["time"].last())
+
+        return go, enter
     if suite == "dmc":
         from dm_control import suite as control
 

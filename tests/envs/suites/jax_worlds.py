@@ -75,6 +75,10 @@ class OldGymnax:
         return None
 
 
+class Shelf:
+    world = OldGymnax
+
+
 class Continuous(OldGymnax):
     def action_space(self, params):
         return Box()

@@ -111,11 +111,17 @@ def test_mistakes_are_one_line(name, params, said):
         make(name, num_envs=1, seed=0, params=params)
 
 
+def test_a_factory_may_be_an_attribute_of_an_attribute():
+    assert make(f"{WORLDS}Shelf.world", num_envs=1, seed=0).spec.horizon == 7
+
+
 def test_a_factory_that_is_not_there_is_missing():
     with pytest.raises(InputMissing, match="no module 'no_such_worlds'"):
         make("jax:no_such_worlds:make", num_envs=1, seed=0)
     with pytest.raises(InputMissing, match="has no 'chess'"):
         make(f"{WORLDS}chess", num_envs=1, seed=0)
+    with pytest.raises(InputMissing, match=r"has no 'Shelf\.chess'"):
+        make(f"{WORLDS}Shelf.chess", num_envs=1, seed=0)
     assert requirement("jax:a:b") == ("jax", True)
 
 

@@ -10,10 +10,13 @@ import pytest
 
 pytest.importorskip("xminigrid")
 
+import jax
 import jax.numpy as jnp
 from xminigrid.core.constants import Colors, Tiles
 from xminigrid.core.goals import AgentNearGoal, TileNearLeftGoal, TileNearUpGoal
 from xminigrid.core.rules import AgentHoldRule, TileNearRule
+from xminigrid.envs.xland import XLandMiniGrid
+from xminigrid.types import RuleSet
 
 from pipelines.envs.make import make
 from pipelines.envs.suites.xland_rulesets import (
@@ -157,6 +160,53 @@ def test_the_published_protocol_plays_all_rulesets_on_both_sides():
     }
     assert set(names["train"]) == set(names["test"])
     assert names["train"] != names["test"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("params", [{"difficulty": "trivial"}, {"difficulty": "medium", "rooms": 4, "size": 7}])
+def test_a_ruleset_is_played_as_the_package_plays_it(params):
+    env = make("xland", num_envs=2, seed=0, params={**FEW, "attempts": 3, **params})
+    size, limit = env.settings.size, env.settings.attempt_steps
+    package = XLandMiniGrid()
+    made = package.default_params(height=size, width=size, max_steps=limit, grid_type=f"R{env.settings.rooms}")
+    reset, step, rng = jax.jit(package.reset), jax.jit(package.step), np.random.default_rng(0)
+    worlds, timesteps, attempts = [None, None], [None, None], [0, 0]
+
+    def begin(i):
+        r, number = env.rulesets, env.ruleset[i]
+        worlds[i] = made.replace(
+            ruleset=RuleSet(*map(jnp.asarray, (r.goals[number], r.rules[number], r.tiles[number])))
+        )
+        timesteps[i] = reset(worlds[i], jax.random.fold_in(env._keys[i], attempts[i]))
+
+    def compare(shown, i):
+        np.testing.assert_array_equal(shown["obs.cells"][i], np.ravel(timesteps[i].observation))
+        np.testing.assert_array_equal(shown["obs.goal"][i], env.rulesets.goals[env.ruleset[i]])
+        assert shown["obs.direction"][i] == timesteps[i].state.agent.direction
+
+    shown, ends = env.reset(), 0
+    for i in range(2):
+        begin(i)
+        compare(shown, i)
+    for _ in range(max(200, limit + 20)):
+        action = rng.integers(6, size=2)
+        result = env.step(action)
+        for i in range(2):
+            timesteps[i] = step(worlds[i], timesteps[i], action[i])
+            assert result.reward[i] == timesteps[i].reward
+            assert result.attempt_end[i] == bool(timesteps[i].last())
+            assert result.success[i] == bool(timesteps[i].last() and timesteps[i].reward > 0)
+            if result.reset[i]:
+                ends, attempts[i] = ends + 1, attempts[i] + 1
+                begin(i)
+            compare(result.observation, i)
+        if result.terminated.any():
+            shown = env.reset(result.terminated)
+            for i in np.flatnonzero(result.terminated):
+                ends, attempts[i] = ends + 1, 0
+                begin(i)
+                compare(shown, i)
+    assert ends >= 2
 
 
 def test_attempts_follow_in_the_same_step_and_the_last_one_terminates():
