@@ -17,7 +17,7 @@ import numpy as np
 
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import Env, EnvSpec, StepResult
-from pipelines.errors import StageFailed
+from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces
 
 Tree = Any  # nested containers of arrays, as JAX passes them through
@@ -144,6 +144,8 @@ class JaxEnv(Env):
         self._keys = merged(chosen, keys(seeds), jnp.asarray(self._keys))
         self._time[indices] = 0
         observation, state = self._reset_all(self._keys)
+        if self._state is None:
+            self._require_batch(state)
         self._state = state if self._state is None else merged(chosen, state, self._state)
         columns = self._read(observation)
         if self._columns:
@@ -151,6 +153,14 @@ class JaxEnv(Env):
                 column[~chosen] = self._columns[name][~chosen]
         self._columns = columns
         return columns
+
+    def _require_batch(self, state: Tree) -> None:
+        """UsageError if some leaf is not one per actor: MuJoCo Warp, called from JAX, keeps some of its own."""
+        if any(leaf.shape[:1] != (self.num_envs,) for leaf in jax.tree.leaves(state)):
+            raise UsageError(
+                f"environment '{self.spec.name}' shares a part of its state between actors",
+                hint='of MuJoCo Playground, choose MJX: env.options.config_overrides = {impl = "jax"}',
+            )
 
     def step(self, actions: np.ndarray) -> StepResult:
         self._time += 1

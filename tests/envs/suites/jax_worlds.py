@@ -75,6 +75,24 @@ class OldGymnax:
         return None
 
 
+@jax.custom_batching.custom_vmap
+def shared(count):
+    return count
+
+
+@shared.def_vmap
+def _not_batched(size, batched, count):
+    return jnp.zeros(3, dtype=count.dtype), True
+
+
+class Shared(OldGymnax):
+    """A part of its state has no dimension of actors, as with MuJoCo Warp."""
+
+    def reset(self, key, params):
+        observation, world = super().reset(key, params)
+        return observation, world.replace(target=shared(world.target))
+
+
 class Shelf:
     world = OldGymnax
 

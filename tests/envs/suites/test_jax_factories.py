@@ -115,6 +115,12 @@ def test_a_factory_may_be_an_attribute_of_an_attribute():
     assert make(f"{WORLDS}Shelf.world", num_envs=1, seed=0).spec.horizon == 7
 
 
+def test_a_state_that_actors_share_is_refused():
+    env = make(f"{WORLDS}Shared", num_envs=2, seed=0)
+    with pytest.raises(UsageError, match="shares a part of its state between actors; of MuJoCo Playground, choose MJX"):
+        env.reset()
+
+
 def test_a_factory_that_is_not_there_is_missing():
     with pytest.raises(InputMissing, match="no module 'no_such_worlds'"):
         make("jax:no_such_worlds:make", num_envs=1, seed=0)

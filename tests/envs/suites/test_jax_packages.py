@@ -74,7 +74,8 @@ def kinetix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
 
 
 def playground(task: str) -> Package:
-    env = pytest.importorskip("mujoco_playground").registry.load(task)
+    options = {"env_name": task, "config_overrides": {"impl": "jax"}}
+    env = pytest.importorskip("mujoco_playground").registry.load(**options)
 
     def reset(key: Any) -> tuple[Any, Any]:
         state = env.reset(key)
@@ -84,7 +85,7 @@ def playground(task: str) -> Package:
         state = env.step(state, action)
         return Outcome(state.obs, state, state.reward, state.done, False)
 
-    params = {"options": {"env_name": task}, "max_episode_steps": LIMIT}
+    params = {"options": options, "max_episode_steps": LIMIT}
     return Package("jax:mujoco_playground:registry.load", params, reset, step)
 
 
@@ -196,6 +197,5 @@ def test_kinetix_by_the_factory_on_the_page(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["CartpoleBalance", "CheetahRun"])
-def test_mujoco_playground(task: str) -> None:
-    assert beside(playground(task)) >= 6
+def test_mujoco_playground() -> None:
+    assert beside(playground("CartpoleBalance")) >= 6
