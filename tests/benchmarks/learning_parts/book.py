@@ -65,7 +65,7 @@ def _row(group: Mapping[str, Any], task: Task) -> list[str]:
         f"{group['replay_ratio']:.1f}",
         f"{group['cpu_seconds']:.0f}",
         published,
-        ", ".join(group["code"]),
+        ", ".join(sorted(group["code"])),
     ]
 
 
