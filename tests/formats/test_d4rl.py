@@ -8,6 +8,7 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
+from pipelines.formats.flat import episodes
 from pipelines.formats.flat import reader as module
 from pipelines.formats.flat.datasets import environment
 from pipelines.formats.make import open_importer
@@ -77,6 +78,25 @@ def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert_is(one, other)
+
+
+@pytest.mark.parametrize("one_in", [1, 10**9], ids=["kept", "read again"])
+@pytest.mark.parametrize("block", [400, 1 << 20])
+def test_next_observations_of_ends_are_the_same_kept_or_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_in: int, block: int
+) -> None:
+    whole = flat([40, 1, 60, 33], terminal={0: True, 1: False, 2: False, 3: False})
+    there = np.arange(134) != 70  # a trajectory is cut where this row is missing
+    data = {name: values[there] for name, values in whole.items()}
+    path = write(tmp_path / "x.hdf5", data, compression="gzip", chunks=True)
+    monkeypatch.setattr(module, "BATCH_BYTES", block)
+    monkeypatch.setattr(episodes, "_ENDS_KEPT", one_in)
+    found = read(path)
+    assert [one.length for one in found] == [40, 1, 29, 30, 33]
+    for one, last in zip(found, [39, 40, 69, 100, 133], strict=True):
+        np.testing.assert_array_equal(one.columns["obs"][-1], whole["next_observations"][last])
+        first = last + 1 - one.length
+        np.testing.assert_array_equal(one.columns["obs"][:-1], whole["observations"][first : last + 1])
 
 
 def test_numbers_are_those_of_the_file_wherever_one_begins(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from pipelines.formats.intake import flags
 from pipelines.formats.transitions import MOST_UNRELATED, breaks_notice, differ, unrelated_notice
 
 _SCAN = 1 << 20  # steps of flags read at a time
+_ENDS_KEPT = 16  # next observations are kept of at most one row in so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,8 @@ class _Pieces:
     """Trajectories as steps [begin, end) of the file, (n,) each.
 
     `continued`: the next row observes what the last step led to. `unsure`: cut at a time limit where the file has the
-    next episode's first observation, if anything, in place of what the last step led to.
+    next episode's first observation, if anything, in place of what the last step led to. `after`: column -> (n, ...),
+    what the last step led to, so that `following` need not be read again; None where it must be.
     """
 
     begin: np.ndarray
@@ -70,6 +72,7 @@ class _Pieces:
     truncated: np.ndarray
     continued: np.ndarray
     unsure: np.ndarray
+    after: Mapping[str, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -90,12 +93,15 @@ def find_pieces(
     marks[-1] = True
     if arrays.stride:
         marks[arrays.stride - 1 :: arrays.stride] = True
+    closing = None
     if arrays.following and not exported:
-        breaks = _breaks(arrays, block_rows) & ~marks
+        found, closing = _breaks(arrays, marks, block_rows)
+        breaks = found & ~marks
         inside = int((~marks).sum())
         count = int(breaks.sum())
         if count > MOST_UNRELATED * inside:
             marks[:] = True
+            closing = None
             listener(unrelated_notice(f"'{path}'", count, inside))
         elif count:
             marks |= breaks
@@ -114,6 +120,7 @@ def find_pieces(
         truncated=cut[last] | ~over[last],
         continued=~np.isin(pieces, within),
         unsure=np.isin(pieces, within) & ~marks[last],
+        after=closing if np.array_equal(last, np.flatnonzero(marks)) else None,
     )
 
 
@@ -135,14 +142,25 @@ def _known_limit(arrays: Arrays, ends: np.ndarray, limit: int | None, request: R
     return limit
 
 
-def _breaks(arrays: Arrays, block_rows: int) -> np.ndarray:
-    """Return (N,): whether the next observation of a row differs from the observation of the next row."""
-    found = np.zeros(arrays.steps, dtype=bool)
-    for at in range(0, arrays.steps - 1, block_rows):
-        stop = min(at + block_rows, arrays.steps - 1)
-        for name, following in arrays.following.items():
-            found[at:stop] |= differ(following[at:stop], arrays.observation[name][at + 1 : stop + 1])
-    return found
+def _breaks(arrays: Arrays, marks: np.ndarray, block_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+    """Return (N,): whether the next observation of a row differs from the observation of the next row; and the next
+    observations of these rows and of those in `marks` by column, unless there are too many to keep.
+    """
+    breaks = np.zeros(arrays.steps, dtype=bool)
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in arrays.following}
+    room = max(arrays.steps // _ENDS_KEPT, 1)
+    for at in range(0, arrays.steps, block_rows):
+        stop = min(at + block_rows, arrays.steps)
+        inner = min(stop, arrays.steps - 1)
+        read = {name: following[at:stop] for name, following in arrays.following.items()}
+        for name, following in read.items():
+            breaks[at:inner] |= differ(following[: inner - at], arrays.observation[name][at + 1 : inner + 1])
+        ends = breaks[at:stop] | marks[at:stop]
+        room -= int(ends.sum())
+        if room >= 0:
+            for name, following in read.items():
+                kept[name].append(following[ends])
+    return breaks, {name: np.concatenate(rows) for name, rows in kept.items()} if room >= 0 else None
 
 
 def _divided(ends: np.ndarray, most: int) -> np.ndarray:

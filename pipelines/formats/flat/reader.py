@@ -273,7 +273,7 @@ class FlatImporter:
             terminated=pieces.terminated[first:last],
             truncated=pieces.truncated[first:last] | self._both(first, last),
             observation={name: values[origin:stop] for name, values in arrays.observation.items()},
-            following={name: values[origin:stop] for name, values in arrays.following.items()},
+            following=self._following(first, last),
             after=after,
             known=continued if after else None,
             unsure=unsure,
@@ -288,6 +288,18 @@ class FlatImporter:
         columns = self._intake.columns(laid.raw, first=first)
         infos = [self._info(first + int(place), bool(laid.dropped[place])) for place in np.flatnonzero(laid.usable)]
         return Trajectories(columns, laid.raw.rows, infos)
+
+    def _following(self, first: int, last: int) -> dict[str, np.ndarray]:
+        """Return what steps of the trajectories [first, last) led to; only of the last ones, if these were kept."""
+        arrays, pieces = self._arrays, self._pieces
+        origin, stop = int(pieces.begin[first]), int(pieces.end[last - 1])
+        if pieces.after is None:
+            return {name: values[origin:stop] for name, values in arrays.following.items()}
+        found = {}
+        for name, rows in pieces.after.items():
+            found[name] = np.empty((stop - origin, *rows.shape[1:]), dtype=rows.dtype)
+            found[name][pieces.end[first:last] - 1 - origin] = rows[first:last]
+        return found
 
     def _both(self, first: int, last: int) -> np.ndarray:
         """Return (k,): whether a trajectory was truncated as well as terminated, which only our own record can say."""
