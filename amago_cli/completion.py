@@ -115,9 +115,9 @@ def runs(ctx: Any, incomplete: str) -> Iterable[str]:
 
 @_completes
 def runs_and_bundles(ctx: Any, incomplete: str) -> Iterable[str]:
-    from pipelines.config.places import bundle_directory, is_run
+    from pipelines.config.places import is_run
 
-    return _paths(incomplete, lambda path: is_run(path) or bundle_directory(path) is not None)
+    return [*_bundles(incomplete), *_paths(incomplete, is_run)]
 
 
 @_completes
@@ -192,9 +192,11 @@ def _runs(incomplete: str) -> Iterator[str]:
 
 
 def _bundles(incomplete: str) -> Iterator[str]:
+    from pipelines.config import zoo
     from pipelines.config.places import bundle_directory
 
-    return _paths(incomplete, lambda path: bundle_directory(path) is not None)
+    yield from (f"{zoo.PREFIX}{name}" for name in zoo.names() if f"{zoo.PREFIX}{name}".startswith(incomplete))
+    yield from _paths(incomplete, lambda path: bundle_directory(path) is not None)
 
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:

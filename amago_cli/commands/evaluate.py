@@ -31,7 +31,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|BUNDLE",
-            help="A run, e.g. runs/quickstart, or a policy that `amago export` wrote.",
+            help="A run, e.g. runs/quickstart; a policy that `amago export` wrote, or zoo:NAME.",
             autocompletion=completion.runs_and_bundles,
         ),
     ],

@@ -17,8 +17,8 @@ def export(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|LAKE",
-            help="A run, for its policy; a run or a lake, for its trajectories.",
+            metavar="RUN|LAKE|BUNDLE",
+            help="A run or a bundle, for its policy; a run or a lake, for its trajectories.",
             autocompletion=completion.lakes,
         ),
     ],
@@ -48,7 +48,7 @@ def export(
     --format onnx adds the policy, memory included, as one graph for ONNX runtimes, with a policy.py that needs numpy
     and onnxruntime alone and a policy.mjs for Node and browsers; --format torch one for torch.export. Both are proved
     on recorded steps and by an evaluation: exit 4 if they do not act as the policy does. --format page adds page.html,
-    in which a policy of frozen lakes plays them, without a server.
+    in which a policy of frozen lakes plays them, without a server. A bundle is exported with other forms, too.
 
     Trajectories are exported complete, with their relabelled versions: parquet writes the steps and a table of
     trajectories, npz one file per trajectory, hdf5 flat arrays in D4RL's layout, minari a Minari dataset. Repeating
@@ -57,12 +57,23 @@ def export(
     Example: amago export runs/quickstart --format parquet --where success
     """
     from amago_cli.configuration import Request, preview
-    from pipelines.config.places import is_run
+    from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
 
     run = Path(source)
     request = Request(common, common.named)
+    packed = None if is_run(run) else bundle_directory(source)
+    if packed is not None:
+        from pipelines.stages import evaluate_bundle
+        from pipelines.stages import export as exporting
+
+        common.concerns()
+        settings = request.settings(evaluate_bundle.document(packed))
+        if common.dry_run:
+            return preview(common, settings, writes={"bundle": exporting.place_of_bundle(settings, packed)})
+        with common.listening() as listener:
+            return exporting.of_bundle(settings, directory=packed, listener=listener)
     settings = request.settings(RunDirectory(run).load_document())
     wanted = settings.export
     if wanted.of_policy:

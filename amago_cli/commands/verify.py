@@ -18,7 +18,9 @@ def verify(
     bundle: Annotated[
         Path,
         typer.Argument(
-            metavar="BUNDLE", help="Directory that `amago export` wrote.", autocompletion=completion.bundles
+            metavar="BUNDLE",
+            help="Directory that `amago export` wrote, or zoo:NAME.",
+            autocompletion=completion.bundles,
         ),
     ],
 ) -> Any:
@@ -29,13 +31,14 @@ def verify(
 
     Example: amago verify runs/short/export
     """
+    from pipelines.config.places import bundle_directory
     from pipelines.errors import IntegrityError
     from pipelines.export.verification import verify as engine
     from pipelines.stages.result import Result, Table
 
     started = time.monotonic()
     with common.listening():
-        found = engine(bundle, trust=common.trust)
+        found = engine(bundle_directory(bundle) or bundle, trust=common.trust)
     columns = ("form", "difference", "greedy equal", "sampled equal", "")
     rows: list[list[str]] = []
     for form, agreement in found.forms.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pipelines.config import zoo
 from pipelines.nearest import nearest
 
 _SHOWN = 3
@@ -21,7 +22,12 @@ def is_lake(path: Path) -> bool:
 
 
 def bundle_directory(name: Path | str) -> Path | None:
-    """Return the directory of the policy bundle called `name`; None if there is none."""
+    """Return the directory of the policy bundle called `name`, a path or zoo:NAME; None if there is none.
+
+    InputMissing if the zoo lacks it.
+    """
+    if str(name).startswith(zoo.PREFIX):
+        return zoo.directory(str(name))
     path = Path(name)
     return path if (path / "policy.json").is_file() else None
 

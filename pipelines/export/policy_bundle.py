@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from pipelines.config.places import bundle_directory
 from pipelines.errors import InputMissing
 from pipelines.files.atomic import write_together
 from pipelines.files.checksums import sealed
@@ -89,7 +90,7 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     """Load the policy of a bundle, which `amago export` writes.
 
     Args:
-        directory: directory of the bundle.
+        directory: directory of the bundle, or zoo:NAME.
         greedy: take the most likely action instead of sampling one.
         seed: seed of sampled actions.
         trust: import modules that the bundle names; a bundle that names any is refused otherwise.
@@ -107,7 +108,7 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     True
     """
     with everything() if trust else contextlib.nullcontext():
-        found = bundle.read(Path(directory))
+        found = bundle.read(bundle_directory(directory) or Path(directory))
         agent = load_agent(found)
     return DeployedPolicy(agent, capacity=found.record["context_length"], greedy=greedy, seed=seed)
 

@@ -48,7 +48,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
     try:
         record = bundle.read_record(directory)
         contents = bundle.checked_files(directory, record)
-        if not record.get("forms"):
+        if parity.RECORDING not in contents:
             load_policy(directory, trust=trust)
             return VerifiedBundle(
                 len(contents), record.get("update"), untried={forms.WEIGHTS: "it has no recorded steps"}

@@ -22,6 +22,7 @@ from pipelines.formats.make import exporter
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
+from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
@@ -41,16 +42,51 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     if not wanted.of_policy:
         return dataset(settings, lake=run, listener=listener)
     refuse_scheme(wanted.to, what="give a directory")
+    directory = RunDirectory.open(run)
+    checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
+    to = Path(wanted.to) if wanted.to else directory.path / "export"
+    figures, tables = _policy(settings, checkpoint, to, listener)
+    return Result(
+        command="export",
+        run=run,
+        metrics=figures,
+        outputs=[to],
+        tables=tables,
+        seconds=time.monotonic() - started,
+    )
+
+
+def of_bundle(settings: Settings, *, directory: Path, listener: Listener = silent) -> Result:
+    """Export the policy of the bundle in `directory` to another directory, `export.to`, with the forms
+    `export.format`. Errors as of `run`."""
+    to, started = place_of_bundle(settings, directory), time.monotonic()
+    figures, tables = _policy(settings, bundle.read(directory), to, listener)
+    return Result(command="export", metrics=figures, outputs=[to], tables=tables, seconds=time.monotonic() - started)
+
+
+def place_of_bundle(settings: Settings, directory: Path) -> Path:
+    """Return where the policy of the bundle in `directory` is exported to. UsageError if it cannot be."""
+    wanted = settings.export
+    refuse_scheme(wanted.to, what="give a directory")
+    if not wanted.of_policy or wanted.checkpoint != "latest":
+        raise UsageError("a bundle has one policy and no trajectories", hint="give the run it was made from")
+    if not wanted.to or Path(wanted.to).resolve() == directory.resolve():
+        raise UsageError("a bundle is exported to another directory", hint="say which: --to DIR")
+    return Path(wanted.to)
+
+
+def _policy(
+    settings: Settings, checkpoint: Checkpoint, to: Path, listener: Listener
+) -> tuple[dict[str, Any], list[Table]]:
+    """Write the bundle of a checkpoint; return its figures and tables."""
+    wanted = settings.export
     with_page = "page" in wanted.format
     named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
     chosen = tuple(form for form in (forms.ONNX, forms.TORCH) if form in named)
     forms.require_packages(chosen)
-    directory = RunDirectory.open(run)
-    checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
     if with_page:  # before what takes minutes
         lakes = policy_page.lakes_of(checkpoint.record["env"])
         runtime = onnxruntime_web.files(wanted.onnxruntime_web, listener)
-    to = Path(wanted.to) if wanted.to else directory.path / "export"
     files: Mapping[str, bytes] = {}
     about: Mapping[str, Any] = {}
     figures: dict[str, Any] = {}
@@ -63,14 +99,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
             page = policy_page.page(lakes, about, files, evaluated, runtime)
             files = {**files, policy_page.PAGE: page}
     size = write_bundle(checkpoint.acting, checkpoint.record, to, forms=files, about=about)
-    return Result(
-        command="export",
-        run=run,
-        metrics={"update": checkpoint.update, "bytes": size, **figures},
-        outputs=[to],
-        tables=tables,
-        seconds=time.monotonic() - started,
-    )
+    return {"update": checkpoint.update, "bytes": size, **figures}, tables
 
 
 def _proved(

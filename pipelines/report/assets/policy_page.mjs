@@ -58,7 +58,7 @@ class Page {
     $("speed").addEventListener("input", () => this.pace());
     $("forget").addEventListener("change", () => this.queue(() => ((this.success = []), this.begin(this.player.lake.holes, this.player.drawnLake))));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
-    addEventListener("resize", () => this.drawMemory());
+    addEventListener("resize", () => this.draw());
     for (const id of ["play", "step", "new", "many"]) $(id).disabled = false;
     this.pace();
     this.play(!still);
@@ -241,7 +241,9 @@ class Page {
   }
 
   drawChart(shares) {
-    const [width, height, left, top, base] = [640, 300, 44, 16, 258];
+    const width = Math.max(280, $("chart").clientWidth);
+    const height = Math.min(300, Math.round(width * 0.6));
+    const [left, top, base] = [44, 16, height - 42];
     const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}` });
     const across = (width - left) / rules.attempts;
     const [x, y] = [(n) => left + across * (n + 0.5), (share) => base - share * (base - top)];
@@ -298,7 +300,12 @@ class Page {
     {
       const { context, across, height } = this.lane(influence);
       context.fillStyle = color("--accent");
-      for (const [n, share] of steps.at(-1)?.influence ?? []) context.fillRect(n * across + 0.5, height - share * height, Math.max(across - 1, 1), share * height);
+      const found = steps.at(-1)?.influence ?? [];
+      const most = Math.max(0.1, ...found.map(([, share]) => share));
+      for (const [n, share] of found) {
+        const tall = (share / most) * height;
+        context.fillRect(n * across + 0.5, height - tall, Math.max(across - 1, 1), tall);
+      }
       if (!cached) context.fillText("not known of a recurrent memory", 60, height / 2);
     }
     tensors.forEach((canvas, tensor) => this.drawTensor(canvas, tensor));

@@ -1,0 +1,106 @@
+"""The policies that come with the package: proved, small, and as good as their reports say."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.config import zoo
+from pipelines.envs.make import make
+from pipelines.evaluation.runner import evaluate
+from pipelines.export.verification import verify
+from pipelines.learning import bundle
+from pipelines.rollout.policies import load_trained, trained
+from tests.export.node import NodePolicy
+from tests.export.zoo import with_onnx
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ["cartpole", "quickstart", "tmaze"]
+# Least scores: what a user is promised, in docs/exporting.md.
+SCORES = {"cartpole": 400.0, "quickstart": 3.5, "tmaze": 0.95}
+
+
+def report(name: str) -> dict[str, Any]:
+    """Return the scores of the proof."""
+    return dict(json.loads((zoo.directory(name) / "parity.json").read_text())["evaluations"])
+
+
+def test_the_zoo_is_complete_and_packaged() -> None:
+    assert zoo.names() == NAMES
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = document["tool"]["setuptools"]["package-data"]["pipelines"]
+    for name in NAMES:
+        files = list(zoo.directory(name).iterdir())
+        assert sum(path.stat().st_size for path in files) < 1_000_000
+        relative = [path.relative_to(ROOT / "pipelines").as_posix() for path in files]
+        assert all(any(fnmatch(path, pattern) for pattern in patterns) for path in relative)
+        assert set(bundle.read_record(zoo.directory(name))["files"]) | {"policy.json"} == {path.name for path in files}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_policy_verifies(name: str) -> None:
+    found = verify(zoo.directory(name), trust=False)
+    assert found.holds
+    assert list(found.forms) == ["weights"]
+    assert found.forms["weights"].steps == 1_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_scores_are_those_of_its_form_and_good(name: str) -> None:
+    scores = report(name)
+    low, high = scores["original"]["return_ci95"]
+    assert low <= scores["onnx"]["return_mean"] <= high
+    assert scores["original"]["episodes"] == 500
+    assert scores["original"]["return_mean"] >= SCORES[name]
+
+
+def play(env: Any, act: Any, episodes: int) -> np.ndarray:
+    """Return the returns of episodes of a policy `act(observation, previous action, reward, time)`."""
+
+    class Policy:
+        def act(self, *given: Any) -> np.ndarray:
+            return np.asarray(act(*given), np.int32)
+
+    return evaluate(env, Policy(), episodes=episodes).returns
+
+
+def environment(name: str, actors: int) -> Any:
+    """Return the environment of a policy, with tasks that are not those of the report."""
+    own = bundle.read_settings(zoo.directory(name))
+    return make(own.pop("name"), num_envs=actors, seed=5, split="test", params=own)
+
+
+def require_near(name: str, returns: np.ndarray) -> None:
+    """Require the mean of returns within four standard errors of the reported one."""
+    scores = report(name)["original"]
+    error = scores["return_std"] * np.sqrt(1 / len(returns) + 1 / scores["episodes"])
+    assert abs(returns.mean() - scores["return_mean"]) <= 4 * error + 1e-6
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tmaze", pytest.param("cartpole", marks=pytest.mark.full)])
+def test_fresh_episodes_are_near_the_reported_score(name: str) -> None:
+    env = environment(name, 25)
+    acting = trained(load_trained(f"zoo:{name}").checkpoint, env, policy_id="", seed=0, greedy=True)
+    require_near(name, play(env, acting.policy.act, 50))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+def test_node_scores_what_the_report_says(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    actors, episodes = 25, 50
+    env = environment(name, actors)
+    with NodePolicy(with_onnx(name, tmp_path / "bundle"), actors=actors) as policy:
+
+        def act(columns: Any, _: Any, reward: np.ndarray, time: np.ndarray) -> Any:
+            policy("reset", time == 0)
+            [observation] = columns.values()
+            return policy("act", observation, reward)
+
+        require_near(name, play(env, act, episodes))

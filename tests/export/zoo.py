@@ -1,0 +1,21 @@
+"""Policies of the zoo with what acting through ONNX needs, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.config import zoo
+from pipelines.export import forms
+from pipelines.export.policy_bundle import specification, write_bundle
+from pipelines.export.step_function import StepFunction
+from pipelines.learning import bundle
+from pipelines.learning.checkpoint import load_agent
+
+
+def with_onnx(name: str, to: Path) -> Path:
+    """Write the bundle `zoo:NAME` with policy.onnx and its runtimes, without a proof."""
+    found = bundle.read(zoo.directory(name))
+    function = StepFunction(load_agent(found), capacity=found.record["context_length"])
+    about = {**specification(found.record), **forms.described(function), "forms": [forms.ONNX]}
+    write_bundle(found.acting, found.record, to, forms=forms.make(function, (forms.ONNX,)), about=about)
+    return to
