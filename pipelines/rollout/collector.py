@@ -63,9 +63,14 @@ class LakeSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._opened is not None:
-            with self._retention:
-                self._opened[1].__exit__(kind, error, trace)
+        if self._opened is None:
+            return
+        try:
+            self._opened[1].__exit__(kind, error, trace)
+        except BaseException as failed:
+            self._retention.__exit__(type(failed), failed, failed.__traceback__)
+            raise
+        self._retention.__exit__(kind, error, trace)  # after an interruption, it leaves the rest to others
 
     @property
     def is_open(self) -> bool:
