@@ -24,6 +24,7 @@ from amago_cli.commands import (
     relabel,
     report,
     run,
+    serve,
     settings,
     sweep,
     train,
@@ -89,7 +90,7 @@ def amago(
 _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Start", (init.init,)),
     ("Stages", (collect.collect, relabel.relabel, train.train, evaluate.evaluate, export.export, run.run)),
-    ("Stages", (sweep.sweep, tune.tune)),
+    ("Stages", (sweep.sweep, tune.tune, serve.serve)),
     ("Inspect", (compare.compare, report.report, view.view, watch.watch, verify_bundle.verify)),
     ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )

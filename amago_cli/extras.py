@@ -23,6 +23,7 @@ _MODULES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "ray": ("ray",),
     "mlflow": ("mlflow",),
+    "serve": ("starlette", "uvicorn", "websockets", "httptools"),
     "stores": ("obstore",),
     "tensorboard": ("tensorboard", "PIL"),
     "trackio": ("trackio",),

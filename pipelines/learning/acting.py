@@ -107,11 +107,12 @@ class AgentPolicy:
         prev_reward: np.ndarray,
         time: np.ndarray,
         part: int = 0,
+        memory: Memory | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Add one token of every actor of group `part` to its memory; return the parameters (N, P) of its next action's
-        distribution, and which choices are legal (None: all)."""
+        """Add one token of every actor of group `part` to its memory, or to `memory`; return the parameters (N, P) of
+        its next action's distribution, and which choices are legal (None: all)."""
         self.agent.sequence.require_time(int(np.max(time)))
-        memory = self._memories[part]
+        memory = self._memories[part] if memory is None else memory
         time_N = self._tensor(np.asarray(time, dtype=np.int64))
         if not np.all(time):
             memory.reset(time_N == 0)
@@ -128,6 +129,26 @@ class AgentPolicy:
             h_ND = self._step(token_ND, time_N, memory)
             params_NP = self.agent.heads.actor.acting(self.agent.policy_input(h_ND, columns)).float()
         return params_NP, self.agent.legal(columns)
+
+    @torch.no_grad()
+    def act_for(
+        self,
+        actors: np.ndarray,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+    ) -> np.ndarray:
+        """Act for the distinct `actors` (B,) alone: as `act`, with B values. The memories of others stay."""
+        memory: Any = self._memories[0]
+        with memory.at(self._tensor(actors)) as chosen:
+            params_BP, legal = self.parameters(observation, prev_action, prev_reward, time, memory=chosen)
+        if self.greedy:
+            features_BF = self._policy.mode(params_BP, legal)
+        else:
+            noise_BZ = torch.rand(len(actors), self._policy.noise_size, generator=self._generator)
+            features_BF = self._policy.sample(params_BP, noise_BZ.to(self.device), legal)
+        return self._policy.stored(features_BF).cpu().numpy()
 
     @torch.no_grad()
     def rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]]) -> None:

@@ -5,7 +5,9 @@ N actors, H heads, S slots, T time, Dh head size.
 
 from __future__ import annotations
 
-from typing import Protocol
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -17,11 +19,24 @@ class Memory(Protocol):
     def reset(self, mask_N: Tensor) -> None: ...
 
 
+class Selectable(Protocol):
+    """A memory that can act for some of its actors."""
+
+    def at(self, actors_B: Tensor) -> contextlib.AbstractContextManager[Memory]:
+        """Yield a memory of the distinct actors `actors_B`, in that order; what a step changes in it is theirs at the
+        end."""
+
+
 class NoMemory:
     """Memory of encoders that see one token at a time."""
 
     def reset(self, mask_N: Tensor) -> None:
         pass
+
+    @contextlib.contextmanager
+    def at(self, actors_B: Tensor) -> Iterator[Self]:
+        """See `Selectable`."""
+        yield self
 
 
 class KVCache:
@@ -47,6 +62,43 @@ class KVCache:
     def reset(self, mask_N: Tensor) -> None:
         """Forget all tokens of the actors in `mask_N` (bool)."""
         self.written_N.masked_fill_(mask_N, 0)
+
+    @contextlib.contextmanager
+    def at(self, actors_B: Tensor) -> Iterator[KVCache]:
+        """See `Selectable`. A range of actors is not copied; of others, the slots in use are copied, and the one that
+        the step writes is copied back."""
+        first, count = int(actors_B[0]), len(actors_B)
+        chosen = object.__new__(KVCache)
+        chosen.ring, chosen.sink, chosen.capacity, chosen.num_heads = (
+            self.ring,
+            self.sink,
+            self.capacity,
+            self.num_heads,
+        )
+        chosen._actors_N, chosen._slots_S = self._actors_N[:count], self._slots_S
+        chosen._first_NH = self._first_NH[:count]
+        if torch.equal(actors_B, self._actors_N[first : first + count]):
+            here = slice(first, first + count)
+            chosen.keys, chosen.values, chosen.written_N = (
+                self.keys[:, here],
+                self.values[:, here],
+                self.written_N[here],
+            )
+            yield chosen
+            return
+        chosen.written_N = self.written_N[actors_B]
+        used = min(int(chosen.written_N.max()) + 1, self.capacity)
+        chosen.keys, chosen.values = (self._taken(slots, actors_B, used) for slots in (self.keys, self.values))
+        yield chosen
+        self.written_N[actors_B] = chosen.written_N
+        slot_B = self._slot(chosen.written_N - 1)
+        for slots, new in ((self.keys, chosen.keys), (self.values, chosen.values)):
+            slots[:, actors_B, :, slot_B] = new[:, chosen._actors_N, :, slot_B]
+
+    def _taken(self, slots: Tensor, actors_B: Tensor, used: int) -> Tensor:
+        taken = slots.new_empty(slots.shape[0], len(actors_B), *slots.shape[2:])
+        taken[..., :used, :] = slots[:, actors_B, :, :used]
+        return taken
 
     def begin_step(self) -> None:
         """Claim each actor's next slot; a full ring discards its oldest token."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,14 @@ class State:
     def reset(self, mask_N: Tensor) -> None:
         for tensor in self.tensors:
             tensor[:, mask_N] = 0.0
+
+    @contextlib.contextmanager
+    def at(self, actors_B: Tensor) -> Iterator[State]:
+        """See `Selectable`."""
+        chosen = State(*(tensor[:, actors_B] for tensor in self.tensors))
+        yield chosen
+        for tensor, new in zip(self.tensors, chosen.tensors, strict=True):
+            tensor[:, actors_B] = new
 
     def restore(self, before: Sequence[Tensor], mask_N: Tensor) -> None:
         """Undo changes to the actors in `mask_N` since `before`."""

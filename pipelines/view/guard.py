@@ -7,7 +7,6 @@ header is checked), and cannot frame a page. Scripts run only from our own files
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,7 +15,8 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_HOSTS = frozenset({"127.0.0.1", "localhost"})
+from pipelines.web.checks import bearer, is_asked, is_token
+
 _POLICY = "; ".join(
     [
         *("default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data: blob:"),
@@ -68,7 +68,7 @@ class GuardedApp:
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the response to a request that is refused, or redirected; None for one that may pass."""
         headers, path = Headers(scope=scope), scope["path"]
-        if not _is_ours(headers.get("host", "")):
+        if not is_asked(headers):
             return PlainTextResponse("This server answers for 127.0.0.1 and localhost only.\n", 421)
         if scope["method"] not in _READS and not (scope["method"] == "POST" and path in self._posts):
             return PlainTextResponse("This server only reads.\n", 405, {"allow": ", ".join(_READS)})
@@ -80,19 +80,12 @@ class GuardedApp:
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             return response
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        if self._is_token(cookie) or (scheme.lower() == "bearer" and self._is_token(bearer)):
+        if self._is_token(cookie) or self._is_token(bearer(headers.get("authorization", ""))):
             return None
         return PlainTextResponse(_NO_TOKEN, 403)
 
     def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode())
-
-
-def _is_ours(host: str) -> bool:
-    """Return whether a Host header names this machine; any port, as one may be forwarded."""
-    name, _, port = host.partition(":")
-    return name.lower() in _HOSTS and (not port or port.isdigit())
+        return is_token(given, self._token)
 
 
 def _is_of_another_site(headers: Headers, path: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -19,6 +19,7 @@ from pipelines.errors import AmagoError, InputMissing, IntegrityError, StorageEr
 from pipelines.report.bundle import charting_script
 from pipelines.view.guard import GuardedApp
 from pipelines.view.viewer import LakeViewer
+from pipelines.web.checks import TooLarge, limited_body
 
 _KINDS = {
     "html": "text/html; charset=utf-8",
@@ -149,13 +150,11 @@ async def _picture(viewer: LakeViewer, ask: Callable[[LakeViewer, str, _Query], 
 async def _sql(viewer: LakeViewer, request: Request) -> Response:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return JSONResponse({"error": "a query is sent as JSON"}, 415)
-    body = b""
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_BODY:
-                return JSONResponse({"error": f"a query has at most {_MOST_BODY:,} bytes"}, 413)
-    except ClientDisconnect:
+        body = await limited_body(request, _MOST_BODY)
+    except TooLarge:
+        return JSONResponse({"error": f"a query has at most {_MOST_BODY:,} bytes"}, 413)
+    if body is None:
         return Response(status_code=400)
     try:
         text = json.loads(body)["sql"]

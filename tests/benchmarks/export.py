@@ -20,11 +20,11 @@ import torch
 
 from pipelines.config.model import AgentSettings
 from pipelines.export import forms
-from pipelines.export.policy_bundle import FORMAT, VERSION
 from pipelines.export.step_function import StepFunction
 from pipelines.lake.spaces import Box, Discrete, Spaces
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
+from pipelines.learning.bundle import FORMAT, VERSION
 
 ACTORS, TURNS, SECONDS = (1, 24, 256), 3, 0.7
 Act = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]

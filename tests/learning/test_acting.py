@@ -140,3 +140,25 @@ def test_learned_positions_refuse_what_they_have_no_row_for():
     prefix = {n: np.repeat(column[:1], STEPS + 1, 0) for n, column in given.items()}
     with pytest.raises(UsageError, match="max_time"):
         policy.rebuild([prefix] * ACTORS)
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_some_actors_act_as_each_would_alone(sequence):
+    """Ranges and scattered choices, out of step with each other, past the ends of their rings."""
+    owner, rng = shaken("discrete", sequence), np.random.default_rng(0)
+    source = stream(owner, seed=1)
+    together = AgentPolicy(owner, num_actors=ACTORS, capacity=5, greedy=True)
+    alone = [AgentPolicy(owner, num_actors=1, capacity=5, greedy=True) for _ in range(ACTORS)]
+    rows = np.zeros(ACTORS, int)
+    for _ in range(40):
+        chosen = np.flatnonzero(rng.random(ACTORS) < 0.6)
+        if not len(chosen):
+            continue
+        rows[(rows == STEPS) | (rng.random(ACTORS) < 0.1)] = 0
+        pick = list(chosen), list(rows[chosen])
+        obs = {name: source.columns[name][pick] for name in owner.spaces.observation}
+        previous = source.columns["action"][pick], source.columns["reward"][pick]
+        actions = together.act_for(chosen, obs, *previous, rows[chosen])
+        expected = [act(alone[actor], source, [rows[actor]], [actor])[0] for actor in chosen]
+        np.testing.assert_array_equal(actions, expected)
+        rows[chosen] += 1

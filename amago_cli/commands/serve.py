@@ -1,0 +1,127 @@
+"""`amago serve`."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from amago_cli import completion
+from amago_cli.options import Common, reader
+from amago_cli.serving import HOST, listening
+from amago_cli.serving import serve as answer
+
+_PORT = 8650
+_DRAIN_SECONDS = 10
+_MORE_REQUESTS = 256  # than sessions: for health, metrics and sockets
+_LEAST_TOKEN = 16
+
+
+@reader
+def serve(
+    common: Common,
+    bundle: Annotated[
+        str,
+        typer.Argument(metavar="BUNDLE", help="A policy that `amago export` wrote.", autocompletion=completion.bundles),
+    ],
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every network.")
+    ] = HOST,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=0,
+            max=65535,
+            help=f"Port of the server; 0 is any free one [default: {_PORT}, or a free one].",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="File with the token of clients [default: a random token]."),
+    ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample.")
+    ] = True,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of sampled actions.")] = 0,
+    sessions: Annotated[int, typer.Option("--sessions", metavar="N", min=1, help="Most sessions at a time.")] = 1_000,
+    idle: Annotated[
+        float, typer.Option("--idle", metavar="SECONDS", min=0.1, help="End sessions that are unused for so long.")
+    ] = 600.0,
+    body: Annotated[int, typer.Option("--body", metavar="BYTES", min=1, help="Largest request or message.")] = 1 << 22,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Threads of a step.")] = 1,
+) -> Any:
+    """Act with a bundle for clients on HTTP and WebSocket, each in a session with a memory of its own.
+
+    Sessions that ask at the same time share one step of the policy. The server answers this machine only, unless --host
+    says otherwise, and only requests with the token that it prints. /openapi.json describes the requests, /health and
+    /metrics the state. Nothing in the bundle is executed. Ctrl-C and SIGTERM end it once it has answered what it was
+    asked.
+
+    Example: amago serve runs/short/export
+    """
+    from amago_cli.render.output import Document
+    from pipelines.config.places import bundle_directory
+    from pipelines.errors import InputMissing
+    from pipelines.formats.base import require
+
+    for module in ("starlette", "uvicorn", "websockets"):
+        require(module, "serve", "`amago serve`")
+    directory = bundle_directory(bundle)
+    if directory is None:
+        raise InputMissing(f"no policy bundle at '{bundle}'", hint="make one with: amago export RUN")
+    token = secrets.token_urlsafe(32) if token_file is None else _token(token_file)
+    from pipelines.learning import bundle as bundles
+    from pipelines.learning.checkpoint import load_agent
+    from pipelines.serve.app import application
+    from pipelines.serve.sessions import SessionPool
+    from pipelines.training.learner import use_threads
+
+    use_threads(threads)
+    found = bundles.read(directory)
+    capacity = int(found.record["context_length"])
+    agent = load_agent(found)
+    pool = SessionPool(agent, capacity=capacity, most=sessions, idle_seconds=idle, greedy=greedy, seed=seed)
+    listener = listening(host, (port,) if port is not None else (_PORT, 0))
+    number, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
+    about = {"policy": found.identity, "update": found.update, "env": found.env.get("name", "")}
+    hosts = {HOST, "localhost"} if host in (HOST, "localhost") else set()
+    app = application(pool, about=about, token=token, hosts=hosts, body_bytes=body)
+    fields = {"address": f"http://{shown}:{number}", "port": number}
+    if token_file is None:
+        fields["token"] = token
+
+    def run() -> None:
+        answer(
+            app,
+            listener,
+            requests=sessions + _MORE_REQUESTS,
+            drain_seconds=_DRAIN_SECONDS,
+            ends=(signal.SIGINT, signal.SIGTERM),
+            message_bytes=body,
+            websockets=True,
+            lifespan=True,
+        )
+
+    return Document(text="\n".join(f"{name}: {value}" for name, value in fields.items()), fields=fields, then=run)
+
+
+def _token(path: Path) -> str:
+    """Return the token in a file. InputMissing if there is none, UsageError if it could be guessed."""
+    from pipelines.errors import InputMissing, UsageError
+    from pipelines.files.malformed import read_limited
+
+    try:
+        token = read_limited(path, 4096).decode("utf-8", "replace").strip()
+    except FileNotFoundError as error:
+        raise InputMissing(f"no token at '{path}'") from error
+    if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(
+            f"'{path}' holds no token of {_LEAST_TOKEN} or more printable characters",
+            hint="make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+        )
+    return token

@@ -1,0 +1,228 @@
+"""Sessions that act with one policy: each has a row of its memory, and those that act at the same time share a step."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import AmagoError, UsageError
+from pipelines.files.malformed import MALFORMED
+from pipelines.lake.spaces import zeros
+from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.agent import Agent
+
+_BEGIN = "begin again: POST /sessions"
+_GONE = "there is no such session: it ended or was idle, or the server was restarted"
+_FAILURES: tuple[type[Exception], ...] = (AmagoError, *MALFORMED)
+
+
+class Refused(Exception):
+    """A request that is answered with an error: an HTTP status, what is wrong, and what to do."""
+
+    def __init__(self, status: int, error: str, hint: str = "") -> None:
+        super().__init__(error)
+        self.status, self.error, self.hint = status, error, hint
+
+
+@dataclass
+class Session:
+    """A client's episode in progress."""
+
+    id: str
+    row: int
+    used: float
+    acting: bool = False
+
+
+@dataclass
+class Counters:
+    """What a server has done since it started."""
+
+    begun: int = 0
+    ended: int = 0
+    expired: int = 0
+    actions: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    largest: int = 0
+    responses: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Ask:
+    rows: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    rewards: np.ndarray
+    answer: asyncio.Future[np.ndarray]
+
+
+class SessionPool:
+    """At most `most` sessions of an agent, whose memories are one batch; a session unused for `idle_seconds` ends.
+
+    UsageError if the memory of the agent's encoder has no method `at`. All methods are called in one event loop. Steps
+    are computed in a thread; requests that arrive meanwhile are the next step.
+    """
+
+    def __init__(
+        self, agent: Agent, *, capacity: int, most: int, idle_seconds: float, greedy: bool = True, seed: int = 0
+    ) -> None:
+        self.spaces, self.most, self.counters = agent.spaces, most, Counters()
+        self._agent, self._idle_seconds = agent, idle_seconds
+        memory: Any = agent.sequence.memory(num_actors=1, capacity=1)
+        if not hasattr(memory, "at"):
+            raise UsageError(
+                f"the memory of {type(agent.sequence).__name__} cannot act for some of its actors",
+                hint="give it a method 'at', as pipelines.nets.cache.KVCache has",
+            )
+        self._policy = AgentPolicy(agent, num_actors=most, capacity=capacity, greedy=greedy, seed=seed)
+        self._action = zeros(self.spaces.action, (most,))
+        self._time = np.zeros(most, np.int64)
+        self._sessions: dict[str, Session] = {}
+        self._free = list(range(most))
+        self._pending: list[_Ask] = []
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="act")
+
+    @property
+    def count(self) -> int:
+        """The number of sessions."""
+        return len(self._sessions)
+
+    @property
+    def waiting(self) -> int:
+        """The number of actions that are waited for."""
+        return sum(len(ask.rows) for ask in self._pending)
+
+    def begin(self, count: int = 1) -> list[str]:
+        """Begin sessions; return their ids. Refused if there would be too many."""
+        if count > len(self._free):
+            raise Refused(
+                503,
+                f"there are {self.count} of at most {self.most} sessions, {count} more do not fit",
+                "end sessions that are done, or start the server with a larger --sessions",
+            )
+        made = [
+            Session(id=secrets.token_urlsafe(12), row=heapq.heappop(self._free), used=time.monotonic())
+            for _ in range(count)
+        ]
+        self._time[[session.row for session in made]] = 0
+        self._sessions |= {session.id: session for session in made}
+        self.counters.begun += count
+        return [session.id for session in made]
+
+    def find(self, ids: Sequence[str]) -> list[Session]:
+        """Return sessions that are not acting. Refused for an unknown one, or one named twice."""
+        found = []
+        for id in ids:
+            session = self._sessions.get(id)
+            if session is None:
+                raise Refused(409, _GONE, _BEGIN)
+            if session.acting:
+                raise Refused(409, f"session '{id}' is acting already", "wait for its action before the next request")
+            found.append(session)
+        if len(set(ids)) < len(ids):
+            raise Refused(422, "a session is named twice", "a session acts once in a request")
+        return found
+
+    def reset(self, sessions: Sequence[Session]) -> None:
+        """Begin a new episode of each."""
+        for session in sessions:
+            session.used = time.monotonic()
+            self._time[session.row] = 0
+
+    def end(self, sessions: Sequence[Session]) -> None:
+        """Let sessions go."""
+        for session in sessions:
+            del self._sessions[session.id]
+            heapq.heappush(self._free, session.row)
+        self.counters.ended += len(sessions)
+
+    def expire(self) -> None:
+        """End the sessions that have been idle for too long."""
+        now = time.monotonic()
+        idle = [each for each in self._sessions.values() if not each.acting and now - each.used > self._idle_seconds]
+        self.end(idle)
+        self.counters.expired += len(idle)
+
+    async def act(
+        self, sessions: Sequence[Session], columns: Mapping[str, np.ndarray], rewards: np.ndarray
+    ) -> np.ndarray:
+        """Return the actions (N, ...) of N sessions, in stored form; `rewards` are those of their previous actions."""
+        rows = np.array([session.row for session in sessions])
+        most = self._agent.sequence.max_time
+        if most is not None and (self._time[rows] >= most).any():
+            raise Refused(409, f"an episode has more than the {most} steps that the policy can distinguish", "reset it")
+        ask = _Ask(rows, columns, rewards, asyncio.get_running_loop().create_future())
+        for session in sessions:
+            session.acting = True
+        self._pending.append(ask)
+        self._wake.set()
+        try:
+            return await asyncio.shield(ask.answer)  # computed even if the client has gone
+        finally:
+            if ask.answer.done():
+                self._acted(sessions)
+            else:
+                ask.answer.add_done_callback(lambda _: self._acted(sessions))
+
+    def _acted(self, sessions: Sequence[Session]) -> None:
+        for session in sessions:
+            session.acting, session.used = False, time.monotonic()
+
+    async def run(self) -> None:
+        """Act for those who wait, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            asks, self._pending = self._pending, []
+            if not asks:
+                continue
+            try:
+                actions = await loop.run_in_executor(self._thread, self._step, asks)
+            except _FAILURES as error:
+                rows = {int(row) for ask in asks for row in ask.rows}
+                self.end([session for session in self._sessions.values() if session.row in rows])
+                for ask in asks:
+                    text = f"the policy could not act: {type(error).__name__}"
+                    ask.answer.set_exception(Refused(500, text, _BEGIN))
+                continue
+            first = 0
+            for ask in asks:
+                ask.answer.set_result(actions[first : first + len(ask.rows)])
+                first += len(ask.rows)
+
+    def close(self) -> None:
+        """Release the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _step(self, asks: Sequence[_Ask]) -> np.ndarray:
+        """Act once for all; actions in the order of the asks."""
+        began = time.perf_counter()
+        rows = np.concatenate([ask.rows for ask in asks])
+        order = np.argsort(rows)
+        columns = {name: np.concatenate([ask.columns[name] for ask in asks])[order] for name in self.spaces.observation}
+        chosen = rows[order]
+        at = self._time[chosen]
+        rewards = np.where(at == 0, 0, np.concatenate([ask.rewards for ask in asks])[order]).astype(np.float32)
+        before = self._action[chosen]
+        before[at == 0] = 0
+        actions = self._policy.act_for(chosen, columns, before, rewards, at)
+        self._action[chosen] = actions
+        self._time[chosen] += 1
+        unsorted = np.empty_like(actions)
+        unsorted[order] = actions
+        counters = self.counters
+        counters.actions += len(rows)
+        counters.steps += 1
+        counters.largest = max(counters.largest, len(rows))
+        counters.step_seconds += time.perf_counter() - began
+        return unsorted

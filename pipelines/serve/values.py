@@ -1,0 +1,108 @@
+"""Values of requests, as JSON has them, in stored form; what does not fit is a ValueError that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, require_values
+
+
+def parse(text: bytes | str) -> dict[str, Any]:
+    """Return the JSON object in `text`. ValueError for anything else, numbers that are not finite included."""
+    try:
+        found = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is not a JSON object")
+    return found
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+class Observations:
+    """Converts observations to the columns of `spaces`."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        names = spaces.observation
+        lengths = {f"{name}.{LENGTH}" for name, space in names.items() if isinstance(space, Ragged)}
+        self.columns = {name: space for name, space in names.items() if name not in lengths}
+
+    def one(self, value: Any) -> dict[str, np.ndarray]:
+        """Return columns (1, ...) of one observation."""
+        return self._converted(value, None)
+
+    def many(self, value: Any, count: int) -> dict[str, np.ndarray]:
+        """Return columns (count, ...) of a batch: each array of the observation has an axis more, which comes first."""
+        return self._converted(value, count)
+
+    def _converted(self, value: Any, count: int | None) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        for name, space in self.columns.items():
+            path = name.split(".")[1:]
+            label = f"observation '{'.'.join(path)}'" if path else "the observation"
+            leaf = _leaf(value, path, label)
+            try:
+                if isinstance(space, Ragged):
+                    rows = [leaf] if count is None else _listed(leaf, count)
+                    padded = [space.padded(row) for row in rows]
+                    found[name] = np.stack([row for row, _ in padded])
+                    found[f"{name}.{LENGTH}"] = np.array([length for _, length in padded], np.int32)
+                else:
+                    found[name] = _array(leaf, space, count)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise ValueError(f"{label}: {str(error)[:200]}") from None
+        return found
+
+
+def rewards(value: Any, count: int) -> np.ndarray:
+    """Return rewards (count,) of a list, or of a number if `count` is 1 and there is no list."""
+    try:
+        return _array(value if isinstance(value, list) else [value], Box(shape=()), count)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"the reward: {str(error)[:200]}") from None
+
+
+def _leaf(value: Any, path: list[str], label: str) -> Any:
+    for part in path:
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            raise ValueError(f"{label} is missing")
+    return value
+
+
+def _listed(value: Any, count: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) != count:
+        raise ValueError(f"it is not a list of {count}")
+    return value
+
+
+def _array(value: Any, space: Space, count: int | None) -> np.ndarray:
+    given = np.asarray(value)
+    if given.dtype.kind not in "biuf":
+        raise ValueError("it is not an array of numbers")
+    if count is None:
+        given = given[None]
+    shape = (len(given) if count is None else count, *space.shape)
+    if given.shape != shape:
+        raise ValueError(f"its shape is {list(given.shape[1:])}, not {list(space.shape)}" if count is None else
+                         f"its shape is {list(given.shape)}, not {list(shape)}")  # fmt: skip
+    if isinstance(space, Discrete | MultiDiscrete) and space.start is not None:
+        given = given - np.asarray(space.start)
+    with np.errstate(all="ignore"):
+        stored = given.astype(space.dtype)
+    if stored.dtype.kind in "biu" and not np.array_equal(stored, given):
+        raise ValueError(f"it has a number that is not {space.dtype}")
+    require_values(stored, space, shape[:1])
+    return stored

@@ -1,0 +1,51 @@
+"""Checks of requests that all local servers make: which host they name, the token, and the size of the body."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+
+LOCAL = frozenset({"127.0.0.1", "localhost"})
+
+
+class TooLarge(Exception):
+    """A body has more bytes than allowed."""
+
+
+def names_host(header: str, hosts: Collection[str] = LOCAL) -> bool:
+    """Return whether a Host header names one of `hosts`; any port, as one may be forwarded."""
+    name, _, port = header.partition(":")
+    return name.lower() in hosts and (not port or port.isdigit())
+
+
+def is_asked(headers: Headers, hosts: Collection[str] = LOCAL) -> bool:
+    """Return whether a request has one Host header, naming one of `hosts`: parsers differ in which of two counts."""
+    given = headers.getlist("host")
+    return len(given) == 1 and names_host(given[0], hosts)
+
+
+def is_token(given: str, token: str) -> bool:
+    """Compare in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
+
+
+def bearer(authorization: str) -> str:
+    """Return the token of an Authorization header; "" if it has none."""
+    scheme, _, token = authorization.partition(" ")
+    return token if scheme.lower() == "bearer" else ""
+
+
+async def limited_body(request: Request, most: int) -> bytes | None:
+    """Return the body of a request; None if the client went away. TooLarge beyond `most` bytes."""
+    body = b""
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise TooLarge
+    except ClientDisconnect:
+        return None
+    return body

@@ -1,0 +1,152 @@
+"""`amago serve` in a process of its own, asked by clients that are not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines import load_policy
+from tests.cli.conftest import Amago
+
+httpx = pytest.importorskip("httpx")
+for module in ("starlette", "uvicorn", "websockets"):
+    pytest.importorskip(module, reason='no server here: pip install "amago[serve]"')
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server."""
+
+    address: str
+    token: str
+    process: subprocess.Popen[str]
+
+    def client(self) -> Any:
+        return httpx.Client(
+            base_url=self.address, headers={"authorization": f"Bearer {self.token}"}, timeout=300, trust_env=False
+        )
+
+
+@contextmanager
+def served(bundle: Path, *options: str) -> Iterator[Served]:
+    command = [sys.executable, "-m", "amago_cli", "serve", str(bundle), "--port", "0", "--output", "json", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(process.stderr.read())
+        found = json.loads(line)
+        try:
+            yield Served(found["address"], found.get("token", ""), process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def bundle(amago: Amago, small: Path) -> Path:
+    assert amago("export", small, "--to", "policy").code == 0
+    return Path("policy").resolve()
+
+
+@pytest.mark.system
+def test_two_hundred_sessions_at_once_act_as_each_would_alone(bundle: Path) -> None:
+    rng = np.random.default_rng(0)
+    seen = rng.standard_normal((200, 5, 4)).astype(np.float32)
+
+    def play(episode: np.ndarray) -> list[int]:
+        with server.client() as client:
+            id = client.post("/sessions").json()["session"]
+            found = []
+            for observation in episode:
+                answer = client.post(f"/sessions/{id}/act", json={"observation": observation.tolist(), "reward": 1})
+                found.append(answer.raise_for_status().json()["action"])
+            assert client.delete(f"/sessions/{id}").status_code == 200
+            return found
+
+    with served(bundle) as server, ThreadPoolExecutor(200) as pool:
+        answers = list(pool.map(play, seen))
+        with server.client() as client:
+            metrics = client.get("/metrics").text
+    policy = load_policy(bundle)
+    for episode, found in zip(seen, answers, strict=True):
+        policy.reset()
+        assert [policy.act(observation, float(step > 0)) for step, observation in enumerate(episode)] == found
+    assert "amago_actions_total 1000" in metrics
+    assert "amago_sessions 0" in metrics
+
+
+@pytest.mark.system
+def test_a_restarted_server_knows_no_session(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    options = ("--token-file", str(tmp_path / "token"))
+    headers = {"authorization": "Bearer 0123456789abcdef"}
+    with served(bundle, *options) as server:
+        assert server.token == ""
+        id = httpx.post(f"{server.address}/sessions", headers=headers, trust_env=False).json()["session"]
+    with served(bundle, *options) as server:
+        body = {"observation": [0, 0, 0, 0]}
+        answer = httpx.post(f"{server.address}/sessions/{id}/act", headers=headers, json=body, trust_env=False)
+        assert (answer.status_code, answer.json()["hint"]) == (409, "begin again: POST /sessions")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(bundle: Path, number: signal.Signals) -> None:
+    with served(bundle) as server, server.client() as client:
+        assert client.post("/sessions").status_code == 201
+        server.process.send_signal(number)
+        assert server.process.wait() == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+
+
+@pytest.mark.system
+def test_the_client_of_the_documentation_works(bundle: Path) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(code.splitlines()) <= 20
+    with served(bundle) as server:
+        code = code.replace("http://127.0.0.1:8650", server.address).replace("TOKEN", server.token)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) >= 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nowhere"], 3, "no policy bundle at 'nowhere'"),
+        (["policy", "--token-file", "short"], 2, "holds no token"),
+        (["policy", "--token-file", "none"], 3, "no token at 'none'"),
+        (["policy", "--sessions", "0"], 2, "--sessions"),
+        (["policy", "--host", "203.0.113.1"], 2, "cannot be used"),
+        (["damaged"], 4, "weights.safetensors"),
+    ],
+)
+def test_mistakes_are_named(amago: Amago, bundle: Path, arguments: list[str], code: int, words: str) -> None:
+    Path("short").write_text("x")
+    assert amago("export", "small", "--to", "damaged").code == 0
+    with Path("damaged/weights.safetensors").open("ab") as file:
+        file.write(b"x")
+    failed = amago("serve", *arguments)
+    assert (failed.code, "Traceback" in failed.err) == (code, False), failed.err
+    assert words in failed.err
