@@ -42,6 +42,11 @@ def export(
         Sets("export.where"),
     ] = None,
     checkpoint: Annotated[str | None, CHECKPOINT, Sets("export.checkpoint")] = None,
+    card: Annotated[
+        bool | None,
+        typer.Option("--card", help="Also write a model card, for the Hugging Face Hub."),
+        Sets("export.card"),
+    ] = None,
 ) -> Any:
     """Export a policy bundle that acts without the lake or the run, or trajectories for other tools.
 
@@ -49,6 +54,7 @@ def export(
     and onnxruntime alone and a policy.mjs for Node and browsers; --format torch one for torch.export. Both are proved
     on recorded steps and by an evaluation: exit 4 if they do not act as the policy does. --format page adds page.html,
     in which a policy of frozen lakes plays them, without a server. A bundle is exported with other forms, too.
+    --card adds README.md and pictures, with which `hf upload` takes the directory as it is.
 
     Trajectories are exported complete, with their relabelled versions: parquet writes the steps and a table of
     trajectories, npz one file per trajectory, hdf5 flat arrays in D4RL's layout, minari a Minari dataset. Repeating

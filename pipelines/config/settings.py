@@ -271,6 +271,10 @@ class ExportSettings(SettingsModel):
     one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""
     episodes: int = Field(32, ge=0, le=10_000)
     """Episodes that the policy and each of its forms onnx and torch plays, to compare their scores (0: none)."""
+    card: bool = False
+    """Write a model card beside the policy, README.md as the Hugging Face Hub expects it, with the run's picture."""
+    licence: str = Field("", max_length=100)
+    """Licence that the card names, by the Hub's identifier, e.g. mit; empty: none."""
     onnxruntime_web: str = ""
     """Directory of npm's package onnxruntime-web, which a page contains; empty: fetched with npm, once."""
     where: str = ""

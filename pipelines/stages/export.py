@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.export import forms, parity
 from pipelines.export.policy_bundle import specification, write_bundle
 from pipelines.export.step_function import StepFunction
+from pipelines.files.atomic import write_together
 from pipelines.formats import export as datasets
 from pipelines.formats.make import exporter
 from pipelines.lake.footer import hex_uids
@@ -26,8 +27,9 @@ from pipelines.learning import bundle
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
-from pipelines.report import onnxruntime_web, policy_page
+from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
+from pipelines.runs.stored import StoredRun, read_run
 from pipelines.stages.environment import make_env, workers
 from pipelines.stages.result import Result, Table
 
@@ -45,7 +47,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     directory = RunDirectory.open(run)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
     to = Path(wanted.to) if wanted.to else directory.path / "export"
-    figures, tables = _policy(settings, checkpoint, to, listener)
+    figures, tables = _policy(settings, checkpoint, to, listener, run=read_run(run))
     return Result(
         command="export",
         run=run,
@@ -76,9 +78,9 @@ def place_of_bundle(settings: Settings, directory: Path) -> Path:
 
 
 def _policy(
-    settings: Settings, checkpoint: Checkpoint, to: Path, listener: Listener
+    settings: Settings, checkpoint: Checkpoint, to: Path, listener: Listener, *, run: StoredRun | None = None
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Write the bundle of a checkpoint; return its figures and tables."""
+    """Write the bundle of a checkpoint, of a run or of another bundle; return its figures and tables."""
     wanted = settings.export
     with_page = "page" in wanted.format
     named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
@@ -91,6 +93,7 @@ def _policy(
     about: Mapping[str, Any] = {}
     figures: dict[str, Any] = {}
     tables: list[Table] = []
+    report: Mapping[str, Any] = {}
     if chosen:
         files, about, report = _proved(settings, checkpoint, chosen, listener)
         figures, tables = {"parity": report["forms"]}, [table(report)]
@@ -99,7 +102,39 @@ def _policy(
             page = policy_page.page(lakes, about, files, evaluated, runtime)
             files = {**files, policy_page.PAGE: page}
     size = write_bundle(checkpoint.acting, checkpoint.record, to, forms=files, about=about)
+    if wanted.card:
+        _write_card(settings, checkpoint, to, report, [*files], run)
     return {"update": checkpoint.update, "bytes": size, **figures}, tables
+
+
+def _write_card(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    to: Path,
+    report: Mapping[str, Any],
+    files: Sequence[str],
+    run: StoredRun | None,
+) -> None:
+    """Write the model card, which is not sealed: users edit it. Its scores are those of the run's newest evaluation of
+    the checkpoint, else of the proof."""
+    record = checkpoint.record
+    evaluation = model_card.evaluation_of(run, checkpoint.update) if run is not None else None
+    proof = report.get("evaluations", {}).get("original")
+    if evaluation is None and proof:
+        evaluation = model_card.evaluation(proof, update=checkpoint.update, split=settings.evaluate.split)
+    about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.of_run(run)
+    source = model_card.CardSource(
+        **about,
+        env=record["env"],
+        update=checkpoint.update,
+        files=files,
+        evaluation=evaluation,
+        lakes=model_card.lakes_of(record),
+        steps=record.get("steps_seen"),
+        licence=settings.export.licence,
+    )
+    beside = model_card.media(run) if run is not None else {}
+    write_together(to, {**beside, model_card.NAME: model_card.card(source, pictures=[*beside])})
 
 
 def _proved(

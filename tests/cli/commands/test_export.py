@@ -58,3 +58,13 @@ def test_mistakes_are_named_without_a_traceback(
     assert failed.code == code, failed.err
     assert words in failed.err
     assert "Traceback" not in failed.err
+
+
+def test_a_card_lies_beside_the_policy(amago: Amago, small: Path) -> None:
+    done = amago("export", small, "--to", "shared", "--card", "--set", "export.licence=mit")
+    assert done.code == 0, done.err
+    text = Path("shared/README.md").read_text()
+    assert 'license: "mit"' in text
+    assert "amago verify" in text
+    Path("shared/README.md").write_text("edited")  # users do
+    assert amago("verify", "shared").code == 0

@@ -1,0 +1,201 @@
+"""A model card of an exported policy: README.md in the layout of the Hugging Face Hub.
+
+Names and commands come from runs and bundles of others: in the front matter each is a JSON string, which is a YAML one
+too; in the text, characters that Markdown or HTML would interpret are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.runs.evaluations import Evaluation, number
+from pipelines.runs.stored import StoredRun
+
+NAME, PICTURE, VIDEO = "README.md", "adaptation.png", "replay.mp4"
+_MOST_BYTES = 64 << 20
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&$])")
+_TAGS = ("reinforcement-learning", "deep-reinforcement-learning", "in-context-reinforcement-learning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardSource:
+    """What a card says. `evaluation`: None if the policy was not evaluated."""
+
+    name: str
+    env: Mapping[str, Any]
+    update: int
+    version: str
+    files: Sequence[str]
+    evaluation: Evaluation | None = None
+    command: Sequence[str] = ()
+    lakes: Sequence[str] = ()
+    steps: int | None = None
+    licence: str = ""
+
+    @property
+    def env_name(self) -> str:
+        """The environment's name."""
+        return str(self.env.get("name") or "unknown")
+
+
+def of_run(run: StoredRun) -> dict[str, Any]:
+    """Return what a run's records say for its card: name, version, command."""
+    versions, stages = run.record.get("versions"), run.record.get("stages")
+    version = versions.get("amago") if isinstance(versions, Mapping) else None
+    found: list[str] = []
+    for name in ("run", "train"):
+        entry = stages.get(name) if isinstance(stages, Mapping) else None
+        argv = entry.get("argv") if isinstance(entry, Mapping) else None
+        if isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv):
+            found = ["amago", *argv[1:]]
+            break
+    return {"name": run.name, "version": str(version or ""), "command": found}
+
+
+def evaluation_of(run: StoredRun, update: int) -> Evaluation | None:
+    """Return a run's newest evaluation of a checkpoint on held-out tasks; None if there is none."""
+    found = [each for each in run.evaluations if each.update == update and each.split == "test"]
+    return max(found, key=lambda each: each.time or 0.0, default=None)
+
+
+def evaluation(metrics: Mapping[str, Any], *, update: int, split: str) -> Evaluation:
+    """Return figures that belong to no run as an evaluation."""
+    nothing: dict[str, Any] = {}
+    return Evaluation(
+        path=Path(), series="", update=update, time=None, env="", split=split, label="", settings=nothing,
+        metrics=metrics, known=nothing,
+    )  # fmt: skip
+
+
+def lakes_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of the lakes that a checkpoint was trained on, from its record."""
+    data = record.get("data")
+    lakes = data.get("lakes") if isinstance(data, Mapping) else None
+    found = []
+    for lake in lakes if isinstance(lakes, list) else []:
+        name, id = (lake.get("name"), lake.get("id")) if isinstance(lake, Mapping) else (None, None)
+        if isinstance(name, str) and isinstance(id, str):
+            found.append(f"{'/'.join(Path(name).parts[-2:])} ({id[:12]})")
+    return found
+
+
+def media(run: StoredRun) -> dict[str, bytes]:
+    """Return the picture and the newest video of a run, by their names beside the card."""
+    wanted = {PICTURE: [run.path / PICTURE], VIDEO: sorted((run.path / "videos").glob("*.mp4"), key=_time_of)[-1:]}
+    found = {}
+    for name, places in wanted.items():
+        for place in places:
+            if place.is_file() and place.stat().st_size <= _MOST_BYTES:
+                found[name] = place.read_bytes()
+    return found
+
+
+def card(source: CardSource, *, pictures: Sequence[str] = ()) -> bytes:
+    """Return the card, in UTF-8. `pictures`: names of files beside it that it shows."""
+    parts = [_front_matter(source), f"# {_text(source.name)}", _introduction(source), _scores(source)]
+    if PICTURE in pictures:
+        parts.append(f"![Success by attempt, before and after training]({PICTURE})")
+    parts += [_usage(source), _training(source)]
+    return ("\n\n".join(part for part in parts if part) + "\n").encode()
+
+
+def _front_matter(source: CardSource) -> str:
+    lines = ["---", "library_name: amago", "pipeline_tag: reinforcement-learning"]
+    if source.licence:
+        lines.append(f"license: {_yaml(source.licence)}")
+    lines += ["tags:", *(f"- {_yaml(tag)}" for tag in dict.fromkeys((*_TAGS, source.env_name)))]
+    score = source.evaluation.score() if source.evaluation is not None else None
+    if source.evaluation is not None and score is not None:
+        spread = number(source.evaluation.metrics.get("return_std")) or 0.0
+        env = _yaml(source.env_name)
+        lines += [
+            "model-index:",
+            f"- name: {_yaml(source.name)}",
+            "  results:",
+            "  - task:",
+            "      type: reinforcement-learning",
+            "      name: reinforcement-learning",
+            "    dataset:",
+            f"      name: {env}",
+            f"      type: {env}",
+            "    metrics:",
+            "    - type: mean_reward",
+            f"      value: {_yaml(f'{score.value:.4g} +/- {spread:.4g}')}",
+            "      name: mean_reward",
+            "      verified: false",
+        ]
+    return "\n".join([*lines, "---"])
+
+
+def _introduction(source: CardSource) -> str:
+    given = {key: value for key, value in source.env.items() if key != "name" and value not in ("", None, {}, [])}
+    settings = ", ".join(f"{_text(key)} = {_text(json.dumps(value))}" for key, value in given.items())
+    about = f"A policy with memory for `{_code(source.env_name)}`, trained by amago to adapt to a new task in context."
+    return f"{about}\n\nEnvironment settings: {settings}." if settings else about
+
+
+def _scores(source: CardSource) -> str:
+    evaluation = source.evaluation
+    if evaluation is None or evaluation.score() is None:
+        return "This policy was not evaluated."
+    rows = [("return", evaluation.score()), ("success", evaluation.score("success_mean"))]
+    kind = "success" if evaluation.attempts() else "return"
+    rows += [(f"{kind} in attempt {at}", score) for at, score in enumerate(evaluation.attempts(kind), start=1)]
+    lines = []
+    for what, score in rows:
+        if score is not None:
+            interval = "" if score.low is None or score.high is None else f"{score.low:.4g} to {score.high:.4g}"
+            lines.append(f"| {what} | {score.value:.4g} | {interval} |")
+    episodes = number(evaluation.metrics.get("episodes")) or 0
+    head = f"## Scores\n\n{episodes:,.0f} episodes of {_text(evaluation.split)} tasks:\n"
+    return "\n".join([head, "| | mean | 95% interval |", "|---|---|---|", *lines])
+
+
+def _usage(source: CardSource) -> str:
+    text = "## Use\n\n```sh\namago verify DIRECTORY\namago evaluate DIRECTORY --episodes 100\n```"
+    if "policy.onnx" in source.files:
+        text += (
+            "\n\nor without amago, with numpy and onnxruntime alone, in the directory of this card:\n\n"
+            "```python\nfrom policy import OnnxPolicy\n\npolicy = OnnxPolicy()\npolicy.reset()\n"
+            "action = policy.act(observation, reward)  # reward: that of the previous action; 0 at first\n```"
+        )
+    return text
+
+
+def _training(source: CardSource) -> str:
+    lines = [
+        "## Training",
+        "",
+        f"- update {source.update:,}" + (f", amago {_text(source.version)}" * bool(source.version)),
+    ]
+    if source.steps is not None:
+        lines.append(f"- {source.steps:,} time steps trained on")
+    if source.lakes:
+        lines.append(f"- trajectories of {', '.join(f'lake `{_code(lake)}`' for lake in source.lakes)}")
+    if source.command:
+        lines += ["", "```sh", _code(shlex.join(source.command)), "```"]
+    return "\n".join(lines)
+
+
+def _yaml(text: str) -> str:
+    return json.dumps(text)
+
+
+def _text(text: str) -> str:
+    """Return text as Markdown that shows it, in one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def _code(text: str) -> str:
+    """Return text for a code span or block, which it cannot end, in one line."""
+    return " ".join(text.split()).replace("`", "'")
+
+
+def _time_of(path: Path) -> float:
+    return path.stat().st_mtime
