@@ -42,6 +42,11 @@ def export(
         Sets("export.where"),
     ] = None,
     checkpoint: Annotated[str | None, CHECKPOINT, Sets("export.checkpoint")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="TYPE", help="Weights of the form onnx: float32, float16 or int8."),
+        Sets("export.weights"),
+    ] = None,
     card: Annotated[
         bool | None,
         typer.Option("--card", help="Also write a model card, for the Hugging Face Hub."),

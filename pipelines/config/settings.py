@@ -271,6 +271,8 @@ class ExportSettings(SettingsModel):
     one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""
     episodes: int = Field(32, ge=0, le=10_000)
     """Episodes that the policy and each of its forms onnx and torch plays, to compare their scores (0: none)."""
+    weights: Literal["float32", "float16", "int8"] = "float32"
+    """How the form onnx stores its matrices; it computes in float32. The proof has wider limits for smaller ones."""
     card: bool = False
     """Write a model card beside the policy, README.md as the Hugging Face Hub expects it, with the run's picture."""
     licence: str = Field("", max_length=100)
@@ -295,6 +297,8 @@ class ExportSettings(SettingsModel):
     def _one_kind(self) -> ExportSettings:
         if not self.format or (len(self.format) > 1 and not set(self.format) <= set(POLICY_FORMS)):
             raise ValueError(f"format: give forms of the policy ({', '.join(POLICY_FORMS)}), or one for trajectories")
+        if self.weights != "float32" and not {"onnx", "page"} & set(self.format):
+            raise ValueError(f"weights: {self.weights} is for the form onnx; add it to format")
         return self
 
 

@@ -12,7 +12,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, UsageError
 from pipelines.export import graph
 from pipelines.export.assets import policy as runtime
-from pipelines.export.parity import Arrays, Step
+from pipelines.export.narrowing import FLOAT32, narrowed
+from pipelines.export.parity import LIMITS, STRICT, Arrays, ParityLimits, Step
 from pipelines.export.step_function import StepFunction
 from pipelines.files.checksums import Mismatch, read_checked
 from pipelines.files.json import Form, fits
@@ -43,6 +44,7 @@ class _FormsRecord(Form):
 
     forms: list[str]
     memory: dict[str, list[Any]]
+    weights: Literal["float32", "float16", "int8"] = "float32"
     noise: int = Field(ge=0, le=1 << 20)
     max_time: int | None = None
 
@@ -84,17 +86,23 @@ def require_packages(forms: tuple[str, ...]) -> None:
         ) from error
 
 
-def make(function: StepFunction, forms: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the files of the forms."""
+def make(function: StepFunction, forms: tuple[str, ...], *, weights: str = FLOAT32) -> dict[str, bytes]:
+    """Return the files of the forms, the ONNX model with its weights stored as `weights`."""
     program = graph.program(function)
     files = {}
     if ONNX in forms:
-        files[FILES[ONNX]] = graph.onnx_bytes(function, program)
+        content = graph.onnx_bytes(function, program)
+        files[FILES[ONNX]] = content if weights == FLOAT32 else narrowed(content, weights)
         assets = importlib.resources.files("pipelines.export.assets")
         files |= {name: assets.joinpath(name).read_bytes() for name in RUNTIMES}
     if TORCH in forms:
         files[FILES[TORCH]] = graph.torch_bytes(program)
     return files
+
+
+def limits(form: str, record: Mapping[str, Any]) -> ParityLimits:
+    """Return the limits within which a form of a bundle must act as its policy did."""
+    return LIMITS[record.get("weights", FLOAT32)] if form == ONNX else STRICT
 
 
 def described(function: StepFunction) -> dict[str, Any]:

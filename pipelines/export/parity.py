@@ -26,6 +26,7 @@ TOLERANCE = 1e-4
 """Greatest difference of action parameters, and of the numbers of a Box action, that counts as equal."""
 EQUAL = 0.999
 """Share of greedy actions that must be equal."""
+_WIDER = "export wider weights: --weights float16 or float32"
 _RESETS = 0.01  # share of an actor's steps
 _MOST_BYTES = 8 << 20
 
@@ -35,8 +36,28 @@ Step = Callable[[Arrays, np.ndarray, np.ndarray, np.ndarray, np.ndarray], Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParityLimits:
+    """What counts as acting alike: the greatest difference of action parameters, that of the numbers of a Box action,
+    and the share of greedy actions that must be equal."""
+
+    parameters: float = TOLERANCE
+    actions: float = TOLERANCE
+    equal: float = EQUAL
+
+
+STRICT = ParityLimits()
+LIMITS = {
+    "float32": STRICT,
+    "float16": ParityLimits(parameters=0.1, actions=0.01, equal=0.99),
+    "int8": ParityLimits(parameters=2.0, actions=0.05, equal=0.95),
+}
+"""By how weights are stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How a form answers a recording: the greatest difference of action parameters, and shares of equal actions."""
+    """How a form answers a recording: the greatest difference of action parameters, and shares of equal actions; and
+    the limits of both."""
 
     greatest_difference: float
     equal_greedy: float
@@ -44,11 +65,13 @@ class Agreement:
     steps: int
     actors: int
     resets: int
+    tolerance: float = TOLERANCE
+    least_equal: float = EQUAL
 
     @property
     def holds(self) -> bool:
         """Return whether the form acts as the agent did."""
-        return self.greatest_difference <= TOLERANCE and self.equal_greedy >= EQUAL
+        return self.greatest_difference <= self.tolerance and self.equal_greedy >= self.least_equal
 
 
 class _StepRecorder:
@@ -106,7 +129,7 @@ def record(policy: AgentPolicy, env: Env, *, greedy: bool, seed: int) -> Arrays:
     return {name: np.stack([each[name] for each in recorder.rows]) for name in recorder.rows[0]}
 
 
-def compare(recording: Mapping[str, np.ndarray], step: Step) -> Agreement:
+def compare(recording: Mapping[str, np.ndarray], step: Step, limits: ParityLimits = STRICT) -> Agreement:
     """Repeat a recording through a form that begins with an empty memory."""
     start = "observation."
     columns = {name.removeprefix(start): rows for name, rows in recording.items() if name.startswith(start)}
@@ -118,7 +141,7 @@ def compare(recording: Mapping[str, np.ndarray], step: Step) -> Agreement:
         difference = np.abs(found["parameters"] - recording["parameters"][t])
         greatest = max(greatest, float(difference.max()) if np.isfinite(difference).all() else np.inf)
         for name in equal:
-            same = np.isclose(found[name], recording[name][t], rtol=0, atol=TOLERANCE)
+            same = np.isclose(found[name], recording[name][t], rtol=0, atol=limits.actions)
             equal[name] += int(same.reshape(actors, -1).all(1).sum())
     return Agreement(
         greatest_difference=greatest,
@@ -127,6 +150,8 @@ def compare(recording: Mapping[str, np.ndarray], step: Step) -> Agreement:
         steps=steps,
         actors=actors,
         resets=int(recording["reset"].sum()),
+        tolerance=limits.parameters,
+        least_equal=limits.equal,
     )
 
 
@@ -137,7 +162,8 @@ def require(found: Mapping[str, Agreement]) -> None:
             raise IntegrityError(
                 f"the form '{form}' does not act as the policy: parameters differ by up to "
                 f"{agreement.greatest_difference:.1e}, {agreement.equal_greedy:.2%} of greedy actions are equal",
-                hint=f"{TOLERANCE:.0e} and {EQUAL:.1%} are demanded; please report it with the agent's settings",
+                hint=f"{agreement.tolerance:g} and {agreement.least_equal:.1%} are demanded; "
+                + ("please report it with the agent's settings" if agreement.tolerance == TOLERANCE else _WIDER),
             )
 
 
@@ -151,4 +177,4 @@ def files(recording: Mapping[str, np.ndarray], report: Mapping[str, Any]) -> dic
 def as_report(found: Mapping[str, Agreement], evaluations: Mapping[str, Any]) -> dict[str, Any]:
     """Return parity.json as plain data."""
     forms = {name: {**vars(agreement), "holds": agreement.holds} for name, agreement in found.items()}
-    return {"tolerance": TOLERANCE, "equal": EQUAL, "forms": forms, "evaluations": dict(evaluations)}
+    return {"forms": forms, "evaluations": dict(evaluations)}

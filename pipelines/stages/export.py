@@ -145,8 +145,9 @@ def _proved(
     capacity = checkpoint.record["context_length"]
     function = StepFunction(agent, capacity=capacity)
     listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
-    files = forms.make(function, chosen)
+    files = forms.make(function, chosen, weights=settings.export.weights)
     record = {**specification(checkpoint.record), **forms.described(function), "forms": list(chosen)}
+    record["weights"] = settings.export.weights
     listener(Notice(stage="export", text=f"recording steps of {parity.ACTORS} actors"))
     wanted, shared = settings.evaluate, workers(settings, actors=parity.ACTORS)
     env = make_env(settings, actors=parity.ACTORS, seed=wanted.seed, split=wanted.split, workers=shared)
@@ -158,11 +159,11 @@ def _proved(
     agreements = {}
     for form in chosen:
         step = forms.opened(form, files[forms.FILES[form]], record, parity.ACTORS)
-        agreements[form] = parity.compare(recording, step)
+        agreements[form] = parity.compare(recording, step, forms.limits(form, record))
     parity.require(agreements)
     report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener))
     files |= parity.files(recording, report)
-    record["parity"] = {"tolerance": parity.TOLERANCE, "equal": parity.EQUAL}
+    record["parity"] = vars(forms.limits(forms.ONNX, record))
     return files, record, report
 
 

@@ -33,6 +33,7 @@ COMMANDS = [pytest.param(line, id=f"{path.name}: {line[:60]}") for path in DOCUM
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_that_is_shown_is_understood(line: str) -> None:
+    line = re.sub(r"\$\w+_ID\b", "3", line)  # a number that a scheduler sets
     words = shlex.split(line, comments=True)[1:]
     words = words[: words.index(">")] if ">" in words else words
     command = typer.main.get_command(app)

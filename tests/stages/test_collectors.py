@@ -99,7 +99,7 @@ def test_one_that_dies_again_and_again_ends_all_with_their_steps_stored(tmp_path
 def test_what_is_wrong_for_all_is_reported_once_and_nothing_is_written(tmp_path: Path) -> None:
     broken = tiny(collect={"collectors": 2, "workers": 0, "policy": str(tmp_path / "nothing")})
     with (
-        pytest.raises(AmagoError, match="no run at") as caught,
+        pytest.raises(AmagoError, match="no run or bundle at") as caught,
         CollectorGroup(broken, tmp_path / "lake", name="c", behaviour={}, engine=ThreadEngine()) as group,
     ):
         group.collect(400, lambda event: None)

@@ -188,11 +188,11 @@ def verify(directory: Any = HERE) -> tuple[float, float]:
         given = (steps[name][t] for name in ("action", "reward", "reset", "noise"))
         found = policy.step(columns, *given)
         greatest = max(greatest, float(np.abs(found["parameters"] - steps["parameters"][t]).max()))
-        same = np.isclose(found["greedy"], steps["greedy"][t], rtol=0, atol=record["parity"]["tolerance"])
+        same = np.isclose(found["greedy"], steps["greedy"][t], rtol=0, atol=record["parity"]["actions"])
         equal.append(same.reshape(policy.actors, -1).all(1))
     return greatest, float(np.mean(equal))
 
 
 if __name__ == "__main__":
-    greatest, equal = verify()
-    raise SystemExit(0 if greatest <= read_record(HERE)["parity"]["tolerance"] and equal >= 0.999 else 4)
+    (greatest, equal), limits = verify(), read_record(HERE)["parity"]
+    raise SystemExit(0 if greatest <= limits["parameters"] and equal >= limits["equal"] else 4)

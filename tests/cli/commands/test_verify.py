@@ -113,6 +113,30 @@ def test_another_policy_does_not_hold(amago: Amago, bundle: Path) -> None:
     assert "does not act as the policy did" in refused.err
 
 
+@pytest.mark.parametrize("weights", ["float16", "int8"])
+def test_smaller_weights_hold_within_their_own_limits(
+    amago: Amago, exported: Path, tmp_path: Path, weights: str
+) -> None:
+    small = tmp_path / "small"
+    options = ["--format", "onnx", "--weights", weights, "--set", "export.episodes=4"]
+    done = amago("export", exported, "--to", small, *options)
+    assert done.code == 0, done.err
+    assert b".narrow" in (small / "policy.onnx").read_bytes()
+    assert b".narrow" not in (exported / "policy.onnx").read_bytes()
+    found = amago("verify", small, "--output", "json")
+    assert found.code == 0, found.err
+    forms = found.json["metrics"]["forms"]
+    assert forms["onnx"]["tolerance"] == json.loads((small / "policy.json").read_text())["parity"]["parameters"] > 0.01
+    assert forms["weights"]["tolerance"] < 0.001  # the policy itself is what it was
+    alone = subprocess.run([sys.executable, "policy.py"], cwd=small, capture_output=True, text=True, check=False)
+    assert alone.returncode == 0, alone.stderr
+    if weights == "int8":
+        forged(small, weights="float32")
+        assert amago("verify", small).code == 4
+    forged(small, weights="int1")
+    assert amago("verify", small).code == 4
+
+
 def test_a_hostile_bundle_executes_nothing(amago: Amago, bundle: Path, tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     (bundle / "policy.py").write_text(f"open({str(mark)!r}, 'w')")
@@ -149,6 +173,7 @@ def test_the_runtime_needs_numpy_and_onnxruntime_alone(bundle: Path) -> None:
         (["verify", "nowhere"], 3, "no policy bundle at 'nowhere'"),
         (["export", "small", "--format", "onnx", "--format", "npz"], 2, "give forms of the policy"),
         (["export", "small", "--format", "onxx"], 2, "onnx"),
+        (["export", "small", "--weights", "int8"], 2, "add it to format"),
     ],
 )
 def test_mistakes_are_named(amago: Amago, small: Path, arguments: list[str], code: int, words: str) -> None:
