@@ -60,6 +60,14 @@ Environment = Annotated[
     ),
     Sets("env.name"),
 ]
+
+
+def port_option(default: int) -> Any:
+    """Return the option for a server's port, `default` where it is free."""
+    text = f"Port of the server; 0 is any free one [default: {default}, or a free one]."
+    return typer.Option("--port", metavar="N", min=0, max=65535, help=text)
+
+
 _A_LAKE = "a directory, a run, or s3://bucket/prefix (gs://, az://)"
 _RUNS = "Runs, directories that contain runs, or patterns such as 'runs/maze-*'"
 FromLake = Annotated[

@@ -80,6 +80,16 @@ READERS_OF_POLICIES = (
 ENVIRONMENTS = ("evil:Anything", "gym:evil:Anything-v0")
 
 
+def require_trust_is_asked_for(amago: Amago, command: list[Any], executed: Path) -> None:  # noqa: F811
+    """The command imports nothing and asks for --trust, with which it imports."""
+    refused = amago(*command)
+    assert (refused.code, executed.exists()) == (3, False), refused.err
+    assert "'evil'" in refused.err
+    assert "--trust" in refused.err
+    amago(*command, "--trust")  # it may well fail later
+    assert executed.exists()
+
+
 @pytest.mark.parametrize("command", READERS_OF_POLICIES, ids=lambda words: " ".join(map(str, words)))
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: next(iter(agent)))
 def test_a_checkpoint_imports_nothing(
@@ -90,13 +100,7 @@ def test_a_checkpoint_imports_nothing(
     agent: dict[str, Any],
 ) -> None:
     set_checkpoint(small, **agent)
-    refused = amago(*command)
-    assert refused.code == 3, refused.err
-    assert "'evil'" in refused.err
-    assert "--trust" in refused.err
-    assert not executed.exists()
-    amago(*command, "--trust")  # it may well fail later
-    assert executed.exists()
+    require_trust_is_asked_for(amago, command, executed)
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: next(iter(agent)))
@@ -227,12 +231,7 @@ def test_acting_with_a_bundle_imports_nothing(
     assert amago("export", "small", "--to", "eb").code == 0
     Path("eb/policy.py").write_text("open('acted', 'w')")
     reseal(Path("eb/policy.json"), agent)
-    refused = amago(*command)
-    assert (refused.code, executed.exists()) == (3, False), refused.err
-    assert "'evil'" in refused.err
-    assert "--trust" in refused.err
-    amago(*command, "--trust")
-    assert executed.exists()
+    require_trust_is_asked_for(amago, command, executed)
     assert not Path("acted").exists()
 
 

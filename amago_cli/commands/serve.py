@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, reader
+from amago_cli.options import Common, port_option, reader
 from amago_cli.serving import HOST, listening
 from amago_cli.serving import serve as answer
 
@@ -30,16 +30,7 @@ def serve(
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every network.")
     ] = HOST,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port",
-            metavar="N",
-            min=0,
-            max=65535,
-            help=f"Port of the server; 0 is any free one [default: {_PORT}, or a free one].",
-        ),
-    ] = None,
+    port: Annotated[int | None, port_option(_PORT)] = None,
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="File with the token of clients [default: a random token]."),

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, LakeArgument, reader
+from amago_cli.options import Common, LakeArgument, port_option, reader
 from amago_cli.serving import HOST, listening, serve
 
 _PORT = 8642
@@ -34,16 +34,7 @@ def view(
             autocompletion=completion.runs_at_checkpoints,
         ),
     ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port",
-            metavar="N",
-            min=0,
-            max=65535,
-            help=f"Port of the server; 0 is any free one [default: {_PORT}, or a free one].",
-        ),
-    ] = None,
+    port: Annotated[int | None, port_option(_PORT)] = None,
     browser: Annotated[
         bool | None,
         typer.Option("--open/--no-browser", help="Open the page in a browser [default: where there is a display]."),

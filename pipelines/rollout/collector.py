@@ -67,7 +67,7 @@ class LakeSink:
             return
         try:
             self._opened[1].__exit__(kind, error, trace)
-        except BaseException as failed:
+        except BaseException as failed:  # retention ends with what the writer raised, which goes on
             self._retention.__exit__(type(failed), failed, failed.__traceback__)
             raise
         self._retention.__exit__(kind, error, trace)  # after an interruption, it leaves the rest to others

@@ -177,7 +177,7 @@ def behaviour(settings: Settings) -> dict[str, Any]:
     if RunDirectory(path).exists():
         policy = f"{Path(path).resolve()}{at}{checkpoint}"
     elif (directory := bundle_directory(policy)) is not None:
-        policy = f"bundle:{bundle.identify(directory)}"  # wherever it is
+        policy = f"bundle:{bundle.identify(directory)}"  # so that it may be moved
     return {
         "policy": "" if wanted.follow else "random" if policy == "auto" else policy,
         "follow": wanted.follow
