@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -50,11 +51,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-lake_app = typer.Typer(
+_lake_app = typer.Typer(
     cls=Group, rich_markup_mode=None, help="List, describe, query, check and maintain lakes of trajectories."
 )
 
-runs_app = typer.Typer(
+_runs_app = typer.Typer(
     cls=DefaultGroup,
     rich_markup_mode=None,
     help="List, query and remove runs. `amago runs DIR` is `amago runs ls DIR`.",
@@ -97,7 +98,7 @@ _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
 for _panel, _functions in _COMMANDS:
     for _function in _functions:
         app.command(cls=Command, rich_help_panel=_panel)(_function)
-app.add_typer(lake_app, name="lake", rich_help_panel="Inspect")
+app.add_typer(_lake_app, name="lake", rich_help_panel="Inspect")
 for _function in (
     ls.ls,
     info.info,
@@ -112,13 +113,19 @@ for _function in (
     copy.copy,
     copy.merge,
 ):
-    lake_app.command(cls=Command)(_function)
-app.add_typer(runs_app, name="runs", rich_help_panel="Inspect")
+    _lake_app.command(cls=Command)(_function)
+app.add_typer(_runs_app, name="runs", rich_help_panel="Inspect")
 for _function in (list_runs.ls, query_runs.sql, remove_runs.rm, prune_runs.prune):
-    runs_app.command(cls=Command)(_function)
+    _runs_app.command(cls=Command)(_function)
 
 
 _CHANGING = ("train", "evaluate", "run")  # commands that change what `amago runs` shows
+
+
+@functools.cache
+def command() -> Any:
+    """Build the commands from their functions, once in a process that calls `main` repeatedly."""
+    return typer.main.get_command(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,9 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ranks.refuse_other_commands(invocation)
             completing.register()
             with stoppable(), trust.only(words):
-                outcome = typer.main.get_command(app).main(
-                    words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation
-                )
+                outcome = command().main(words or ["--help"], prog_name="amago", standalone_mode=False, obj=invocation)
             if isinstance(outcome, int):  # --help and --version have already printed
                 return outcome
             if isinstance(outcome, ranks.Launch):

@@ -95,12 +95,11 @@ def sizes(ctx: Any, incomplete: str) -> Iterable[str]:
 
 @_completes
 def environments(ctx: Any, incomplete: str) -> Iterable[str]:
-    from importlib import metadata
-
     from pipelines.envs.suites.catalogue import ENTRIES, USER_ENTRY
+    from pipelines.registry import entry_points
 
     names = [entry.prefix for entry in ENTRIES if entry is not USER_ENTRY]
-    names += [point.name for point in metadata.entry_points(group="amago.environment")]
+    names += [point.name for point in entry_points("environment")]
     if incomplete.startswith("gym:"):
         import gymnasium
 

@@ -14,7 +14,7 @@ from amago_cli.render.output import Document
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import PROFILES, assign, lay_profile, merge, parse_assignment, resolve, tags_first
 from pipelines.config.recipes import find
-from pipelines.config.run_directory import RunDirectory, dump
+from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.config.sizes import SIZES, names_network, preset, sequence_kind
 from pipelines.errors import UsageError, masked
@@ -84,13 +84,6 @@ class Request:
             document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
 
-    def followed(self, name: str, settings: Settings) -> dict[str, Any]:
-        """Describe the recipe `name` and what this call changes in it, for the run's record."""
-        from pipelines.runs.recipe import followed
-        from pipelines.stages.environment import env_model
-
-        return followed(name, self.file, self.assignments, settings, env_model=env_model)
-
     def profile(self) -> str:
         """Return the profile that this call chooses and the file does not record; "" if none."""
         asked = {(*path,): value for path, value in self.assignments}.get(("profile",), "")
@@ -128,7 +121,7 @@ def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | s
     """Return the output of `--dry-run`: where the stage would write, and the settings as TOML that can be run."""
     import tomli_w
 
-    document = dump(settings)
+    document = settings.document()
     for place in writes.values():
         if not is_remote(place) or isinstance(place, Path):
             refuse_scheme(place)

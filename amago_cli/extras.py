@@ -23,7 +23,7 @@ _MODULES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "ray": ("ray",),
     "mlflow": ("mlflow",),
-    "serve": ("starlette", "uvicorn", "websockets", "httptools"),
+    "serve": ("starlette", "uvicorn", "websockets", "httptools", "orjson"),
     "stores": ("obstore",),
     "tensorboard": ("tensorboard", "PIL"),
     "trackio": ("trackio",),

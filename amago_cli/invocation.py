@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 _GROUPS = ("lake",)
-RUNS_COMMANDS = ("ls", "sql", "rm", "prune")
+_RUNS_COMMANDS = ("ls", "sql", "rm", "prune")
 """Commands of `amago runs`, whose first may be left out."""
 
 
@@ -31,7 +31,7 @@ class Invocation:
     def from_arguments(cls, arguments: Sequence[str]) -> Invocation:
         """Read what is needed before parsing: a parse error must be reported in JSON as well."""
         words = [word for word in arguments[:2] if not word.startswith("-")]
-        is_group = words and (words[0] in _GROUPS or (words[0] == "runs" and words[-1] in RUNS_COMMANDS))
+        is_group = words and (words[0] in _GROUPS or (words[0] == "runs" and words[-1] in _RUNS_COMMANDS))
         command = " ".join(words) if is_group else "".join(words[:1])
         pairs = list(pairwise(arguments))
         json = "--output=json" in arguments or ("--output", "json") in pairs

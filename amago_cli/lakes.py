@@ -24,7 +24,7 @@ def locate(place: Path | str) -> str:
     """Return where the lake at `place`, or of the run `place`, is stored. InputMissing if there is none."""
     from pipelines.lake.store import Lake
 
-    return Lake.open(place).name
+    return Lake(place).name
 
 
 def directory(place: str) -> Path | None:
@@ -49,5 +49,5 @@ def overview(path: Path | str) -> dict[str, Any]:
     from pipelines.lake.sql.catalog import summary
     from pipelines.lake.store import Lake
 
-    lake = Lake.open(path)
+    lake = Lake(path)
     return {"lake": lake.name, **summary(lake)}

@@ -34,8 +34,10 @@ def next_step(result: Result) -> str | None:
             return f"amago compare {run} --to curves.png"
         case "tune" if result.outputs:
             return f"amago run {shlex.quote(str(result.outputs[0]))}"
+        case "export" if result.outputs and (page := Path(result.outputs[0]) / "page.html").is_file():
+            return f"python -m webbrowser {shlex.quote(str(page))}"
         case "export" if run is not None and result.outputs:
-            return f'python -c "from pipelines import load_policy; print(load_policy({str(result.outputs[0])!r}))"'
+            return f"amago evaluate {shlex.quote(str(result.outputs[0]))}{_own_environment(result.run)}"
     return None
 
 

@@ -33,7 +33,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-class TableFormat(StrEnum):
+class _TableFormat(StrEnum):
     """Forms of a result that is a table."""
 
     TEXT = "text"
@@ -246,9 +246,9 @@ _READER: Mapping[str, tuple[Any, Any]] = {
     "verbose": (_VERBOSE, False),
 }
 _TABLE_OUTPUT = Annotated[
-    TableFormat, typer.Option("--output", help="Format of the result on stdout.", rich_help_panel=_COMMON)
+    _TableFormat, typer.Option("--output", help="Format of the result on stdout.", rich_help_panel=_COMMON)
 ]
-_TABLE: Mapping[str, tuple[Any, Any]] = {**_READER, "output": (_TABLE_OUTPUT, TableFormat.TEXT)}
+_TABLE: Mapping[str, tuple[Any, Any]] = {**_READER, "output": (_TABLE_OUTPUT, _TableFormat.TEXT)}
 _STAGE: Mapping[str, tuple[Any, Any]] = {
     "config": (_CONFIG, None),
     "assignments": (_ASSIGNMENTS, None),
@@ -269,7 +269,7 @@ class Common:
     named: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
     assignments: Sequence[str] = ()
-    output: Format | TableFormat = Format.TEXT
+    output: Format | _TableFormat = Format.TEXT
     dry_run: bool = False
     trust: bool = False
     quiet: bool = False
@@ -291,8 +291,8 @@ class Common:
 
         with reporter(quiet=self.quiet or not is_main(), verbose=self.verbose) as show, interruptible(show) as listener:
             if self.starts_stage:  # importing the libraries takes several seconds
-                place = self.invocation.run or self.invocation.lake
-                listener(Notice(stage=f"{self.invocation.command} {masked(str(place))}", text="starting"))
+                place = self.invocation.run or self.invocation.lake or ""
+                listener(Notice(stage=f"{self.invocation.command} {masked(str(place))}".strip(), text="starting"))
             yield listener
 
 

@@ -62,6 +62,7 @@ def serve(
         lifespan="on" if lifespan else "off",
         ws="websockets-sansio" if websockets else "none",
         ws_max_size=message_bytes or 1,
+        ws_per_message_deflate=False,  # messages are small: it costs more than it saves
         server_header=False,
         date_header=False,
         limit_concurrency=requests,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed or ssh disconnected
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed or ssh disconnected
 
 
 class Stopped(BaseException):
@@ -24,7 +24,7 @@ class Stopped(BaseException):
 def handled() -> list[signal.Signals]:
     """Return the signals to handle: all but those that the process was started to ignore, as `nohup` does with
     SIGHUP."""
-    return [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.envs.suites.catalogue import ENTRIES, suites
-from pipelines.report.meanings import meanings
+from pipelines.report.training import meanings
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELDS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-CUTOFF = 0.5  # of difflib's ratio: 1 for equal names, 0 for names without a common letter
+_CUTOFF = 0.5  # of difflib's ratio: 1 for equal names, 0 for names without a common letter
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = CUTOFF) -> str | None:
+def nearest(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str | None:
     """The one of `known` that is most like `name`; None where none is like it.
 
     >>> nearest("corridoor", ["corridor", "penalty"])
@@ -18,7 +18,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = CUTOFF) -> str |
     return found[0] if found else None
 
 
-def did_you_mean(name: str, known: Iterable[str], *, otherwise: str, prefix: str = "", cutoff: float = CUTOFF) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str, prefix: str = "", cutoff: float = _CUTOFF) -> str:
     """A hint that names the nearest of `known`, with `prefix` before it; `otherwise` where none is near.
 
     >>> did_you_mean("png", ["pong", "qbert"], prefix="atari-", otherwise="see amago envs")

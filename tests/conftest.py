@@ -4,13 +4,14 @@ tests that use the fixture `bucket`, and a browser for those that use `browser`.
 CONTRIBUTING.md describes the tiers.
 """
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("system")
 
 
+gc.disable()  # collecting tests makes objects that stay: looking at all of them again and again takes seconds
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup() -> None:
     _keep_environment()
@@ -48,23 +56,30 @@ def _keep_environment() -> None:
     os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
-class Server:
-    """A moto server process with its own, empty memory."""
+MOTO = (sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "{port}")
 
-    def __init__(self) -> None:
+
+class Server:
+    """A process of an object store with its own, empty memory. `{port}` in its command and variables is its port."""
+
+    def __init__(self, command: Sequence[str] = MOTO, **variables: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [word.format(port=port) for word in command],
+            env=os.environ | {name: value.format(port=port) for name, value in variables.items()},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         while self._process.poll() is None:
             with socket.socket() as client:
                 if client.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.05)
         self.stop()
-        raise RuntimeError("moto's server did not start")
+        raise RuntimeError(f"{command} did not start")
 
     def stop(self) -> None:
         self._process.kill()

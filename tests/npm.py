@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSIONS = {"axe-core": "4.14.1", "onnxruntime-node": "1.30.0"}
+VERSIONS = {"axe-core": "4.14.1", "azurite": "3.37.0", "onnxruntime-node": "1.30.0"}
 
 
 def _prefix(name: str) -> Path:
@@ -30,7 +30,7 @@ def fetch(name: str) -> int:
     command = ["npm", "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(prefix)]
     try:
         done = subprocess.run(
-            [*command, f"{name}@{VERSIONS[name]}"], stdin=subprocess.DEVNULL, check=False, timeout=300
+            [*command, f"{name}@{VERSIONS[name]}"], stdin=subprocess.DEVNULL, check=False, timeout=600
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"{name} cannot be fetched: {error}", file=sys.stderr)

@@ -61,7 +61,7 @@ def wait_for_updates(process: subprocess.Popen[str], run: Path, number: int) -> 
         time.sleep(0.05)
 
 
-def gone(run: Path, seconds: float = 60) -> bool:
+def gone(run: Path, seconds: float = 600) -> bool:
     deadline = time.monotonic() + seconds
     while processes(run):
         if time.monotonic() > deadline:
@@ -87,7 +87,7 @@ def words(lake: Path, run: Path, *options: str, **settings: object) -> list[str]
 def train(lake: Path, run: Path, *options: str, **settings: object) -> subprocess.CompletedProcess[str]:
     """Call `amago train`; more of its options, then its settings."""
     command = [*COMMAND, *words(lake, run, *options, **settings), "--output", "json"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, cwd=lake.parent)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600, cwd=lake.parent)
 
 
 def start(lake: Path, run: Path, *options: str, **settings: object) -> subprocess.Popen[str]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("amago_cli", "pipelines")
 LONGEST_FILE = 400
+SHORT_WAIT, LONG_WAIT = 2, 600  # seconds
+CLOCKS = re.compile(r"(monotonic|perf_counter|time\.time)\(\)")
 
 # From the top down: a module imports only from lower layers and its own package. Packages of one line are siblings.
 LAYERS = (
@@ -111,6 +116,16 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield from ((f"{module}.{alias.name}", node in typing_only) for alias in node.names)
             else:
                 yield module, node in typing_only
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Keep the million nodes of all syntax trees for the tests of this module, unseen by the garbage collector."""
+    gc.disable()
+    yield
+    for cached in (nodes, tree, source):
+        cached.cache_clear()
+    gc.enable()
 
 
 def layer(module: str) -> str | None:
@@ -241,3 +256,42 @@ def test_every_module_has_a_docstring() -> None:
 def test_tests_mirror_the_packages() -> None:
     folders = {path.relative_to(ROOT / "pipelines").parts[0] for path in (ROOT / "pipelines").glob("*/*.py")}
     check(folder for folder in sorted(folders) if not list((ROOT / "tests" / folder).glob("test_*.py")))
+
+
+def test_no_test_depends_on_how_busy_the_host_is() -> None:
+    """A limit of wall time is either meant to be reached, and short, or so long that only a hang reaches it."""
+    check(
+        f"{name_of(path)}:{node.lineno} waits {seconds} s"
+        for path in python_files("tests")
+        if "benchmarks" not in path.parts
+        for node in nodes(path)
+        if isinstance(node, ast.Call | ast.Dict | ast.Compare | ast.BinOp)
+        for seconds in _waits(node)
+        if SHORT_WAIT < seconds < LONG_WAIT
+    )
+
+
+def _waits(node: ast.expr) -> Iterator[float]:
+    """Yield the limits of wall time that a call, a setting, or a comparison or addition with a clock gives."""
+    if isinstance(node, ast.Call):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        yield from _numbers(node.args if called in ("wait", "join", "acquire", "timeout") else [])
+        yield from _numbers(each.value for each in node.keywords if _is_limit(each.arg or "", called))
+    elif isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        yield from _numbers(
+            value for key, value in pairs if isinstance(key, ast.Constant) and _is_limit(str(key.value))
+        )
+    elif isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
+        numbers = [number for number in _numbers(ast.walk(node)) if number > SHORT_WAIT]
+        yield from numbers if numbers and CLOCKS.search(ast.unparse(node)) else []
+
+
+def _is_limit(name: str, called: str = "") -> bool:
+    return name.endswith(("timeout", "timeout_seconds")) or (called == "QueryLimits" and name == "seconds")
+
+
+def _numbers(found: Iterable[ast.AST]) -> Iterator[float]:
+    for node in found:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            yield node.value

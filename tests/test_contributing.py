@@ -86,3 +86,14 @@ def test_the_page_has_commands_to_type() -> None:
     found = list(typed("CONTRIBUTING.md"))
     assert {one.file for one in found} >= {"plugins.py"}
     assert sum(one.language == "sh" for one in found) >= 6
+
+
+def test_ci_tests_every_python_that_is_supported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    matrix = re.search(r"^ +python: \[(.*)\]$", workflow, re.MULTILINE)
+    assert matrix is not None
+    assert re.findall(r"3\.\d+", matrix[1]) == named
+    assert f"Linux with Python {named[0]} to {named[-1]} is supported" in (ROOT / "README.md").read_text()
+    assert project["requires-python"] == f">={named[0]}"

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import typer
 
-from amago_cli.app import app
+from amago_cli.app import command as whole
 from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +34,7 @@ def test_the_navigation_lists_every_page(site: ModuleType) -> None:
 
 def test_the_reference_of_commands_describes_every_command(site: ModuleType) -> None:
     reference = site.commands()
-    command = typer.main.get_command(app)
+    command = whole()
     names = {"amago", *(f"amago {name}" for name in command.commands)}
     names |= {f"amago {group} {name}" for group in ("lake", "runs") for name in command.commands[group].commands}
     assert set(re.findall(r"^## `(.*)`$", reference, re.MULTILINE)) == names

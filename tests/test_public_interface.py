@@ -63,7 +63,7 @@ def test_a_recipe_is_run_asked_and_its_policy_loaded(tmp_path: Path, monkeypatch
     assert any(isinstance(event, Progress) for event in heard)
     assert run("short.toml", "runs/short", settings={"train.steps": 3}).status == "skipped"
 
-    lake = Lake.open("runs/short")
+    lake = Lake("runs/short")
     assert repr(lake) == f"Lake({lake.name!r})"
     (row,) = lake.sql("select count(*) as n, sum(length) as steps from trajectories")
     assert row["steps"] == 80

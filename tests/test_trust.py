@@ -18,6 +18,7 @@ from pipelines.export.policy_bundle import load_policy
 from pipelines.files.checksums import read_sealed, sealed
 from pipelines.registry import Registry
 from tests.cli.conftest import Amago, _prepared, amago, small, tiny  # noqa: F401
+from tests.tiers import crossed, some
 
 EVIL = """
 from pathlib import Path
@@ -77,7 +78,14 @@ READERS_OF_POLICIES = (
     ["collect", *ACTING, "--follow", "small"],
     ["lake", "sample", "small", "--values", "small"],
 )
+READERS_OF_BUNDLES = (["evaluate", "eb", "--episodes", 1], ["collect", *ACTING, "--policy", "eb"])
 ENVIRONMENTS = ("evil:Anything", "gym:evil:Anything-v0")
+WORKERS = (0, pytest.param(2, marks=pytest.mark.system))
+
+
+def named(value: Any) -> str:
+    """Name a case by a command, or by what an agent has of its own."""
+    return next(iter(value)) if isinstance(value, dict) else " ".join(map(str, value))
 
 
 def require_trust_is_asked_for(amago: Amago, command: list[Any], executed: Path) -> None:  # noqa: F811
@@ -90,8 +98,7 @@ def require_trust_is_asked_for(amago: Amago, command: list[Any], executed: Path)
     assert executed.exists()
 
 
-@pytest.mark.parametrize("command", READERS_OF_POLICIES, ids=lambda words: " ".join(map(str, words)))
-@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: next(iter(agent)))
+@pytest.mark.parametrize(("command", "agent"), crossed(READERS_OF_POLICIES, AGENTS), ids=named)
 def test_a_checkpoint_imports_nothing(
     amago: Amago,  # noqa: F811
     small: Path,  # noqa: F811
@@ -103,7 +110,7 @@ def test_a_checkpoint_imports_nothing(
     require_trust_is_asked_for(amago, command, executed)
 
 
-@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: next(iter(agent)))
+@pytest.mark.parametrize("agent", some(AGENTS, 0), ids=named)
 def test_a_report_imports_nothing(
     amago: Amago,  # noqa: F811
     small: Path,  # noqa: F811
@@ -122,7 +129,7 @@ def test_a_report_imports_nothing(
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("command", [["evaluate", "small", "--episodes", 2], ["collect", "--run", "small"]])
 def test_a_run_s_environment_imports_nothing(
     amago: Amago,  # noqa: F811
@@ -219,8 +226,7 @@ def test_a_bundle_imports_nothing(amago: Amago, small: Path, executed: Path, age
     assert executed.exists()
 
 
-@pytest.mark.parametrize("agent", AGENTS[:2], ids=lambda agent: next(iter(agent)))
-@pytest.mark.parametrize("command", [["evaluate", "eb", "--episodes", 1], ["collect", *ACTING, "--policy", "eb"]])
+@pytest.mark.parametrize(("command", "agent"), crossed(READERS_OF_BUNDLES, AGENTS[:2]), ids=named)
 def test_acting_with_a_bundle_imports_nothing(
     amago: Amago,  # noqa: F811
     small: Path,  # noqa: F811
@@ -289,7 +295,7 @@ def here(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # no
     sys.modules.pop("evil", None)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_typed_module_is_found_in_the_current_directory(amago: Amago, here: Path, workers: int) -> None:  # noqa: F811
     before = list(sys.path)
     amago("collect", "--env", "evil:Anything", "--steps", 1, "--actors", 2, "--workers", workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -41,20 +42,20 @@ TERMS = {
 MODULES = {"deriving", "originals", "own", "kinds", "needs", "versions", "workshop", "utils", "helpers", "common"}
 
 
-def texts() -> list[Path]:
+@functools.cache
+def texts() -> dict[Path, str]:
     """Return the files that are held to the words: packages, recipes, documentation of today."""
     code = [path for package in ("pipelines", "amago_cli") for path in (ROOT / package).rglob("*.py")]
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples.toml")]
-    return sorted([*code, *pages, *(ROOT / "docs").glob("*.md"), *(ROOT / "pipelines").rglob("*.toml")])
+    found = sorted([*code, *pages, *(ROOT / "docs").glob("*.md"), *(ROOT / "pipelines").rglob("*.toml")])
+    return {path: path.read_text(encoding="utf-8") for path in found}
 
 
 @pytest.mark.parametrize("better", TERMS)
 def test_a_replaced_term_does_not_come_back(better: str) -> None:
     pattern = re.compile(TERMS[better], re.MULTILINE)
     found = {
-        path.relative_to(ROOT).as_posix(): match[0]
-        for path in texts()
-        if (match := pattern.search(path.read_text(encoding="utf-8")))
+        path.relative_to(ROOT).as_posix(): match[0] for path, text in texts().items() if (match := pattern.search(text))
     }
     assert not found, f"write {better!r}"
 

@@ -3,7 +3,8 @@
 The profile `dev` of Hypothesis is the default; `--hypothesis-profile=ci` selects the other one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -30,3 +31,12 @@ def some(cases: Iterable[Any], *quick: int) -> list[Any]:
         case if position in quick else pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.full)
         for position, case in enumerate(cases)
     ]
+
+
+def crossed(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """Return all pairs of two lists for a parametrized test. Every member of either is in a pair of the quick tier; the
+    other pairs are in the tier `full`.
+    """
+    quick = {(i % len(first), i % len(second)) for i in range(max(len(first), len(second)))}
+    pairs = product(enumerate(first), enumerate(second))
+    return [pytest.param(a, b, marks=[] if (i, j) in quick else pytest.mark.full) for (i, a), (j, b) in pairs]

@@ -68,7 +68,7 @@ def evaluate(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option("--form", metavar="FORM", help="Form of a bundle that acts: weights (default), onnx or torch."),
+        typer.Option("--form", metavar="FORM", help="Form of a bundle that acts: weights, onnx, torch, aoti."),
     ] = None,
     evaluators: Annotated[
         int | None,

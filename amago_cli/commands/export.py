@@ -32,7 +32,7 @@ def export(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="bundle, onnx, torch, page (repeatable): the policy; parquet, npz, hdf5, minari: trajectories.",
+            help="bundle, onnx, torch, aoti, page (repeatable): the policy; parquet, npz, hdf5, minari: trajectories.",
         ),
         Sets("export.format"),
     ] = None,
@@ -56,9 +56,10 @@ def export(
     """Export a policy bundle that acts without the lake or the run, or trajectories for other tools.
 
     --format onnx adds the policy, memory included, as one graph for ONNX runtimes, with a policy.py that needs numpy
-    and onnxruntime alone and a policy.mjs for Node and browsers; --format torch one for torch.export. Both are proved
-    on recorded steps and by an evaluation: exit 4 if they do not act as the policy does. --format page adds page.html,
-    in which a policy of frozen lakes plays them, without a server. A bundle is exported with other forms, too.
+    and onnxruntime alone and a policy.mjs for Node and browsers; --format torch one for torch.export; --format aoti one
+    that is compiled for this machine by torch and its C++ compiler. All are proved on recorded steps and by an
+    evaluation: exit 4 if they do not act as the policy does. --format page adds page.html, in which a policy of frozen
+    lakes plays them, without a server. A bundle is exported with other forms, too.
     --card adds README.md and pictures, with which `hf upload` takes the directory as it is.
 
     Trajectories are exported complete, with their relabelled versions: parquet writes the steps and a table of
@@ -82,7 +83,7 @@ def export(
         common.concerns()
         settings = request.settings(evaluate_bundle.document(packed))
         if common.dry_run:
-            return preview(common, settings, writes={"bundle": exporting.place_of_bundle(settings, packed)})
+            return preview(common, settings, writes={"bundle": exporting.place_of_bundle(settings.export, packed)})
         with common.listening() as listener:
             return exporting.of_bundle(settings, directory=packed, listener=listener)
     settings = request.settings(RunDirectory(run).load_document())
@@ -105,11 +106,11 @@ def export(
         from pipelines.lake.store import Lake
 
         exporter(wanted.format[0])
-        lake = Lake.open(source)
+        lake = Lake(source)
         common.concerns(lake=lake.name)
         if common.dry_run:
             return preview(common, settings, writes={"dataset": Path(wanted.to or engine.default_folder(lake))})
-        return engine.dataset(settings, lake=source, listener=listener)
+        return engine.dataset(settings.export, lake=source, listener=listener)
 
 
 def _is_lake(source: str) -> bool:

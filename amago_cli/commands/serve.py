@@ -44,14 +44,18 @@ def serve(
         float, typer.Option("--idle", metavar="SECONDS", min=0.1, help="End sessions that are unused for so long.")
     ] = 600.0,
     body: Annotated[int, typer.Option("--body", metavar="BYTES", min=1, help="Largest request or message.")] = 1 << 22,
+    form: Annotated[
+        str,
+        typer.Option("--form", metavar="FORM", help="Form of the bundle that acts: weights, onnx, torch, aoti."),
+    ] = "weights",
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Threads of a step.")] = 1,
 ) -> Any:
     """Act with a bundle for clients on HTTP and WebSocket, each in a session with a memory of its own.
 
     Sessions that ask at the same time share one step of the policy. The server answers this machine only, unless --host
     says otherwise, and only requests with the token that it prints. /openapi.json describes the requests, /health and
-    /metrics the state. Nothing in the bundle is executed. Ctrl-C and SIGTERM end it once it has answered what it was
-    asked.
+    /metrics the state. Nothing in the bundle is executed, unless --trust admits the form torch or aoti. Ctrl-C and
+    SIGTERM end it once it has answered what it was asked.
 
     Example: amago serve runs/short/export
     """
@@ -67,16 +71,15 @@ def serve(
         raise InputMissing(f"no policy bundle at '{bundle}'", hint="make one with: amago export RUN")
     token = secrets.token_urlsafe(32) if token_file is None else _token(token_file)
     from pipelines.learning import bundle as bundles
-    from pipelines.learning.checkpoint import load_agent
+    from pipelines.serve.acting import of_bundle
     from pipelines.serve.app import application
     from pipelines.serve.sessions import SessionPool
     from pipelines.training.learner import use_threads
 
     use_threads(threads)
     found = bundles.read(directory)
-    capacity = int(found.record["context_length"])
-    agent = load_agent(found)
-    pool = SessionPool(agent, capacity=capacity, most=sessions, idle_seconds=idle, greedy=greedy, seed=seed)
+    policy = of_bundle(found, form=form, trust=common.trust, most=sessions, greedy=greedy, seed=seed)
+    pool = SessionPool(policy, most=sessions, idle_seconds=idle)
     listener = listening(host, (port,) if port is not None else (_PORT, 0))
     number, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
     about = {"policy": found.identity, "update": found.update, "env": found.env.get("name", "")}

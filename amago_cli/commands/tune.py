@@ -53,7 +53,6 @@ def tune(
     from amago_cli.cells import Cells, command
     from amago_cli.render.output import Document
     from pipelines.config.recipes import find
-    from pipelines.config.run_directory import dump
     from pipelines.files.atomic import write_atomically
     from pipelines.stages.library import default_run
     from pipelines.stages.search_space import read_space
@@ -91,5 +90,5 @@ def tune(
         import tomli_w
 
         best = directory / "best.toml"
-        write_atomically(best, tomli_w.dumps(dump(cells.settings(result.metrics["best"]["settings"]))))
+        write_atomically(best, tomli_w.dumps(cells.settings(result.metrics["best"]["settings"]).document()))
         return replace(result, outputs=[best])

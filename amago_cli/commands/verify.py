@@ -27,7 +27,8 @@ def verify(
     """Verify an exported policy: its checksums, and that every form answers the recorded steps as the policy did.
 
     Exit 4 if a file was altered or a form acts otherwise. Nothing in the bundle is executed; with --trust, policy.pt2
-    is opened too. Where amago is not installed, `python BUNDLE/policy.py` does the same for policy.onnx.
+    and policy.aoti.pt2 are opened too. Where amago is not installed, `python BUNDLE/policy.py` does the same for
+    policy.onnx.
 
     Example: amago verify runs/short/export
     """

@@ -55,7 +55,7 @@ def view(
 
     for module in ("starlette", "uvicorn"):
         require(module, "view", "`amago view`")
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     evaluator = None
     if values is not None:

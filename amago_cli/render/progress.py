@@ -12,12 +12,12 @@ from typing import Any, Protocol, TextIO
 from amago_cli.render import escaping
 from pipelines.events import Event, Listener, Notice, Progress, Waiting, duration, silent
 
-LINE_SECONDS = 30.0
+_LINE_SECONDS = 30.0
 _COLUMNS = 80  # of a terminal of unknown size
 _LEAST_BAR = 10  # columns of the bar itself
 
 
-class Closing(Protocol):
+class _Closing(Protocol):
     """A listener that leaves the terminal clean."""
 
     def __call__(self, event: Event) -> None: ...
@@ -31,7 +31,7 @@ def reporter(*, quiet: bool, verbose: bool = False, stream: TextIO | None = None
     if quiet:
         yield silent
         return
-    show: Closing = Bar(stream, verbose=verbose) if stream.isatty() else Lines(stream, verbose=verbose)
+    show: _Closing = Bar(stream, verbose=verbose) if stream.isatty() else Lines(stream, verbose=verbose)
     try:
         yield show
     finally:
@@ -42,14 +42,14 @@ class Bar:
     """A tqdm bar of the stage, or in a chain of the whole run, with the stage's newest figures."""
 
     def __init__(self, stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stream, self.verbose, self.pace = stream, verbose, Pace(clock)
+        self.stream, self.verbose, self.pace = stream, verbose, _Pace(clock)
         self._bar: Any = None
 
     def __call__(self, event: Event) -> None:
         from tqdm import tqdm
 
         if isinstance(event, Notice):
-            if text := worded(event, self.verbose):
+            if text := _worded(event, self.verbose):
                 tqdm.write(text, file=self.stream)
             return
         if isinstance(event, Waiting):
@@ -95,15 +95,15 @@ class Lines:
         stream: TextIO,
         *,
         verbose: bool = False,
-        interval: float = LINE_SECONDS,
+        interval: float = _LINE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.stream, self.verbose, self.interval, self.clock, self.pace = stream, verbose, interval, clock, Pace(clock)
+        self.stream, self.verbose, self.interval, self.clock, self.pace = stream, verbose, interval, clock, _Pace(clock)
         self._said = clock()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Notice):
-            if text := worded(event, self.verbose):
+            if text := _worded(event, self.verbose):
                 print(text, file=self.stream, flush=True)
             return
         if isinstance(event, Waiting):
@@ -131,7 +131,7 @@ class Lines:
         return ", ".join(parts)
 
 
-class Pace:
+class _Pace:
     """Rate and time left of a stage, measured since its first event."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -168,7 +168,7 @@ class Pace:
         return (event.done - first) / (now - since) if now > since else 0.0
 
 
-def worded(notice: Notice, verbose: bool) -> str | None:
+def _worded(notice: Notice, verbose: bool) -> str | None:
     """Format a notice; None when this user does not see it."""
     if notice.level == "debug":
         return escaping.lines(notice.text) if verbose else None  # tracebacks

@@ -60,6 +60,7 @@ EXTENSIBLE = frozenset(
         "train.ranks",
         "train.rank_timeout",
         "train.shard",
+        "train.sharding",
         "train.threads",
         "train.verify",
         "train.packing",

@@ -224,6 +224,8 @@ class SequencePluginSettings(SettingsModel):
         return known(SEQUENCE_ENCODERS, kind)
 
 
+WITHOUT_BLOCKS = ("gru", "identity")
+WITHOUT_MEMORY = ("feedforward", "identity")
 _BUILT_IN = ("transformer", "gru", "mingru", "mamba", "feedforward", "identity")
 
 

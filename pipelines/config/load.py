@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipelines.config import sizes
 from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.problems import describe, refuse, unknown_key
-from pipelines.config.settings import TABLES, Settings
+from pipelines.config.settings import TABLES, EnvSettings, Settings
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.nearest import did_you_mean
@@ -150,7 +150,7 @@ def resolve(
     problems += _profile_problems(document, wanted.get("profile"), env_model)
     refuse(problems, source)
     assert settings is not None
-    return _with_environment_defaults(settings, env_model)
+    return settings.model_copy(update={"env": _with_defaults(settings.env, env_model)})
 
 
 def tags_first(assignments: Iterable[tuple[tuple[str, ...], Any]]) -> list[tuple[tuple[str, ...], Any]]:
@@ -264,12 +264,11 @@ def _profile_problems(document: Mapping[str, Any], chosen: Any, env_model: EnvMo
     return problems
 
 
-def _with_environment_defaults(settings: Settings, env_model: EnvModel) -> Settings:
-    if not settings.env.name:
-        return settings
-    params = env_model(settings.env.name).model_validate(settings.env.params).model_dump(exclude_none=True)
-    env = type(settings.env).model_validate({"name": settings.env.name, **params})
-    return settings.model_copy(update={"env": env})
+def _with_defaults(env: EnvSettings, env_model: EnvModel) -> EnvSettings:
+    if not env.name:
+        return env
+    params = env_model(env.name).model_validate(env.params).model_dump(exclude_none=True)
+    return EnvSettings.model_validate({"name": env.name, **params})
 
 
 def _environment_problems(table: Any, env_model: EnvModel) -> list[str]:

@@ -39,7 +39,7 @@ AGENTS = Registry(
     },
 )
 
-Discount = Annotated[float, Field(ge=0, lt=1)]
+_Discount = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ActorSettings(SettingsModel):
@@ -176,9 +176,9 @@ class AgentSettings(SettingsModel):
     """Value normalisation."""
     filter: FilterSettings = FilterSettings()
     """Advantage filter of behaviour cloning."""
-    gammas: tuple[Discount, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
+    gammas: tuple[_Discount, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
     """Discounts learned in addition to the acting one."""
-    acting_gamma: Discount = 0.999
+    acting_gamma: _Discount = 0.999
     """Acting discount: the discount whose policy acts."""
     reward_scale: Annotated[float, Field(gt=0)] = 10.0
     """Factor of all rewards while learning (scaled rewards)."""

@@ -6,6 +6,7 @@ runs/NAME/  config.toml  run.json  metrics.jsonl  checkpoints/  evaluations/  vi
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -37,7 +38,7 @@ _LONGEST_ERROR = 500
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
 
 
-class LakeRecord(Form):
+class _LakeRecord(Form):
     """A lake that a run was trained on."""
 
     id: str
@@ -46,7 +47,7 @@ class LakeRecord(Form):
     last: float
 
 
-class BestRecord(Form):
+class _BestRecord(Form):
     """The best checkpoint so far."""
 
     update: int
@@ -60,8 +61,8 @@ class RunRecord(Form):
     name: str = ""
     id: str = ""
     stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    lakes: list[LakeRecord] = Field(default_factory=list)
-    best: BestRecord | None = None
+    lakes: list[_LakeRecord] = Field(default_factory=list)
+    best: _BestRecord | None = None
     labelled: dict[str, str] = Field(default_factory=dict)
 
 
@@ -134,7 +135,7 @@ class RunDirectory:
         number that the run has.
         """
         if stage in self.load_record().get("stages", {}) and not fresh:
-            stored, wanted = self.load_document(), dump(settings)
+            stored, wanted = self.load_document(), settings.document()
             self._refuse_changes(stage, stored, wanted, _owned(stage), undecided=undecided)
 
     def record(
@@ -149,21 +150,18 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         with self._writing():
             self.refuse_changes(stage, settings, fresh=fresh)
-            self._record(stage, settings, fresh=fresh, recipe=recipe)
+            kept, record, document = self.load_document(), self.load_record(), settings.document()
+            owned = {key: document[key] for key in _owned(stage) if key in document}
+            merged = document if stage == "run" else {**document, **kept, **owned}
+            write_atomically(self.config_path, tomli_w.dumps(merged))
+            done = {"argv": sys.argv, "time": _now(), "pid": os.getpid()}
+            stages = {**record.get("stages", {}), stage: done}
+            if fresh and stage != "collect":  # these refer to deleted checkpoints
+                record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
+            named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed}
+            named |= {"env": settings.env.name} | ({} if recipe is None else {"recipe": dict(recipe)})
+            self._write_record({**record, **named, **_circumstances(), "stages": stages})
         self._begun = stage
-
-    def _record(self, stage: str, settings: Settings, *, fresh: bool, recipe: Mapping[str, Any] | None) -> None:
-        stored, record, document = self.load_document(), self.load_record(), dump(settings)
-        kept = {} if stage == "run" else stored
-        merged = {**document, **kept, **{key: document[key] for key in _owned(stage) if key in document}}
-        write_atomically(self.config_path, tomli_w.dumps(merged))
-        done = {"argv": sys.argv, "time": _now(), "pid": os.getpid()}
-        stages = {**record.get("stages", {}), stage: done}
-        if fresh and stage != "collect":  # these refer to deleted checkpoints
-            record = {key: value for key, value in record.items() if key not in ("best", "labelled")}
-        named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed, "env": settings.env.name}
-        followed = {} if recipe is None else {"recipe": dict(recipe)}
-        self._write_record({**record, **named, **followed, **_circumstances(), "stages": stages})
 
     def _record_end(self, error: BaseException | None) -> None:
         """Record how the stage ended, if it was recorded as begun; without room on the disk, nothing."""
@@ -248,11 +246,6 @@ class RunDirectory:
             )
 
 
-def dump(settings: Settings) -> dict[str, Any]:
-    """Return `settings` as a TOML document that resolves to the same settings."""
-    return settings.model_dump(mode="json", exclude_none=True)
-
-
 def _may_change(stage: str, key: str) -> bool:
     return key in EXTENSIBLE or key.startswith("track.") or (stage == "collect" and key.startswith(BEHAVIOUR))
 
@@ -274,14 +267,8 @@ def _shown(value: Any) -> str:
 
 
 def _circumstances() -> dict[str, Any]:
-    versions: dict[str, str | None] = {}
-    for name in _VERSIONED:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
     return {
-        "versions": versions | {"python": platform.python_version()},
+        "versions": _versions() | {"python": platform.python_version()},
         "git_commit": _git_commit(),
         "hardware": {
             "host": socket.gethostname(),
@@ -290,6 +277,17 @@ def _circumstances() -> dict[str, Any]:
             **_processor(),
         },
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in _VERSIONED:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
 
 
 def _processor() -> dict[str, Any]:

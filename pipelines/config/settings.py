@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from pipelines.config.base import SettingsModel, count_or_auto
+from pipelines.config.encoders import WITHOUT_BLOCKS
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.model import AgentSettings
 from pipelines.config.relabelling import RelabelSettings, ReplaySettings
 from pipelines.config.sizes import SizeName
 from pipelines.config.source import SourceSettings
 
-StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "export"]
+_StageName = Literal["ingest", "collect", "relabel", "train", "evaluate", "export"]
 # Settings table of a stage in a chain, if not the table of its name.
 TABLES: Mapping[str, str] = {"ingest": "source"}
 
@@ -102,7 +103,7 @@ class LakeSettings(SettingsModel):
 
 
 # Value of `train.context_length = "auto"` if the longest episode is unknown, and its upper bound.
-CONTEXT_LENGTH, LONGEST_CONTEXT = 128, 256
+_CONTEXT_LENGTH, LONGEST_CONTEXT = 128, 256
 
 
 class TrainSettings(SettingsModel):
@@ -188,6 +189,9 @@ class TrainSettings(SettingsModel):
     """Let CUDA round factors of float32 products to TF32."""
     ranks: int = Field(1, ge=1, le=4096)
     """Processes of this host that train together, each on its share of every batch; a launcher's number comes first."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """What each rank keeps of the agent: `none`, all of it; `fsdp` (experimental), only its share of the weights of the
+    sequence encoder's blocks, of their gradients and optimiser state (FSDP2). A single process has all of it."""
     rank_timeout: float = Field(300.0, gt=0)
     """Seconds that a rank waits for the others before it gives up, when several processes train together."""
     device: str = "auto"
@@ -206,10 +210,16 @@ class TrainSettings(SettingsModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _sharded_as_it_is(self) -> TrainSettings:
+        if self.sharding == "fsdp" and self.compile:
+            raise ValueError("compile is not possible together with sharding 'fsdp'")
+        return self
+
     @property
     def resolved_context_length(self) -> int:
         """The context length as a number, even before `auto` is resolved."""
-        return max(CONTEXT_LENGTH, self.burn_in + 1) if self.context_length == "auto" else self.context_length
+        return max(_CONTEXT_LENGTH, self.burn_in + 1) if self.context_length == "auto" else self.context_length
 
 
 class EvaluateSettings(SettingsModel):
@@ -253,7 +263,7 @@ class TrackSettings(SettingsModel):
     `module:attr[:ARGUMENT]`."""
 
 
-POLICY_FORMS = ("bundle", "onnx", "torch", "page")
+_POLICY_FORMS = ("bundle", "onnx", "torch", "aoti", "page")
 """Formats of `[export]` that are forms of the policy; all others are for trajectories."""
 
 
@@ -267,10 +277,10 @@ class ExportSettings(SettingsModel):
     to: str = ""
     """Directory to write; empty: `RUN/export`, for trajectories `RUN/dataset`."""
     format: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("bundle",)
-    """Forms of the policy: bundle, with onnx and torch, which act without this package, and page, in which it plays; or
-    one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""
+    """Forms of the policy: bundle, with onnx, torch and aoti, which act without this package, and page, in which it
+    plays; or one of minari, parquet, npz, hdf5 and `module:attr`: trajectories of the lake."""
     episodes: int = Field(32, ge=0, le=10_000)
-    """Episodes that the policy and each of its forms onnx and torch plays, to compare their scores (0: none)."""
+    """Episodes that the policy and each of its forms onnx, torch and aoti plays, to compare their scores (0: none)."""
     weights: Literal["float32", "float16", "int8"] = "float32"
     """How the form onnx stores its matrices; it computes in float32. The proof has wider limits for smaller ones."""
     card: bool = False
@@ -291,12 +301,12 @@ class ExportSettings(SettingsModel):
     @property
     def of_policy(self) -> bool:
         """Whether the policy is exported, not trajectories."""
-        return self.format[0] in POLICY_FORMS
+        return self.format[0] in _POLICY_FORMS
 
     @model_validator(mode="after")
     def _one_kind(self) -> ExportSettings:
-        if not self.format or (len(self.format) > 1 and not set(self.format) <= set(POLICY_FORMS)):
-            raise ValueError(f"format: give forms of the policy ({', '.join(POLICY_FORMS)}), or one for trajectories")
+        if not self.format or (len(self.format) > 1 and not set(self.format) <= set(_POLICY_FORMS)):
+            raise ValueError(f"format: give forms of the policy ({', '.join(_POLICY_FORMS)}), or one for trajectories")
         if self.weights != "float32" and not {"onnx", "page"} & set(self.format):
             raise ValueError(f"weights: {self.weights} is for the form onnx; add it to format")
         return self
@@ -307,7 +317,7 @@ class StageSettings(SettingsModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    stage: StageName
+    stage: _StageName
     """Stage to run; the entry's other keys override those of its table."""
     every: int = Field(1, ge=1)
     """Run on every n-th epoch counted from `start_epoch`."""
@@ -356,6 +366,17 @@ class Settings(SettingsModel):
     export: ExportSettings = ExportSettings()
     track: TrackSettings = TrackSettings()
     stages: tuple[StageSettings, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_blocks_to_shard(self) -> Settings:
+        kind = self.agent.sequence.kind
+        if self.train.sharding == "fsdp" and kind in WITHOUT_BLOCKS:
+            raise ValueError(f"train.sharding 'fsdp' needs a sequence encoder of blocks, and '{kind}' has none")
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """Return them as a TOML document that resolves to the same settings."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     def for_stage(self, entry: StageSettings) -> Settings:
         """Return these settings with the entry's overrides applied to its stage's table."""

@@ -1,11 +1,19 @@
-"""A batch of windows. B windows, L steps of loss, L + 1 rows."""
+"""A batch of windows, and the reused memory of batches: allocating fresh pages costs as much as the copy into them.
+
+B windows, L steps of loss, L + 1 rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from pipelines.lake.schema import Column
+
+_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,31 @@ class Batch:
         rows = next(iter(self.columns.values())).shape[1]
         return np.arange(1, rows) < self.lengths[:, None]
 
-    @property
-    def time_index(self) -> np.ndarray:
-        """(B, L + 1) int64: time of every row in its trajectory."""
-        rows = next(iter(self.columns.values())).shape[1]
-        return self.start[:, None] + np.arange(rows)
-
     def __len__(self) -> int:
         return len(self.lengths)
+
+
+class Buffers:
+    """Pool of arrays (size, rows, *shape) for `columns`."""
+
+    def __init__(self, columns: Sequence[Column], rows: int) -> None:
+        self._columns, self._rows = columns, rows
+        self._pool: list[dict[str, np.ndarray]] = []
+
+    def take(self, size: int) -> dict[str, np.ndarray]:
+        """Return an uninitialised array for each column, to which no other reference exists."""
+        for buffers in self._pool:
+            if all(len(b) == size and sys.getrefcount(b) <= _HELD for b in buffers.values()):
+                return buffers
+        buffers = {c.name: np.empty((size, self._rows, *c.shape), dtype=c.dtype) for c in self._columns}
+        self._pool = [*self._pool[-(_KEPT - 1) :], buffers]
+        return buffers
+
+
+def _held() -> int:
+    """Count the references to an unreferenced array during a loop over its dictionary's values."""
+    buffers = {"x": np.empty(1)}
+    return max(sys.getrefcount(b) if len(b) else 0 for b in buffers.values())
+
+
+_HELD = _held()

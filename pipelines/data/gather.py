@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipelines.data.batch import Batch
-from pipelines.data.buffers import Buffers
+from pipelines.data.batch import Batch, Buffers
 from pipelines.data.readahead import Readahead, prepare
 from pipelines.data.relabel_on_the_fly import DrawnVersions
 from pipelines.data.view import View
@@ -24,7 +23,7 @@ from pipelines.lake.segment import OpenSegments, SegmentFile
 from pipelines.lake.storage import LocalStorage
 
 OPEN_FILES = 256
-TAKE_FROM = 4  # windows in one file above which a gather beats slices
+_TAKE_FROM = 4  # windows in one file above which a gather beats slices
 
 Columns = dict[str, np.ndarray]
 
@@ -145,7 +144,7 @@ class Gatherer:
             raise self._lost(number, error) from error
 
     def _copy_from(self, file: SegmentFile, rows: np.ndarray, out: Columns) -> None:
-        gathered = len(rows) >= TAKE_FROM
+        gathered = len(rows) >= _TAKE_FROM
         index = rows[:, None] + self._steps if gathered else np.zeros(0, dtype=np.int64)
         bounds = [] if gathered else [(i, r, min(r + self._rows, file.rows)) for i, r in enumerate(rows.tolist())]
         for name, target in out.items():

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.data.batch import Batch
-from pipelines.data.buffers import Buffers
+from pipelines.data.batch import Batch, Buffers
 from pipelines.data.gather import Columns
 from pipelines.data.randomness import Purpose, stream
 from pipelines.data.relabel_on_the_fly import Versions
@@ -37,7 +36,7 @@ class Share:
 
 
 @dataclass
-class MixedLake:
+class _MixedLake:
     """A lake of a mixture. `history`: [n, number of segments], update n being the first to draw from so many."""
 
     view: View
@@ -69,7 +68,7 @@ class Mixture:
         assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
         self._seed, self._anneal_steps = seed, anneal_steps
         self.parts = [
-            MixedLake(view, WindowSampler(view, length=length, strategy=strategy, versions=own, span=span), share)
+            _MixedLake(view, WindowSampler(view, length=length, strategy=strategy, versions=own, span=span), share)
             for (view, share), own in zip(lakes, versions or (None,) * len(lakes), strict=True)
         ]
         self._buffers = Buffers(schema.columns, length + 1)
@@ -162,7 +161,7 @@ class Mixture:
             part.view.restore(snapshot)
             alive = {segment.id for segment in part.view.live.segments}
             part.history = [
-                [update, sum(id in alive for id in snapshot["segments"][:seen])] for update, seen in snapshot["history"]
+                [update, len(alive.intersection(snapshot["segments"][:seen]))] for update, seen in snapshot["history"]
             ]
 
     def arrays(self) -> dict[str, np.ndarray]:

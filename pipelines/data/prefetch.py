@@ -17,7 +17,7 @@ from pipelines.data.batch import Batch
 Request = tuple[int, int, int]  # number of windows of a batch; its update; its micro-batch
 
 
-class BatchSource(Protocol):
+class _BatchSource(Protocol):
     """Source of batches."""
 
     @property
@@ -31,7 +31,7 @@ class Prefetch:
     An error of the source is raised in place of its batch.
     """
 
-    def __init__(self, source: BatchSource, plan: Iterator[Request], *, ahead: int) -> None:
+    def __init__(self, source: _BatchSource, plan: Iterator[Request], *, ahead: int) -> None:
         self._source, self._plan, self._ahead = source, plan, ahead
         self._prepared: deque[tuple[Request, Future[Batch]]] = deque()
         self._again: deque[Request] = deque()

@@ -19,8 +19,8 @@ import numpy as np
 
 from pipelines.data.view import PRIORITY, TASK
 
-PIECE = 1 << 16
-Weighting = Literal["timestep", "trajectory", "task"]
+_PIECE = 1 << 16
+_Weighting = Literal["timestep", "trajectory", "task"]
 Placement = Literal["uniform", "full"]
 
 
@@ -38,7 +38,7 @@ class Strategy:
       1511.05952).
     """
 
-    weighting: Weighting = "timestep"
+    weighting: _Weighting = "timestep"
     placement: Placement = "uniform"
     half_life: float = 0.0
     per_alpha: float = 0.0
@@ -92,7 +92,7 @@ class Strategy:
 
 def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
     """Yield consecutive views of some rows."""
-    return (rows[start : start + PIECE] for start in range(0, len(rows), PIECE))
+    return (rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE))
 
 
 def _steps_to_the_newest(table: np.ndarray) -> float:

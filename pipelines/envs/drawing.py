@@ -9,23 +9,23 @@ from functools import lru_cache
 
 import numpy as np
 
-Color = tuple[int, int, int]
+_Color = tuple[int, int, int]
 
-INK: Color = (30, 41, 59)
-SLATE: Color = (71, 85, 105)
-GREY: Color = (148, 163, 184)
-PALE: Color = (226, 232, 240)
-PAPER: Color = (248, 250, 252)
-BLUE: Color = (37, 99, 235)
-SKY: Color = (191, 219, 254)
-WATER: Color = (30, 58, 138)
-GREEN: Color = (22, 163, 74)
-AMBER: Color = (217, 119, 6)
-GOLD: Color = (250, 204, 21)
-RED: Color = (220, 38, 38)
-PINK: Color = (219, 39, 119)
-TEAL: Color = (20, 184, 166)
-WHITE: Color = (255, 255, 255)
+INK: _Color = (30, 41, 59)
+SLATE: _Color = (71, 85, 105)
+GREY: _Color = (148, 163, 184)
+PALE: _Color = (226, 232, 240)
+PAPER: _Color = (248, 250, 252)
+BLUE: _Color = (37, 99, 235)
+SKY: _Color = (191, 219, 254)
+WATER: _Color = (30, 58, 138)
+GREEN: _Color = (22, 163, 74)
+AMBER: _Color = (217, 119, 6)
+GOLD: _Color = (250, 204, 21)
+RED: _Color = (220, 38, 38)
+PINK: _Color = (219, 39, 119)
+TEAL: _Color = (20, 184, 166)
+WHITE: _Color = (255, 255, 255)
 
 GLYPH = (7, 5)  # rows and columns of a letter
 _SPACING = 1
@@ -47,30 +47,30 @@ Y 1111110A040404 Z 1F01020408101F 0 0E11131519110E 1 040C040404040E 2 0E11010204
 class Canvas:
     """A picture to draw on: `pixels` (height, width, 3) uint8."""
 
-    def __init__(self, height: int, width: int, color: Color = PAPER) -> None:
+    def __init__(self, height: int, width: int, color: _Color = PAPER) -> None:
         self.pixels = np.empty((height, width, 3), dtype=np.uint8)
         self.pixels[:] = color
 
-    def rectangle(self, left: float, top: float, right: float, bottom: float, color: Color) -> None:
+    def rectangle(self, left: float, top: float, right: float, bottom: float, color: _Color) -> None:
         """Fill a rectangle."""
         x, y = self._centers(left, top, right, bottom)
         inside = np.minimum(np.minimum(x - left, right - x), np.minimum(y - top, bottom - y))
         self._blend(left, top, inside + 0.5, color)
 
-    def disc(self, x: float, y: float, radius: float, color: Color) -> None:
+    def disc(self, x: float, y: float, radius: float, color: _Color) -> None:
         """Fill a disc."""
         box = x - radius - 1, y - radius - 1, x + radius + 1, y + radius + 1
         across, down = self._centers(*box)
         self._blend(box[0], box[1], radius - np.hypot(across - x, down - y) + 0.5, color)
 
-    def ring(self, x: float, y: float, radius: float, width: float, color: Color) -> None:
+    def ring(self, x: float, y: float, radius: float, width: float, color: _Color) -> None:
         """Draw a circle, `width` wide."""
         box = x - radius - width, y - radius - width, x + radius + width, y + radius + width
         across, down = self._centers(*box)
         apart = np.abs(np.hypot(across - x, down - y) - radius)
         self._blend(box[0], box[1], width / 2 - apart + 0.5, color)
 
-    def line(self, x0: float, y0: float, x1: float, y1: float, width: float, color: Color) -> None:
+    def line(self, x0: float, y0: float, x1: float, y1: float, width: float, color: _Color) -> None:
         """Draw a line with round ends."""
         box = min(x0, x1) - width, min(y0, y1) - width, max(x0, x1) + width, max(y0, y1) + width
         across, down = self._centers(*box)
@@ -79,7 +79,7 @@ class Canvas:
         apart = np.hypot(across - x0 - share * (x1 - x0), down - y0 - share * (y1 - y0))
         self._blend(box[0], box[1], width / 2 - apart + 0.5, color)
 
-    def triangle(self, *corners: tuple[float, float], color: Color) -> None:
+    def triangle(self, *corners: tuple[float, float], color: _Color) -> None:
         """Fill a triangle between three points."""
         xs, ys = zip(*corners, strict=True)
         left, top = min(xs), min(ys)
@@ -92,7 +92,7 @@ class Canvas:
             inside = np.minimum(inside, (across - x0) * side[0] + (down - y0) * side[1])
         self._blend(left, top, inside + 0.5, color)
 
-    def text(self, text: str, x: float, y: float, color: Color, *, scale: int = 1, middle: bool = False) -> None:
+    def text(self, text: str, x: float, y: float, color: _Color, *, scale: int = 1, middle: bool = False) -> None:
         """Write `text`, in capitals, from (x, y) on, the top left corner of its first letter; `middle`: around it."""
         shape = letters(text).repeat(scale, 0).repeat(scale, 1)
         if middle:
@@ -108,7 +108,7 @@ class Canvas:
         rows = np.arange(int(np.floor(top)), int(np.ceil(bottom)) + 1)
         return columns[None] + 0.5, rows[:, None] + 0.5
 
-    def _blend(self, left: float, top: float, cover: np.ndarray, color: Color) -> None:
+    def _blend(self, left: float, top: float, cover: np.ndarray, color: _Color) -> None:
         """Paint `color` where `cover` (H, W) is 1, and a share of it below that; what is off the canvas is cut off."""
         x, y = int(np.floor(left)), int(np.floor(top))
         cover = cover[max(-y, 0) :, max(-x, 0) :]

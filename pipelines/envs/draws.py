@@ -61,13 +61,13 @@ class Draws:
         return np.argsort(self.uniform(episode[:, None], stream, np.arange(n)), axis=1)
 
 
-BANDS, EVERY, TEST_BAND = 30, 5, 2
+BANDS, EVERY, _TEST_BAND = 30, 5, 2
 
 
 def bands_of(split: str) -> np.ndarray:
     """Return the numbers of the bands of one side."""
     band = np.arange(BANDS)
-    return band[(band % EVERY == TEST_BAND) == (split == "test")]
+    return band[(band % EVERY == _TEST_BAND) == (split == "test")]
 
 
 def spread(share: np.ndarray, split: str) -> np.ndarray:

@@ -12,7 +12,6 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import metadata
 from typing import Any, Literal
 
 import gymnasium
@@ -25,9 +24,10 @@ from pipelines.envs.env import Env
 from pipelines.envs.suites.catalogue import ENTRIES, USER_ENTRY, Entry
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean, nearest
+from pipelines.registry import entry_points
 
 Split = Literal["train", "test"]
-_GROUP = "amago.environment"
+_KIND = "environment"  # entry points `amago.environment`
 
 
 def make(
@@ -123,7 +123,7 @@ def catalogue() -> list[Entry]:
     which `make` refuses, is not listed."""
     plugged = [
         replace(USER_ENTRY, name=point.name, suite="installed", about=point.value)
-        for point in metadata.entry_points(group=_GROUP)
+        for point in entry_points(_KIND)
         if _ours(point.name) is None
     ]
     return [*ENTRIES, *sorted(plugged, key=lambda entry: entry.name)]
@@ -137,7 +137,7 @@ def entry_of(name: str) -> Entry:
 def _resolve(name: str) -> tuple[str, Entry]:
     """Return what to build (an entry point's target in place of its name) and the catalogue's entry for it."""
     entry = _ours(name)
-    for point in metadata.entry_points(group=_GROUP):
+    for point in entry_points(_KIND):
         if point.name == name and entry is not None:
             package = point.dist.name if point.dist is not None else "an installed package"
             raise UsageError(

@@ -15,7 +15,7 @@ WIDTH = 480  # pixels of a picture, about
 _MOST_CELLS = 31  # on a side; of larger grids the part around the agent is drawn
 _SIDES = (8, 120)  # pixels of a cell
 
-LETTERS: Mapping[str, str] = {
+_LETTERS: Mapping[str, str] = {
     ".": "floor",
     "#": "wall",
     "S": "start",
@@ -27,7 +27,7 @@ LETTERS: Mapping[str, str] = {
     "v": "down",
 }
 """The usual letters of a grid."""
-ON_ICE: Mapping[str, str] = {**LETTERS, ".": "ice", "#": "hole"}
+ON_ICE: Mapping[str, str] = {**_LETTERS, ".": "ice", "#": "hole"}
 
 
 class Scene(Protocol):
@@ -52,7 +52,7 @@ class GridScene:
 
     rows: Sequence[str]
     agent: tuple[int, int]
-    tiles: Mapping[str, str] = field(default_factory=lambda: LETTERS)
+    tiles: Mapping[str, str] = field(default_factory=lambda: _LETTERS)
     carries: str = ""
     note: str = ""
 

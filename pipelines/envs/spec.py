@@ -26,7 +26,6 @@ from pipelines.lake.spaces import (
     MultiDiscrete,
     Ragged,
     Space,
-    Spaces,
     TooLong,
     require_sound,
 )
@@ -167,14 +166,6 @@ class ActionCodec:
             return list((np.rint(scaled) if whole else scaled).astype(self._dtype))
         shaped = np.asarray(actions).reshape(-1, *self._shape)
         return list((shaped + self._start).astype(self._dtype))
-
-
-def convert_spaces(observation: gymnasium.Space[Any], action: gymnasium.Space[Any], *, name: str) -> Spaces:
-    """Return the system's description of an environment's two spaces. UsageError where one is not supported."""
-    return Spaces(
-        observation=ObservationCodec(observation, name=name).spaces,
-        action=ActionCodec(action, name=name).space,
-    )
 
 
 def _convert(space: gymnasium.Space[Any], where: str, *, action: bool = False) -> tuple[Space, np.ndarray | int | None]:

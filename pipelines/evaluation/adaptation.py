@@ -1,16 +1,17 @@
-"""Metrics of evaluation episodes: returns and success, also by attempt, and the gain from adaptation."""
+"""Metrics of evaluation episodes: returns and success, also by attempt, the gain from adaptation, and the figures that
+papers report: normalised returns, Crafter's score, the 20th percentile over tasks."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pipelines.envs.env import EnvSpec
-from pipelines.evaluation.published import by_task, normalised_names, published
+from pipelines.envs.env import EnvSpec, Score
 from pipelines.evaluation.runner import EpisodeResults
-from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns
+from pipelines.evaluation.statistics import bootstrap_ci, bootstrap_ci_columns, mean_of_strata_ci
 
 _MOST_TASKS = 1_000
 _MOST_ATTEMPTS = 100  # whose names are known where their number varies
@@ -97,12 +98,12 @@ def example(spec: EnvSpec) -> dict[str, Any]:
         seconds=0.0,
         achieved=np.zeros((1, len(spec.achievements)), dtype=bool) if spec.achievements else None,
     )
-    scores = {} if spec.score is None else dict.fromkeys(normalised_names(spec.score), 0.0)
+    scores = {} if spec.score is None else dict.fromkeys(_normalised_names(spec.score), 0.0)
     return metrics(nothing) | {name: [0.0, 0.0] if name.endswith("_ci95") else value for name, value in scores.items()}
 
 
 def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, float]]:
-    members = by_task(results.tasks)
+    members = _by_task(results.tasks)
     own = len(members) > _MOST_TASKS or (len(members) == results.episodes and results.episodes > 1)
     if own and not every_task:
         return {}
@@ -113,3 +114,62 @@ def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, 
         if results.success is not None:
             table[task]["success_mean"] = float(results.success[chosen].mean())
     return table
+
+
+def published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
+    """`return_p20` (the 20th percentile of the tasks' mean returns), and what the environment's papers report.
+
+    With a `spec.score` called s: `s_mean` with `s_ci95`, and `s_median`, over the games (or other groups) played;
+    absent if the bounds of one are not published. With achievements: the share of episodes that had each, and their
+    score.
+    """
+    figures: dict[str, Any] = {"return_p20": _return_percentile(results, 20)}
+    if results.spec.score is not None:
+        figures |= _normalised(results, results.spec.score, seed)
+    if results.achieved is not None:
+        rates = results.achieved.mean(axis=0)
+        figures["achievement_score"] = achievement_score(rates)
+        figures["achievements"] = dict(zip(results.spec.achievements, rates.tolist(), strict=True))
+    return figures
+
+
+def _return_percentile(results: EpisodeResults, percent: float) -> float:
+    """Return a percentile over tasks of their mean return (Nikulin et al., 2024, use the 20th)."""
+    means = [float(results.returns[chosen].mean()) for chosen in _by_task(results.tasks).values()]
+    return float(np.percentile(means, percent))
+
+
+def achievement_score(rates: np.ndarray) -> float:
+    """Return Crafter's score, in percent: the geometric mean over achievements of their success rates, with 1% added
+    before and subtracted after (Hafner, 2022).
+
+    >>> round(achievement_score(np.array([1.0, 0.0])), 3)
+    9.05
+    """
+    return float(np.expm1(np.log1p(100 * rates).mean()))
+
+
+def _by_task(tasks: tuple[str, ...]) -> dict[str, list[int]]:
+    """Return the indices of each task's episodes."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, task in enumerate(tasks):
+        members[task].append(index)
+    return members
+
+
+def _normalised(results: EpisodeResults, score: Score, seed: int) -> dict[str, Any]:
+    groups = _by_task(tuple(map(score.group, results.tasks)))
+    if not groups.keys() <= score.bounds.keys():
+        return {}
+    strata = []
+    for group in sorted(groups):
+        low, high = score.bounds[group]
+        strata.append((results.returns[groups[group]] - low) / (high - low))
+    means = [float(values.mean()) for values in strata]
+    figures = float(np.mean(means)), list(mean_of_strata_ci(strata, seed=seed)), float(np.median(means))
+    return dict(zip(_normalised_names(score), figures, strict=True))
+
+
+def _normalised_names(score: Score) -> tuple[str, str, str]:
+    """Return the names of the figures that `score` adds: mean, interval, median."""
+    return f"{score.name}_mean", f"{score.name}_ci95", f"{score.name}_median"

@@ -1,7 +1,7 @@
 """Forms of a policy that act without this package: made, opened, and used in evaluations.
 
-`onnx` is run by a copy of the bundle's `policy.py`, the file that users get, and `torch` by `torch.export`.
-`policy.mjs` is the same runtime in JavaScript.
+`onnx` is run by a copy of the bundle's `policy.py`, the file that users get, `torch` by `torch.export`, and `aoti` is a
+library that AOTInductor compiled from the same graph. `policy.mjs` is the same runtime in JavaScript.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import importlib.resources
 import io
 import math
-from collections.abc import Iterator, Mapping
+import platform
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.export import graph
 from pipelines.export.assets import policy as runtime
 from pipelines.export.narrowing import FLOAT32, narrowed
-from pipelines.export.parity import LIMITS, STRICT, Arrays, ParityLimits, Step
+from pipelines.export.parity import LIMITS, STRICT, ParityLimits, Step
 from pipelines.export.step_function import StepFunction
 from pipelines.files.checksums import Mismatch, read_checked
 from pipelines.files.json import Form, fits
@@ -33,9 +34,12 @@ from pipelines.learning import bundle
 from pipelines.learning.bundle import Bundle
 from pipelines.rollout.policies import Acting, FunctionPolicy, require_spaces
 
-WEIGHTS, ONNX, TORCH = "weights", "onnx", "torch"
-FILES = {ONNX: "policy.onnx", TORCH: "policy.pt2"}
-RUNTIMES = ("policy.py", "policy.mjs")
+WEIGHTS, ONNX, TORCH, AOTI = "weights", "onnx", "torch", "aoti"
+FILES = {ONNX: "policy.onnx", TORCH: "policy.pt2", AOTI: "policy.aoti.pt2"}
+_RUNTIMES = ("policy.py", "policy.mjs")
+Graph = Callable[..., tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]]
+"""One step of a form: (columns, action, reward, reset, noise, memory) -> outputs by name, memory."""
+_TRUSTED = {TORCH: "its format may contain code", AOTI: "it is compiled code"}
 _MOST_MEMORY = 1 << 30
 
 
@@ -47,6 +51,7 @@ class _FormsRecord(Form):
     weights: Literal["float32", "float16", "int8"] = "float32"
     noise: int = Field(ge=0, le=1 << 20)
     max_time: int | None = None
+    compiled: dict[str, str] | None = None
 
 
 def require_forms(record: Mapping[str, Any]) -> None:
@@ -65,15 +70,22 @@ def require(form: str, record: Mapping[str, Any], *, trust: bool) -> None:
     if form not in FILES or form not in record.get("forms", ()):
         known = ", ".join((WEIGHTS, *(each for each in FILES if each in record.get("forms", ()))))
         raise InputMissing(f"there is no form '{form}' in this bundle", hint=f"it has: {known}")
-    if form == TORCH and not trust:
+    if form in _TRUSTED and not trust:
+        raise InputMissing(f"opening {FILES[form]} needs --trust", hint=f"{_TRUSTED[form]} (as a library: trust=True)")
+    if form == AOTI and record.get("compiled") != compiled_for():
+        theirs, here = (", ".join(map(str, each.values())) for each in (record.get("compiled") or {}, compiled_for()))
         raise InputMissing(
-            "opening policy.pt2 needs --trust", hint="its format may contain code (as a library: trust=True)"
+            f"{FILES[form]} was compiled for {theirs}; this is {here}",
+            hint="act with another form, or export the bundle here: amago export BUNDLE --format aoti --to DIR",
         )
-    require_packages((form,))
+    if form == ONNX:
+        require_packages((form,))
 
 
 def require_packages(forms: tuple[str, ...]) -> None:
-    """Raise InputMissing, naming the extra, if packages that make the forms are not installed."""
+    """Raise InputMissing if what makes the forms is not installed: the packages of the extra 'onnx', a compiler."""
+    if AOTI in forms:
+        _require_compiler()
     if ONNX not in forms:
         return
     try:
@@ -86,6 +98,28 @@ def require_packages(forms: tuple[str, ...]) -> None:
         ) from error
 
 
+def _require_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise InputMissing(
+            "--format aoti compiles the policy, and there is no C++ compiler here",
+            hint="install g++, or name one in the environment variable CXX; or give --format onnx",
+        ) from error
+
+
+def compiled_for() -> dict[str, str]:
+    """Return what a compiled form depends on, of this machine: torch, the processor, and its vector instructions."""
+    return {
+        "torch": f"torch {torch.__version__}",
+        "machine": f"{platform.system()} {platform.machine()}",
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
 def make(function: StepFunction, forms: tuple[str, ...], *, weights: str = FLOAT32) -> dict[str, bytes]:
     """Return the files of the forms, the ONNX model with its weights stored as `weights`."""
     program = graph.program(function)
@@ -94,9 +128,11 @@ def make(function: StepFunction, forms: tuple[str, ...], *, weights: str = FLOAT
         content = graph.onnx_bytes(function, program)
         files[FILES[ONNX]] = content if weights == FLOAT32 else narrowed(content, weights)
         assets = importlib.resources.files("pipelines.export.assets")
-        files |= {name: assets.joinpath(name).read_bytes() for name in RUNTIMES}
+        files |= {name: assets.joinpath(name).read_bytes() for name in _RUNTIMES}
     if TORCH in forms:
         files[FILES[TORCH]] = graph.torch_bytes(program)
+    if AOTI in forms:
+        files[FILES[AOTI]] = graph.compiled_bytes(program)
     return files
 
 
@@ -112,39 +148,65 @@ def described(function: StepFunction) -> dict[str, Any]:
     return {"memory": rows, "noise": function.noise_size, "max_time": function.max_time}
 
 
-def opened(form: str, content: bytes, record: Mapping[str, Any], actors: int) -> Step:
-    """Return the step of a form for `actors` actors, from its file. A file of `torch` must be trusted. Both raise
-    ValueError or RuntimeError if the file is not such a form."""
+def stateless(form: str, content: bytes, record: Mapping[str, Any]) -> Graph:
+    """Return the graph of a form, from its file. A file of `torch` or `aoti` must be trusted. All raise ValueError or
+    RuntimeError if the file is not such a form."""
     if form == ONNX:
         with _onnx_errors():
-            return _outputs(runtime.OnnxPolicy(given=(dict(record), content), actors=actors))
-    module = torch.export.load(io.BytesIO(content)).module()
+            return _onnx_graph(runtime.OnnxPolicy(given=(dict(record), content)))
+    if form == AOTI:
+        return _torch_graph(graph.compiled(content), record)
+    return _torch_graph(torch.export.load(io.BytesIO(content)).module(), record)
+
+
+def opened(form: str, content: bytes, record: Mapping[str, Any], actors: int) -> Step:
+    """Return the step of a form for `actors` actors, which keeps their memory. Trust and errors as of `stateless`."""
+    run = stateless(form, content, record)
     rows = record["memory"].items()
-    memory = {name: torch.zeros(actors, *shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in rows}
+    memory: Mapping[str, np.ndarray] = {name: np.zeros((actors, *shape), dtype) for name, (shape, dtype) in rows}
 
-    def step(
-        columns: Arrays, action: np.ndarray, reward: np.ndarray, reset: np.ndarray, noise: np.ndarray
-    ) -> Mapping[str, np.ndarray]:
+    def step(*given: Any) -> Mapping[str, np.ndarray]:
         nonlocal memory
-        own = Spaces.from_json(record["spaces"]).observation
-        given = {name: torch.from_numpy(np.ascontiguousarray(columns[name])) for name in own}
-        rest = (torch.from_numpy(np.ascontiguousarray(value)) for value in (action, reward, reset, noise))
-        with torch.no_grad():
-            greedy, sampled, params, memory = module(given, *rest, memory)
-        return {"greedy": greedy.numpy(), "sampled": sampled.numpy(), "parameters": params.numpy()}
-
-    return step
-
-
-def _outputs(policy: runtime.OnnxPolicy) -> Step:
-    def step(
-        columns: Arrays, action: np.ndarray, reward: np.ndarray, reset: np.ndarray, noise: np.ndarray
-    ) -> Mapping[str, np.ndarray]:
-        with _onnx_errors():
-            found: Mapping[str, np.ndarray] = policy.step(columns, action, reward, reset, noise)
+        found, memory = run(*given, memory)
         return found
 
     return step
+
+
+def _torch_graph(call: Callable[..., Any], record: Mapping[str, Any]) -> Graph:
+    """Return the graph that `call` runs on tensors."""
+    own = Spaces.from_json(record["spaces"]).observation
+
+    def run(
+        columns: Mapping[str, np.ndarray], *given: Any
+    ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+        *rest, memory = given
+        with torch.no_grad():
+            greedy, sampled, params, after = call(
+                {name: _tensor(columns[name]) for name in own},
+                *map(_tensor, rest),
+                {name: _tensor(values) for name, values in memory.items()},
+            )
+        outputs = {"greedy": greedy, "sampled": sampled, "parameters": params}
+        return tuple({name: value.numpy() for name, value in each.items()} for each in (outputs, after))  # type: ignore[return-value]
+
+    return run
+
+
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _onnx_graph(policy: runtime.OnnxPolicy) -> Graph:
+    def run(
+        columns: Mapping[str, np.ndarray], *given: Any
+    ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+        *rest, policy.memory = given
+        policy.actors = len(rest[1])
+        with _onnx_errors():
+            return policy.step(dict(columns), *rest), policy.memory
+
+    return run
 
 
 @contextlib.contextmanager

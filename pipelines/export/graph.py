@@ -1,22 +1,26 @@
-"""The step function as graphs of other runtimes: `torch.export` and ONNX."""
+"""The step function as graphs of other runtimes: `torch.export`, ONNX, and libraries that AOTInductor compiles."""
 
 from __future__ import annotations
 
 import io
 import logging
+import tempfile
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
 
+from pipelines.errors import StageFailed
 from pipelines.export.step_function import StepFunction
 from pipelines.lake.spaces import zeros
 
 ACTION, REWARD, RESET, NOISE = "action", "reward", "reset", "noise"
 GREEDY, SAMPLED, PARAMETERS = "greedy", "sampled", "parameters"
 MEMORY, NEXT = "memory.", "next."  # before the names of memory tensors: what goes in, and what comes out
-OPSET = 20
+_OPSET = 20
 _EXAMPLE_ACTORS = 3  # torch.export takes sizes 0 and 1 for constants
 
 
@@ -63,7 +67,7 @@ def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = torch.onnx.export(
-            graph, (), input_names=inputs, output_names=outputs, opset_version=OPSET, dynamo=True, verbose=False
+            graph, (), input_names=inputs, output_names=outputs, opset_version=_OPSET, dynamo=True, verbose=False
         )
     assert made is not None  # it is for a conversion that is saved to a file
     model = made.model_proto
@@ -78,3 +82,29 @@ def torch_bytes(graph: ExportedProgram) -> bytes:
     file = io.BytesIO()
     torch.export.save(graph, file)
     return file.getvalue()
+
+
+def compiled_bytes(graph: ExportedProgram) -> bytes:
+    """Compile the graph with AOTInductor for this machine's processor. StageFailed if the compiler fails."""
+    from torch._inductor import aoti_compile_and_package
+    from torch._inductor.exc import CppCompileError
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder, "policy.pt2")
+        try:
+            aoti_compile_and_package(graph, package_path=str(path), inductor_configs={"compile_threads": 1})
+        except CppCompileError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise StageFailed(f"the C++ compiler failed: {last}", hint="give --format onnx or torch") from error
+        return path.read_bytes()
+
+
+def compiled(content: bytes) -> Callable[..., Any]:
+    """Load a compiled graph, which is code of this process from then on. RuntimeError if it is not one."""
+    from torch._inductor import aoti_load_package
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "policy.pt2")
+        path.write_bytes(content)
+        return aoti_load_package(str(path))

@@ -24,7 +24,7 @@ RECORDING, REPORT = "parity.npz", "parity.json"
 STEPS, ACTORS = 1_000, 4
 TOLERANCE = 1e-4
 """Greatest difference of action parameters, and of the numbers of a Box action, that counts as equal."""
-EQUAL = 0.999
+_EQUAL = 0.999
 """Share of greedy actions that must be equal."""
 _WIDER = "export wider weights: --weights float16 or float32"
 _RESETS = 0.01  # share of an actor's steps
@@ -42,7 +42,7 @@ class ParityLimits:
 
     parameters: float = TOLERANCE
     actions: float = TOLERANCE
-    equal: float = EQUAL
+    equal: float = _EQUAL
 
 
 STRICT = ParityLimits()
@@ -66,7 +66,7 @@ class Agreement:
     actors: int
     resets: int
     tolerance: float = TOLERANCE
-    least_equal: float = EQUAL
+    least_equal: float = _EQUAL
 
     @property
     def holds(self) -> bool:

@@ -6,6 +6,7 @@
     policy.mjs            with policy.onnx, the same runtime for Node and browsers
     policy.onnx           the step function for ONNX runtimes (`--format onnx`)
     policy.pt2            the step function for `torch.export` (`--format torch`)
+    policy.aoti.pt2       the step function compiled by AOTInductor (`--format aoti`)
     parity.npz            recorded steps of the trained policy, and its answers
     parity.json           what every form answers to them, and the scores of evaluations through it
 

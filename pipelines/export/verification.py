@@ -1,5 +1,6 @@
 """Verification of a policy bundle: its files are as they were written, and its forms answer the recorded steps as the
-trained policy did. Nothing in a bundle is imported or executed; `policy.pt2` is opened only where that is allowed."""
+trained policy did. Nothing in a bundle is imported or executed; `policy.pt2` and `policy.aoti.pt2` are opened only
+where that is allowed."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class VerifiedBundle:
 
 
 def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
-    """Verify the bundle in `directory`; `trust`: open `policy.pt2` and modules that it names.
+    """Verify the bundle in `directory`; `trust`: open `policy.pt2`, `policy.aoti.pt2` and modules that it names.
 
     InputMissing if there is none or it lacks a recording; IntegrityError if it was altered.
     """

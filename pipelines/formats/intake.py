@@ -78,8 +78,10 @@ class Intake:
             for name, space in self._spaces.observation.items()
         }
         columns[ACTION] = _spread(self._action(raw.action, place), later)
+        reward = np.asarray(raw.reward)
+        _require_numbers(reward, REWARD, self._what)
         with np.errstate(over="ignore"):  # what is too large is not finite then
-            reward = np.asarray(raw.reward).reshape(-1).astype(np.float32, copy=False)
+            reward = reward.reshape(-1).astype(np.float32, copy=False)
         place.require(np.isfinite(reward), "reward", "is not finite", of_step=True)
         columns[REWARD] = _spread(reward, later)
         columns |= {name: np.zeros(len(later), dtype=np.uint8) for name in (TERMINATED, TRUNCATED, RESET)}

@@ -74,7 +74,7 @@ _MODULES = {"hdf5": "h5py"}  # what an extra brings
 def exporter(form: str) -> Exporter:
     """Find the exporter of a format, or `module:attr`. UsageError for a name that no format has."""
     if form not in EXPORTERS.names() and ":" not in form:
-        known = ["bundle", "onnx", "torch", *EXPORTERS.names()]
+        known = ["bundle", "onnx", "torch", "aoti", "page", *EXPORTERS.names()]
         hint = did_you_mean(form, known, otherwise=f"known: {', '.join(known)}, or module:attr")
         raise UsageError(f"export.format: there is no format '{form}'", hint=hint)
     found: Exporter = EXPORTERS.get(form)
@@ -109,7 +109,7 @@ def requirement(name: str) -> tuple[str | None, bool]:
     return row.extra, importlib.util.find_spec(_MODULES[row.extra]) is not None
 
 
-class Decoded:
+class _Decoded:
     """An importer whose decoding errors become IntegrityError with the name of the dataset."""
 
     def __init__(self, make: Callable[[Request], Importer], request: Request) -> None:
@@ -155,7 +155,7 @@ def open_importer(
     elif kind == "hdf5" and Path(place).is_file() and has_demonstrations(Path(place)):
         kind = "robomimic"
     if kind in IMPORTERS.names():
-        return Decoded(IMPORTERS.get(kind), request)
+        return _Decoded(IMPORTERS.get(kind), request)
     close = nearest(kind, IMPORTERS.names())
     if close is not None and "." not in kind and importlib.util.find_spec(kind) is None:
         raise UsageError(f"unknown kind of source '{kind}'", hint=f"did you mean '{close}:{place}'?")

@@ -15,25 +15,25 @@ from pipelines.formats.base import texts
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import TrajectoryInfo
 
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 _KEPT = ("env", "task", "policy_id", "policy_version", "seed", "success", "epsilon", "goal_text", "t_start", "t_end")
 
 
-class TrajectoryRecord(Form):
+class _TrajectoryRecord(Form):
     """The fields of a trajectory's record that are read."""
 
     uid: str | None = None
     env: str | None = None
     task: str | None = None
     policy_id: str | None = None
-    policy_version: Int64 | None = None
-    seed: Int64 | None = None
+    policy_version: _Int64 | None = None
+    seed: _Int64 | None = None
     success: bool | None = None
-    epsilon: Finite | None = None
+    epsilon: _Finite | None = None
     goal_text: str | None = None
-    t_start: Finite | None = None
-    t_end: Finite | None = None
+    t_start: _Finite | None = None
+    t_end: _Finite | None = None
     attempts: list[bool] | tuple[bool, ...] | None = None
     tags: dict[str, str] | None = None
 
@@ -43,7 +43,7 @@ def info_of(record: Mapping[str, Any], *, source: str, tags: Mapping[str, str]) 
 
     It is new where it goes: collector, uid and times of storage are its own there.
     """
-    if not fits(dict(record), TrajectoryRecord):
+    if not fits(dict(record), _TrajectoryRecord):
         raise ValueError("what it says of a trajectory has values of wrong types")
     known = {name: record[name] for name in _KEPT if record.get(name) is not None}
     own = {**dict(record.get("tags") or {}), **texts({"from_uid": record.get("uid")}), **tags}

@@ -22,7 +22,7 @@ from pipelines.errors import IntegrityError
 from pipelines.lake.arrow import UNREADABLE, arrow_schema, mapped, to_arrow, to_numpy
 from pipelines.lake.schema import Column
 
-BATCH_ROWS, LEAST_BYTES, MOST_BYTES = 32, 32 << 10, 256 << 10
+BATCH_ROWS, _LEAST_BYTES, MOST_BYTES = 32, 32 << 10, 256 << 10
 LEVEL = 3
 _ROWS_KEY = b"batch_rows"  # in the file's metadata
 
@@ -40,7 +40,7 @@ def write_blob(file: BinaryIO, columns: Sequence[Column], values: Mapping[str, n
     )
     rows = len(values[columns[0].name])
     step_bytes = sum(c.step_bytes for c in columns)
-    step = max(1, min(max(BATCH_ROWS, LEAST_BYTES // step_bytes), MOST_BYTES // step_bytes))
+    step = max(1, min(max(BATCH_ROWS, _LEAST_BYTES // step_bytes), MOST_BYTES // step_bytes))
     with pa.ipc.new_file(file, schema, options=options, metadata={_ROWS_KEY: str(step)}) as writer:
         for start in range(0, rows, step):
             arrays = [to_arrow(c, values[c.name][start : start + step]) for c in columns]

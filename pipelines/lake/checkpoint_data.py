@@ -41,7 +41,7 @@ class Data(Form):
     lakes: list[Snapshot]
 
 
-class DrawnRecord(Form):
+class _DrawnRecord(Form):
     """The fields of checkpoint.json that lineage reads."""
 
     update: int
@@ -58,7 +58,7 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
     if which == "latest":
         update = known[-1]
     elif which == "best":
-        record = read_object(directory.checkpoints / "best" / "checkpoint.json", DrawnRecord)
+        record = read_object(directory.checkpoints / "best" / "checkpoint.json", _DrawnRecord)
         if record is None:
             raise InputMissing(f"no best checkpoint in '{directory.checkpoints}'", hint="name an update, or latest")
         update = int(record["update"])
@@ -70,7 +70,7 @@ def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[
     if told_by is None:
         raise InputMissing(f"run '{directory.path}' has no update {update} yet", hint=f"its newest is {known[-1]}")
     path = directory.checkpoints / f"{told_by:06d}"
-    record = read_object(path / "checkpoint.json", DrawnRecord)
+    record = read_object(path / "checkpoint.json", _DrawnRecord)
     if record is None:
         raise IntegrityError(f"checkpoint '{path}' is damaged", hint="name another one")
     lakes = (record.get("data") or {"lakes": []})["lakes"]

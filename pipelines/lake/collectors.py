@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -26,7 +27,9 @@ from pydantic import Field
 
 from pipelines.files.atomic import explained
 from pipelines.files.json import Form, parse_object
+from pipelines.files.locks import exclusive
 from pipelines.lake.sql import records
+from pipelines.lake.storage import connect
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -68,6 +71,13 @@ class _CollectorRecord(Form):
     processes: list[_ProcessRecord] = Field(default_factory=list)
 
 
+def filling(lake: Path | str, collector: str) -> AbstractContextManager[None]:
+    """Hold the name of a collector in a lake that need not exist yet; Locked if another process fills it under that
+    name."""
+    busy = f"lake '{lake}' is being filled with '{collector}'"
+    return exclusive(connect(lake).local / f".{quote(collector, safe='')}.lock", what=busy)
+
+
 def register(
     lake: Lake,
     collector: str,
@@ -78,22 +88,24 @@ def register(
     process: Mapping[str, Any],
     horizon: int | None = None,
     behaviour: Mapping[str, Any] | None = None,
-) -> None:
-    """Record the start of a process of `collector`. Only one process at a time may have that name. StageFailed if the
-    record cannot be written.
+) -> Mapping[str, Any]:
+    """Record the start of a process of `collector`; returns the record. Only one process at a time may have that name.
+    StageFailed if the record cannot be written.
     """
     known = read(lake, collector) or {"collector": collector, "started": process["started"], "policies": {}}
     processes = [*known.get("processes", []), dict(process)][-_MOST_PROCESSES:]
     facts = {"run": run, "env": dict(env), "seed": seed, "horizon": horizon, "behaviour": behaviour}
-    write(lake, {**known, **facts, "processes": processes})
+    return write(lake, {**known, **facts, "processes": processes})
 
 
-def add_policy(lake: Lake, collector: str, policy_id: str, run: Mapping[str, Any] | None) -> None:
-    """Record that a policy acts for `collector`."""
-    known = read(lake, collector) or {"collector": collector}
-    policies = known.get("policies", {})
-    if policy_id not in policies or policies[policy_id] != run:
-        write(lake, {**known, "policies": {**policies, policy_id: run}})
+def add_policy(
+    lake: Lake, record: Mapping[str, Any], policy_id: str, run: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """Record that a policy acts for the collector of `record`; returns the new record."""
+    policies = record.get("policies", {})
+    if policy_id in policies and policies[policy_id] == run:
+        return record
+    return write(lake, {**record, "policies": {**policies, policy_id: run}})
 
 
 def read(lake: Lake, collector: str) -> dict[str, Any] | None:
@@ -153,11 +165,12 @@ def place(path: Path) -> dict[str, str]:
     return {"path": str(path), "absolute": str(Path(path).resolve())}
 
 
-def write(lake: Lake, record: Mapping[str, Any]) -> None:
-    """Replace the record of a collector. StageFailed if it cannot be written."""
+def write(lake: Lake, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace the record of a collector; returns it. StageFailed if it cannot be written."""
     key = _key(record["collector"])
     with explained(f"write '{lake.storage.url(key)}'"):
         lake.storage.write(key, (json.dumps(record, indent=1, default=str) + "\n").encode())
+    return record
 
 
 def _key(collector: str) -> str:

@@ -16,6 +16,7 @@ from pipelines.lake.storage import FRESH_SECONDS, Storage
 
 ROOT = "segments"
 REWRITTEN = "compact"  # label of writers that rewrite segments
+COPIED = "copy"  # label of writers that copy trajectories from another lake
 FULL = 128  # files in a folder, at which a writer uses the next one
 COUNTED_EVERY = 16  # own publications
 WATCHED_HOURS = 48
@@ -198,10 +199,14 @@ def list_segments(storage: Storage, folder: str) -> list[str]:
 
 def list_all(storage: Storage, *, rewritten: bool = False) -> list[str]:
     """Return the sorted ids of all segments; `rewritten`: only of those rewritten from others."""
-    here = sorted(folders(storage, ROOT))
-    listed = zip(here, _listings(storage, here), strict=True)
-    ids = (id for folder, names in listed for id in sorted(_ids(folder, names)))
+    ids = (id for folder, names in list_names(storage).items() for id in sorted(_ids(folder, names)))
     return [id for id in ids if not rewritten or is_rewritten(id)]
+
+
+def list_names(storage: Storage) -> dict[str, list[str]]:
+    """Return the names of all files of segments by folder, in the order of the folders."""
+    here = sorted(folders(storage, ROOT))
+    return dict(zip(here, _listings(storage, here), strict=True))
 
 
 def _listings(storage: Storage, names: Sequence[str]) -> Iterator[list[str]]:

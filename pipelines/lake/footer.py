@@ -25,7 +25,7 @@ from pydantic import Field
 from pipelines.errors import InputMissing, IntegrityError, StorageError
 from pipelines.files.json import Form, fits, parse_object
 from pipelines.lake.arrow import UNREADABLE
-from pipelines.lake.folders import segment_key, written_by
+from pipelines.lake.folders import is_rewritten, segment_key, written_by
 from pipelines.lake.storage import Storage
 from pipelines.lake.trajectory import TrajectoryInfo
 
@@ -62,6 +62,7 @@ TRAJECTORIES = pa.schema(
     ]
 )
 _TAIL = 1 << 14  # enough for the footer of a segment of a few hundred trajectories
+_MERGED_TAIL = 1 << 17  # and for that of a segment merged from some dozens
 _END = struct.Struct("<i6s")  # an Arrow file ends with the length of its footer and these six letters
 _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
 
@@ -69,7 +70,7 @@ _INFO = frozenset(TrajectoryInfo.__dataclass_fields__)
 _Place = Annotated[int, Field(ge=0, lt=2**48)]
 
 
-class SegmentHeader(Form):
+class _SegmentHeader(Form):
     """The fields that are read from a segment's header."""
 
     format: Literal[1]
@@ -200,7 +201,7 @@ def decode(values: Mapping[bytes, bytes] | None, path: str) -> Footer:
         raise InputMissing(
             f"segment '{path}' has format {version}, this version reads up to {FORMAT}", hint="upgrade amago"
         )
-    if header is None or not fits(header, SegmentHeader):
+    if header is None or not fits(header, _SegmentHeader):
         raise IntegrityError(f"segment '{path}' is damaged: its header lacks the fields of a segment's")
     return Footer(header, packed, path)
 
@@ -219,7 +220,9 @@ def read_footer(storage: Storage, id: str) -> Footer:
 
 def prefetch_footers(storage: Storage, ids: Iterable[str]) -> None:
     """Fetch the footers of remote segments concurrently before they are read."""
-    storage.prefetch_tails((segment_key(id) for id in ids), _TAIL)
+    wanted = list(ids)
+    for merged, count in ((True, _MERGED_TAIL), (False, _TAIL)):
+        storage.prefetch_tails((segment_key(id) for id in wanted if is_rewritten(id) is merged), count)
 
 
 def _read_footer(storage: Storage, id: str) -> Footer:

@@ -17,9 +17,9 @@ from pipelines.lake.folders import ROOT, segment_ids
 from pipelines.lake.storage import Storage
 from pipelines.lake.tombstones import FOLDER, QUARANTINE
 
-OVERLAP_SECONDS = 10.0  # which each look lists again
-RECENT_SECONDS = 900.0  # which are listed in turn again and again
-ROUND_SECONDS = 600.0  # between two beginnings of a listing of the whole lake, at least
+_OVERLAP_SECONDS = 10.0  # which each look lists again
+_RECENT_SECONDS = 900.0  # which are listed in turn again and again
+_ROUND_SECONDS = 600.0  # between two beginnings of a listing of the whole lake, at least
 PAGE = 1000  # keys in one request
 _END = f"{ROOT}0"  # sorts after all keys in `ROOT`
 
@@ -53,7 +53,7 @@ class KeyWatcher:
             if self._everything:
                 self._recent_place = self._whole_place = ""
                 self._whole_began = time.monotonic()
-            yield self._list_newest(f"{ROOT}/" if self._everything else self._before_newest(OVERLAP_SECONDS))
+            yield self._list_newest(f"{ROOT}/" if self._everything else self._before_newest(_OVERLAP_SECONDS))
             if self._everything or self._looks % 2 == 0:
                 self.removals = {**(self.removals or {}), QUARANTINE: self._storage.names(QUARANTINE)}
             elif self._looks % 4 == 1 and self._is_whole_due:
@@ -79,13 +79,13 @@ class KeyWatcher:
         return self._compare(after, _END, keys[:end])
 
     def _list_recent(self) -> tuple[list[str], list[str]]:
-        after = self._recent_place or self._before_newest(RECENT_SECONDS)
+        after = self._recent_place or self._before_newest(_RECENT_SECONDS)
         self._recent_place, found = self._list_page(after)
         return found
 
     @property
     def _is_whole_due(self) -> bool:
-        return bool(self._whole_place) or time.monotonic() - self._whole_began >= ROUND_SECONDS
+        return bool(self._whole_place) or time.monotonic() - self._whole_began >= _ROUND_SECONDS
 
     def _list_whole(self) -> tuple[list[str], list[str]]:
         if not self._whole_place:

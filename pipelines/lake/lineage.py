@@ -53,7 +53,7 @@ class LineageSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MissingSegment:
+class _MissingSegment:
     """A segment that can no longer be read: when (seconds since the epoch) and why, where known."""
 
     segment: str
@@ -62,7 +62,7 @@ class MissingSegment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BehaviourPolicy:
+class _BehaviourPolicy:
     """A policy that acted: its run, if it has one, the versions that acted, and those of them kept as checkpoints."""
 
     policy_id: str
@@ -88,8 +88,8 @@ class LakeLineage:
     sources: tuple[LineageSource, ...] = ()
     collectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
-    gone: tuple[MissingSegment, ...] = ()
-    behaviour: tuple[BehaviourPolicy, ...] = ()
+    gone: tuple[_MissingSegment, ...] = ()
+    behaviour: tuple[_BehaviourPolicy, ...] = ()
     note: str = ""
 
 
@@ -193,7 +193,7 @@ class _Walk:
         known: Mapping[str, Mapping[str, Any]],
         directory: RunDirectory,
         depth: int,
-    ) -> Iterator[BehaviourPolicy]:
+    ) -> Iterator[_BehaviourPolicy]:
         versions: dict[str, set[int]] = defaultdict(set)
         names: dict[str, str] = {}
         for source in sources:
@@ -206,7 +206,7 @@ class _Walk:
             recorded_path = recorded["absolute"] if isinstance(recorded, Mapping) else None
             if found is None:
                 note = f"its run is no longer at '{recorded_path}'" if recorded_path else ""
-                yield BehaviourPolicy(policy_id=policy_id, run=recorded_path, versions=tuple(sorted(acted)), note=note)
+                yield _BehaviourPolicy(policy_id=policy_id, run=recorded_path, versions=tuple(sorted(acted)), note=note)
                 continue
             kept = set(kept_updates(found))
             origin, note = None, ""
@@ -219,7 +219,7 @@ class _Walk:
                     origin = self.origin(found, str(max(trained, default=0)), depth + 1)
                 except AmagoError as error:
                     note = str(error)
-            yield BehaviourPolicy(
+            yield _BehaviourPolicy(
                 policy_id=policy_id,
                 run=str(found.path),
                 versions=tuple(sorted(acted)),
@@ -300,7 +300,7 @@ def _sources(lake: Lake, follower: LiveTable, parts: Sequence[tuple[Segment, np.
     ]
 
 
-def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[MissingSegment]:
+def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[_MissingSegment]:
     """Yield what tombstones and markers say of segments that cannot be read."""
     if not ids:
         return
@@ -314,13 +314,13 @@ def _gone(lake: Lake, ids: Sequence[str]) -> Iterator[MissingSegment]:
             buried |= dict.fromkeys((*tombstone.segments, *tombstone.trajectories), (tombstone.time, tombstone.reason))
     for id in ids:
         if id in buried:
-            yield MissingSegment(segment=id, reason=f"expired: {buried[id][1]}", time=buried[id][0])
+            yield _MissingSegment(segment=id, reason=f"expired: {buried[id][1]}", time=buried[id][0])
             continue
         try:
             marker = parse_object(lake.storage.read(f"{QUARANTINE}/{id.rpartition('/')[2]}.json"))
         except OSError:
             marker = None
-        yield MissingSegment(
+        yield _MissingSegment(
             segment=id, reason=marker.get("reason", "quarantined") if marker else "no longer in the lake"
         )
 

@@ -5,7 +5,7 @@ Live = listed - removed (expired, quarantined) - superseded by a rewritten segme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,11 +83,13 @@ class LiveTable:
     """The live trajectories by segment. `segments` grows at each `refresh`; an entry is replaced when its trajectories
     move to another file or are removed.
 
-    Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped.
+    Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
+    segments to look at, by id; the footers of others are not read.
     """
 
     lake: Lake
     listener: Listener = silent
+    only: Callable[[str], bool] = lambda id: True
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -103,12 +105,13 @@ class LiveTable:
         self._waiting: dict[str, Footer] = {}  # overlays whose bases were not found yet
         self._waited: set[str] = set()  # those of them that an earlier refresh has not found either
         self._vanished: set[str] = set()
-        self._seen = UidSet()
+        self._seen = UidSet()  # the live ones
+        self._dropped: list[np.ndarray] = []  # uids that were live until now
+        self._covered: dict[str, np.ndarray] = {}  # segment -> its uids that another segment had first
         self.removals = Removals(self._storage, self.listener)
         self._changed: set[int] = set()
         self._new: set[str] = set()  # listed, not taken in yet
-        self._counted = 0  # segments that a refresh has counted
-        self._shared = 0  # segments in the findings given so far
+        self._counted = self._shared = 0  # segments that a refresh has counted; in the findings given so far
         self._findings: tuple[list[str], list[str]] = [], []  # rewritten and vanished, since findings were given
 
     def refresh(self) -> RefreshResult:
@@ -130,10 +133,13 @@ class LiveTable:
     def _update(self, vanished: set[str]) -> None:
         new = sorted(self._new)
         self._apply_removals(self._changes.removals)
-        prefetch_footers(self._storage, (id for id in new if not self.removals.hides(id)))
+        prefetch_footers(self._storage, (id for id in new if is_rewritten(id) and not self.removals.hides(id)))
         self._learn(new)
         self._drop_vanished(vanished)
         self._known.update(id for id in new if id in self._aliases)
+        self._uncover()
+        new = sorted(self._new - self._known)
+        prefetch_footers(self._storage, (id for id in map(self.file_of, new) if not self.removals.hides(id)))
         self._admit(new, patient=True)
         self._new.clear()
 
@@ -154,6 +160,7 @@ class LiveTable:
         rewritten = list_all(self._storage, rewritten=True)
         prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.removals.hides(id)))
         self._learn(rewritten)
+        self._uncover()
         self._admit_in_order(ids)
         return self._done()
 
@@ -183,6 +190,7 @@ class LiveTable:
         prefetch_footers(self._storage, (id for id in found.segments if not self.removals.hides(id)))
         self._learn(found.rewritten)
         self._drop(found.vanished)
+        self._uncover()
         self._admit_in_order(found.segments)
         return self._done()
 
@@ -246,6 +254,7 @@ class LiveTable:
         """Keep some trajectories of a segment, perhaps in another file, and update the overlays of it."""
         if keep.all() and file is None:
             return
+        self._dropped.append(old.uids[~keep])
         new = old.only(keep)
         if file is not None and row0 is not None:
             new = replace(new, file=file, row0=row0)
@@ -264,8 +273,22 @@ class LiveTable:
             alive[rows] = moved_to[place] >= 0
             fresh = base_row0.copy()
             fresh[rows] += moved_to[place] - old.row0[place]
+            self._dropped.append(overlay.uids[~alive])
             self.segments[overlay.number] = replace(overlay, bases=(base, fresh)).only(alive)
             self._changed.add(overlay.number)
+
+    def _uncover(self) -> None:
+        """Take in again the segments with another copy of what is no longer live: a trajectory that expired may be
+        derived or imported again, under the same uid.
+        """
+        if not self._dropped:
+            return
+        gone, self._dropped = np.concatenate(self._dropped), []
+        self._seen.discard(gone)
+        found = {id for id, uids in self._covered.items() if np.isin(uids, gone).any()}
+        self._covered = {id: uids for id, uids in self._covered.items() if id not in found}
+        self._known -= found
+        self._new |= found
 
     def _admit(self, ids: Iterable[str], *, patient: bool) -> None:
         """Add segments, then overlays. If `patient`, an overlay whose base is missing waits for the next refresh."""
@@ -273,7 +296,7 @@ class LiveTable:
         for id in ids:
             if id in self._known or self.removals.hides(id, self._aliases.get(id)):
                 continue
-            footer = self._rewritten.get(self._aliases.get(id, id)) or self._footer(id)
+            footer = self._rewritten.get(self.file_of(id)) or self._footer(self.file_of(id))
             self._known.add(id)
             if footer is None:
                 continue
@@ -300,11 +323,14 @@ class LiveTable:
         table, number = self._part(id, footer), len(self.segments)
         uids = uid_array(table["uid"])
         keep = self.removals.alive(id, uids, file)
+        if file == id:
+            keep &= self.removals.living(id, footer)  # what expired before it was rewritten
         bases = None
         if footer.is_overlay:
             bases = self.bases_of(table)
             keep &= bases[0] >= 0
-        keep &= self._seen.add(uids)
+        wanted = uids[keep]
+        keep[keep] = first = self._seen.add(wanted)
         segment = Segment(
             number=number,
             id=id,
@@ -317,6 +343,9 @@ class LiveTable:
             length=table["length"].to_numpy().astype(np.uint32),
             bases=bases,
         )
+        copies, own = wanted[~first], [self.segments[each].uids for each in self._numbers(id)]
+        if len(copies) > sum(map(len, own)):  # otherwise they have moved to this file
+            self._covered[id] = np.setdiff1d(copies, np.concatenate([copies[:0], *own]))
         # A mask copies, which frees the footer's own buffers.
         self.segments.append(segment.only(keep))
         self.files.setdefault(file, []).append(number)
@@ -367,5 +396,5 @@ class LiveTable:
     def _list(self) -> None:
         """Note segments that are new and files that are gone."""
         for new, gone in self._changes:
-            self._new.update(id for id in new if id not in self._known)
+            self._new.update(id for id in new if id not in self._known and self.only(id))
             self._vanished.update(gone)

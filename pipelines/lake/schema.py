@@ -21,7 +21,7 @@ from pipelines.lake.spaces import Ragged, Spaces
 
 ACTION, REWARD = "action", "reward"
 TERMINATED, TRUNCATED, RESET = "terminated", "truncated", "reset"
-BLOB_BYTES = 1024  # a column at least this wide per step is stored compressed
+_BLOB_BYTES = 1024  # a column at least this wide per step is stored compressed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Column:
 
     @property
     def is_blob(self) -> bool:
-        return self.ragged or self.step_bytes >= BLOB_BYTES
+        return self.ragged or self.step_bytes >= _BLOB_BYTES
 
 
 def digest(data: Any) -> str:

@@ -31,7 +31,7 @@ from pipelines.lake.storage import Storage
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-FETCHES = 4  # attempts, as the cache may evict a file before it is mapped
+_FETCHES = 4  # attempts, as the cache may evict a file before it is mapped
 
 
 @dataclass
@@ -179,7 +179,7 @@ def open_segment(
     A local copy that was evicted meanwhile or is damaged is fetched again; `check` may find damage too.
     """
     keys = (segment_key(id), blob_key(id))
-    for attempt in range(FETCHES):
+    for attempt in range(_FETCHES):
         path = storage.fetch(keys[0])
         try:
             wide = functools.partial(storage.fetch, keys[1])
@@ -188,7 +188,7 @@ def open_segment(
                 check(file)
             return file
         except FileNotFoundError:
-            if attempt == FETCHES - 1:
+            if attempt == _FETCHES - 1:
                 raise
         except IntegrityError:
             if attempt or not any([storage.forget(key) for key in keys]):  # noqa: C419 - every one is forgotten

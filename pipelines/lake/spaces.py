@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 OBSERVATION = "obs"
-MOST_CHOICES = 1 << 24
+_MOST_CHOICES = 1 << 24
 """Largest size of an axis, and number of choices of a discrete value, that a network could have inputs for."""
 MOST_BYTES = 64 << 20
 """Largest value of one step."""
-MOST_START = 2**31 - 1
+_MOST_START = 2**31 - 1
 LENGTH = "length"  # the column "NAME.length" belongs to the ragged column NAME
 
 
@@ -219,8 +219,8 @@ def require_sound(space: Space) -> None:
     elif isinstance(space, MultiDiscrete):
         whole += space.nvec
     for number in whole:
-        if type(number) is not int or not 1 <= number <= MOST_CHOICES:
-            raise ValueError(f"a size or number of choices is {number!r}, from 1 to {MOST_CHOICES:,} can be stored")
+        if type(number) is not int or not 1 <= number <= _MOST_CHOICES:
+            raise ValueError(f"a size or number of choices is {number!r}, from 1 to {_MOST_CHOICES:,} can be stored")
     if np.dtype(space.dtype).kind not in "biuf":
         raise ValueError(f"its dtype {space.dtype!r} is not numeric")
     size = np.dtype(space.dtype).itemsize * math.prod(space.shape)
@@ -231,7 +231,7 @@ def require_sound(space: Space) -> None:
         if bound is not None and (len(bound) != space.flat_size or not np.isfinite(np.array(bound, dtype=float)).all()):
             raise ValueError("its bounds are not a number for each value")
     starts = space.start if isinstance(space, MultiDiscrete) else (getattr(space, "start", 0),)
-    if starts is not None and not all(type(start) is int and abs(start) <= MOST_START for start in starts):
+    if starts is not None and not all(type(start) is int and abs(start) <= _MOST_START for start in starts):
         raise ValueError("its first value is not a whole number of 32 bits")
     if isinstance(space, MultiDiscrete) and space.start is not None and len(space.start) != len(space.nvec):
         raise ValueError("it lacks a first value for each index")

@@ -111,6 +111,10 @@ class Storage(Protocol):
         StageFailed once the lease is lost.
         """
 
+    def held_by_another(self, name: str) -> str:
+        """Return a token that changes while another process holds the lease `name`, or holds it again and again; "" if
+        this process was the last to hold it, or if nobody knows."""
+
 
 class LocalStorage:
     """A directory."""
@@ -243,6 +247,9 @@ class LocalStorage:
     def hold(self, name: str, *, what: str) -> Iterator[Callable[[], None]]:
         with exclusive(self.root / "locks" / f"{name}.lock", what=what):
             yield lambda: None
+
+    def held_by_another(self, name: str) -> str:
+        return ""
 
     def _make_parent(self, path: Path) -> None:
         if not path.parent.is_dir():

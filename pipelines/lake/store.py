@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines.config.places import hint, is_lake
 from pipelines.errors import InputMissing, IntegrityError, StorageError
@@ -35,8 +35,8 @@ from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
 
-FORMAT_NAME, VERSION = "amago-lake", 1
-FEATURES: frozenset[str] = frozenset()  # required features that this version supports
+_FORMAT_NAME, VERSION = "amago-lake", 1
+_FEATURES: frozenset[str] = frozenset()  # required features that this version supports
 _HEADER = "lake.json"
 _SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
@@ -75,7 +75,7 @@ class QueryResult:
         return "\n".join([f"<{count}: {', '.join(self.columns)}>", *head, *more])
 
 
-class LakeHeader(Form):
+class _LakeHeader(Form):
     """The fields that are read from lake.json."""
 
     format: str
@@ -98,8 +98,11 @@ class Lake:
     """
 
     def __init__(self, place: Path | str) -> None:
-        self.storage, self.id = _opened(place)
-        self.local = self.storage.local
+        self._open(*(_header_at(place) or _refuse(place)))
+
+    def _open(self, storage: Storage, header: bytes) -> None:
+        self.storage, self.id = storage, _identity(storage, header)
+        self.local = storage.local
         self._schemas: dict[str, Schema] = {}
 
     def __repr__(self) -> str:
@@ -137,7 +140,7 @@ class Lake:
         """Create an empty lake; there must not be one at `path`. StageFailed if it cannot be written."""
         storage = connect(path)
         header = {
-            "format": FORMAT_NAME,
+            "format": _FORMAT_NAME,
             "version": VERSION,
             "id": uuid.uuid4().hex,
             "required_features": [],
@@ -154,22 +157,23 @@ class Lake:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path | str) -> Lake:
-        """Open the lake at `path`, or in the run directory `path`."""
-        return cls(path)
-
-    @classmethod
     def find(cls, path: Path | str) -> Lake | None:
         """Open the lake at `path`; None if there is none."""
-        return cls.open(path) if _locate(path) else None
+        found = _header_at(path)
+        if found is None:
+            return None
+        lake = cls.__new__(cls)
+        lake._open(*found)
+        return lake
 
     @classmethod
     def open_or_create(cls, path: Path | str) -> Lake:
         """Open the lake at `path`, creating it if necessary; concurrent processes get the same one."""
-        if _locate(path) is None:
+        found = cls.find(path)
+        if found is None:
             with contextlib.suppress(InputMissing):  # another process was first
                 return cls.create(path)
-        return cls.open(path)
+        return found or cls(path)
 
     def register(self, schema: Schema) -> str:
         """Write `schema` for readers; returns its id. Repeating it changes nothing; a damaged file is rewritten."""
@@ -226,6 +230,8 @@ class Lake:
 
     def require_schema(self, schema: Schema) -> str:
         """Return the id of `schema` if the lake holds it, or is empty; InputMissing lists the differences."""
+        if schema.id in self._schemas:
+            return schema.id
         known = self._schema_ids()
         if known and schema.id not in known:
             nearest = min((difference(s.spaces, schema.spaces) for s in self.schemas().values()), key=len)
@@ -264,45 +270,48 @@ class Lake:
         return sealing.salvage(self.storage, self.schema, listener=listener)
 
 
-def _locate(path: Path | str) -> Storage | None:
-    storage = connect(path)
-    places = (storage,) if is_remote(path) else (storage, storage.below("lake"))
-    try:
-        return next((place for place in places if place.exists(_HEADER)), None)
-    except OSError as error:
-        raise storage_error(error, f"read '{path}'") from error
-
-
-def _opened(place: Path | str) -> tuple[Storage, str]:
-    """Return the storage and the id of the lake at `place`, or of the run there."""
-    storage = _locate(place)
-    if storage is None:
-        make = "make one with: amago collect --env ENV --lake DIR"
-        if not is_remote(place):
-            make = hint(Path(place), is_lake, inside=f"it contains lakes (amago lake ls {place})", otherwise=make)
-        raise InputMissing(f"no lake at '{place}'", hint=make)
-    found = storage.url()
-    try:
-        header = parse_object(storage.read(_HEADER), LakeHeader)
-    except OSError as error:
-        raise InputMissing(f"lake '{found}' cannot be read: {error.strerror or error}") from error
+def _identity(storage: Storage, content: bytes) -> str:
+    """Return the id in a lake.json. IntegrityError if it is damaged, InputMissing if it is of a newer version."""
+    found, header = storage.url(), parse_object(content, _LakeHeader)
     if header is None:
         raise IntegrityError(
             f"'{storage.url(_HEADER)}' is damaged", hint="restore it from a copy; the segments are unaffected"
         )
     name, version, features = header["format"], header["version"], set(header["required_features"])
-    if name != FORMAT_NAME or version > VERSION:
+    if name != _FORMAT_NAME or version > VERSION:
         raise InputMissing(
-            f"lake '{found}' has format {name} {version}, this one reads {FORMAT_NAME} up to {VERSION}",
+            f"lake '{found}' has format {name} {version}, this one reads {_FORMAT_NAME} up to {VERSION}",
             hint="upgrade amago",
         )
-    unknown = sorted(features - FEATURES)
+    unknown = sorted(features - _FEATURES)
     if unknown:
         raise InputMissing(
             f"lake '{found}' needs features that this version lacks: {', '.join(unknown)}",
             hint="upgrade amago",
         )
-    return storage, header["id"]
+    return header["id"]
+
+
+def _header_at(place: Path | str) -> tuple[Storage, bytes] | None:
+    """Return the storage of the lake at `place`, or of the run there, and its lake.json; None if there is no lake."""
+    storage = connect(place)
+    for each in (storage,) if is_remote(place) else (storage, storage.below("lake")):
+        try:
+            return each, each.read(_HEADER)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have such a name
+            continue
+        except StorageError as error:
+            raise storage_error(error, f"read '{place}'") from error
+        except OSError as error:
+            raise InputMissing(f"lake '{each.url()}' cannot be read: {error.strerror or error}") from error
+    return None
+
+
+def _refuse(place: Path | str) -> NoReturn:
+    make = "make one with: amago collect --env ENV --lake DIR"
+    if not is_remote(place):
+        make = hint(Path(place), is_lake, inside=f"it contains lakes (amago lake ls {place})", otherwise=make)
+    raise InputMissing(f"no lake at '{place}'", hint=make)
 
 
 def _schema_key(schema_id: str) -> str:

@@ -63,7 +63,7 @@ def halves(uids: np.ndarray) -> Halves:
 
 
 class UidSet:
-    """A growing set of uids in 16 bytes each: sorted runs, merged like a binary counter."""
+    """A set of uids in 16 bytes each: sorted runs, merged like a binary counter."""
 
     def __init__(self) -> None:
         self._runs: list[Halves] = []
@@ -88,3 +88,14 @@ class UidSet:
         if len(run.first):
             self._runs.append(run)
         return new
+
+    def discard(self, uids: np.ndarray) -> None:
+        """Remove those of `uids` ("S16") that are here."""
+        gone = halves(uids)
+        for number, known in enumerate(self._runs):
+            place = np.minimum(known.place(gone), len(known.first) - 1)
+            kept = np.ones(len(known.first), dtype=bool)
+            kept[place[~known.at(place).differ(gone)]] = False
+            if not kept.all():
+                self._runs[number] = known.at(kept)
+        self._runs = [run for run in self._runs if len(run.first)]

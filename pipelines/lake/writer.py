@@ -37,6 +37,11 @@ _KINDS: dict[str, type] = {
 }
 
 
+def writer_label(name: str) -> str:
+    """Return how the names of writers called `name` begin."""
+    return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:32]
+
+
 class Writer:
     """A writer of whole trajectories of one schema. Counts `trajectories`, `steps` (actions) and `bytes` appended.
 
@@ -56,8 +61,7 @@ class Writer:
         self._folders = FolderChooser(storage)
         self.schema = schema
         self.columns = schema.columns
-        label = re.sub(r"[^A-Za-z0-9_.]", "_", name or "w")[:32]
-        self.name = f"{label}.{os.getpid():x}.{secrets.token_hex(4)}"
+        self.name = f"{writer_label(name or 'w')}.{os.getpid():x}.{secrets.token_hex(4)}"
         self._seal_bytes, self._seal_seconds = seal_bytes, seal_seconds
         self._sealer = Sealer(self._publish)
         self._log: Log | None = None

@@ -83,9 +83,10 @@ class Agent(nn.Module):
             self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
             self.popart = PopArt(len(self.gammas), settings.popart)
 
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that the optimiser updates and the clip norm counts: all but the target heads."""
-        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """Return, by name, the parameters that the optimiser updates and the clip norm counts: all but the target
+        heads."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     @torch.no_grad()
     def update_targets(self) -> None:

@@ -145,7 +145,7 @@ class ExactHeads(CriticHeads):
         return PolicyValues(min_q_NG=min_q_NG, q_CNG=q_CNG.detach())
 
 
-class SampledHeads(CriticHeads):
+class _SampledHeads(CriticHeads):
     """Heads for any action space: V is the mean value of K actions sampled from the policy, with gradient to it."""
 
     critic: ActionInput
@@ -250,7 +250,7 @@ def heads(
         return Heads(policy_size, distribution(space, settings.actor), len(gammas), settings)
     if isinstance(space, Discrete) and type.table and type.critic == "scalar":
         return ExactHeads(state_size, policy_size, space, gammas, settings)
-    return SampledHeads(state_size, policy_size, space, gammas, settings, type)
+    return _SampledHeads(state_size, policy_size, space, gammas, settings, type)
 
 
 def _entries(action_NGK: Tensor) -> Tensor:

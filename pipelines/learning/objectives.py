@@ -26,7 +26,7 @@ from pipelines.nets.distributions import Policy
 from pipelines.nets.readout import TwoHot
 
 Reduction = Literal["min", "mean"]
-Filter = Callable[[Tensor, Tensor], Tensor]
+_Filter = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class LossInputs:
 
 
 @dataclass(frozen=True)
-class Term:
+class _Term:
     """A term of the loss: `compute` returns a sum over valid steps, or None for an agent that has no such term."""
 
     compute: Callable[[LossInputs], Tensor | None]
@@ -112,9 +112,9 @@ def critic_loss(inputs: LossInputs) -> Tensor | None:
 
 
 # By the name of their metric. Auxiliary losses (pipelines/learning/auxiliary.py) follow after these.
-TERMS: Mapping[str, Term] = {
-    "actor_loss": Term(actor_loss, lambda settings: 1.0),
-    "critic_loss": Term(critic_loss, lambda settings: settings.critic_weight),
+TERMS: Mapping[str, _Term] = {
+    "actor_loss": _Term(actor_loss, lambda settings: 1.0),
+    "critic_loss": _Term(critic_loss, lambda settings: settings.critic_weight),
 }
 
 
@@ -256,7 +256,7 @@ def leaky_relu(
     return weight + binary(advantage, mask) if add_binary else weight
 
 
-def advantage_filter(settings: FilterSettings) -> Filter:
+def advantage_filter(settings: FilterSettings) -> _Filter:
     """Return the filter that `settings` names, with its options bound. UsageError for options it does not take."""
     function = FILTERS.get(settings.kind)
     try:

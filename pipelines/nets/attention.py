@@ -43,7 +43,7 @@ class AttentionWindow:
         return self
 
 
-Backend = Callable[[Tensor, Tensor, Tensor, AttentionWindow, Packing | None], Tensor]
+_Backend = Callable[[Tensor, Tensor, Tensor, AttentionWindow, Packing | None], Tensor]
 HALF = (torch.bfloat16, torch.float16)
 KEPT = 1 << 22  # maximum elements of a mask that is cached for other layers and updates: 16 of them are 64 MB
 
@@ -204,7 +204,7 @@ def _flexible(
     return out
 
 
-BACKENDS: dict[str, Backend] = {
+BACKENDS: dict[str, _Backend] = {
     "dense": dense,
     "sdpa": sdpa,
     "banded": banded,
@@ -330,7 +330,7 @@ def attend_cached(
 ) -> Tensor:
     """Attend with one query per actor to the occupied slots of its cache -> (B, H, Dh)."""
     q_BH1D, seen = q_BHD[:, :, None].to(k_BHSD.dtype), visible_BS[:, None, None]
-    if cap is None:
+    if cap is None and not torch.compiler.is_exporting():  # ONNX would transpose all keys, twice
         return F.scaled_dot_product_attention(q_BH1D, k_BHSD, v_BHSD, attn_mask=seen)[:, :, 0]
     scores = _wide(q_BH1D @ k_BHSD.transpose(-1, -2)) / math.sqrt(q_BHD.shape[-1])
     return (_capped(scores, cap).masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSD.dtype) @ v_BHSD)[:, :, 0]

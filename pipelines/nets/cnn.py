@@ -13,13 +13,13 @@ from pipelines.errors import UsageError
 from pipelines.nets import init
 from pipelines.nets.activation import activation as make_activation
 
-NATURE_PIXELS = 36  # minimum side for the strided kernels
+_NATURE_PIXELS = 36  # minimum side for the strided kernels
 # (channels, kernel, stride) of each layer; Nature: Mnih et al. 2015, "Methods"
-NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-GRID = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
+_NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+_GRID = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
 IMPALA = (16, 32, 32)  # channels of each stage; Espeholt et al. 2018, arXiv 1802.01561, figure 3
 GROUP = 8  # channels normalised together
-CPU_PIXELS, CUDA_PIXELS = 1 << 18, 1 << 21  # encoded at a time with activation checkpointing
+CPU_PIXELS, _CUDA_PIXELS = 1 << 18, 1 << 21  # encoded at a time with activation checkpointing
 
 
 def channels_first(shape: tuple[int, int, int]) -> bool:
@@ -60,10 +60,10 @@ class ImageEncoder(nn.Module):
         channels, height, width = shape if self.channels_first else (shape[2], shape[0], shape[1])
         kind = settings.kind
         if kind == "auto":
-            kind = "nature" if min(height, width) >= NATURE_PIXELS else "grid"
-        if kind == "nature" and min(height, width) < NATURE_PIXELS:
+            kind = "nature" if min(height, width) >= _NATURE_PIXELS else "grid"
+        if kind == "nature" and min(height, width) < _NATURE_PIXELS:
             raise UsageError(
-                f"an image of {height}x{width} is too small for 'nature' ({NATURE_PIXELS} pixels or more)",
+                f"an image of {height}x{width} is too small for 'nature' ({_NATURE_PIXELS} pixels or more)",
                 hint="let agent.timestep.image.kind be auto, impala or grid",
             )
         self.pixels = height * width
@@ -75,7 +75,7 @@ class ImageEncoder(nn.Module):
                 height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
             layers += [nn.GroupNorm(channels // GROUP, channels), make_activation(activation)]
         else:
-            for outputs, kernel, stride in NATURE if kind == "nature" else GRID:
+            for outputs, kernel, stride in _NATURE if kind == "nature" else _GRID:
                 padding = int(min(height, width) < kernel)  # a last row or column of a tiny image is kept
                 layers += [_convolution(channels, outputs, kernel, stride=stride, padding=padding)]
                 layers += [make_activation(activation, inplace=True)]
@@ -96,7 +96,7 @@ class ImageEncoder(nn.Module):
         return torch.cat([encode(part) for part in flat.split(self._frames(image.device))]).view(*image.shape[:-3], -1)
 
     def _frames(self, device: torch.device) -> int:
-        return max(1, (CUDA_PIXELS if device.type == "cuda" else CPU_PIXELS) // self.pixels)
+        return max(1, (_CUDA_PIXELS if device.type == "cuda" else CPU_PIXELS) // self.pixels)
 
     def _encode(self, image_N: Tensor) -> Tensor:
         image_NCXY = image_N if self.channels_first else image_N.permute(0, 3, 1, 2)

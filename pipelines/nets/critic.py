@@ -23,9 +23,9 @@ from pipelines.nets.passes import SLOPE, activations, add_product, attach, backw
 from pipelines.nets.readout import Readout, Scalar, TwoHot
 
 # Of a chunk's rows and their table of values (n, G, A): loss, and its gradient with respect to the table.
-TableLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+_TableLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 # Of a chunk's rows and the readout's outputs: loss, values (G, n), and the loss's gradient with respect to the outputs.
-OutputLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor, Tensor]]
+_OutputLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class ActionValues(Ensemble):
                     out[c, rows] = _table(x_nW, member)
         return out.unflatten(-1, (self.num_discounts, self.num_outputs))
 
-    def fused_loss(self, h_ND: Tensor, loss: TableLoss) -> tuple[Tensor, Tensor]:
+    def fused_loss(self, h_ND: Tensor, loss: _TableLoss) -> tuple[Tensor, Tensor]:
         """Sum `loss` over members and chunks -> (loss, with gradient to critics and state; values (C, N, G, A),
         without)."""
         total, values, grads = self._fused_loss(h_ND.detach(), loss, torch.is_grad_enabled())
         return (total if grads is None else attach(total, (h_ND, *self.tensors()), grads)), values
 
     @torch.no_grad()
-    def _fused_loss(self, h_ND: Tensor, loss: TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+    def _fused_loss(self, h_ND: Tensor, loss: _TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
         dtype = precision(h_ND.device)
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
         out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
@@ -237,7 +237,9 @@ class ActionInput(Ensemble):
                 slope[rows] = slope_RF.view(discounts, samples, -1, self.parts[1]).permute(2, 0, 1, 3)
         return least_GN.t(), out_CGN.transpose(1, 2), slope
 
-    def fused_loss(self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: OutputLoss) -> tuple[Tensor, Tensor]:
+    def fused_loss(
+        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: _OutputLoss
+    ) -> tuple[Tensor, Tensor]:
         """Sum `loss` over members and chunks, for the actions `action_NF` -> (loss, with gradient to critics and state;
         values (C, N, G), without)."""
         total, values, grads = self._fused_loss(h_ND.detach(), state_CNW, action_NF, loss, torch.is_grad_enabled())
@@ -245,7 +247,7 @@ class ActionInput(Ensemble):
 
     @torch.no_grad()
     def _fused_loss(
-        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: OutputLoss, learn: bool
+        self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: _OutputLoss, learn: bool
     ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
         dtype, discounts = state_CNW.dtype, len(self.effective_horizon_G)
         grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]

@@ -139,7 +139,7 @@ def entropy(probs: Tensor) -> Tensor:
     return -(probs * probs.clamp_min(_TINY).log()).sum(-1)
 
 
-class Categoricals:
+class _Categoricals:
     """A choice at each of k places, independent given the state; log-probabilities add up."""
 
     hard = True
@@ -216,9 +216,9 @@ class Bits:
         return (features > 0.5).to(torch.uint8)
 
 
-BoxPolicy = TanhGaussian | BetaPolicy | GaussianMixture
-Policy = Categorical | Categoricals | Bits | BoxPolicy
-_BOX: dict[str, Callable[[Box, ActorSettings], BoxPolicy]] = {
+_BoxPolicy = TanhGaussian | BetaPolicy | GaussianMixture
+Policy = Categorical | _Categoricals | Bits | _BoxPolicy
+_BOX: dict[str, Callable[[Box, ActorSettings], _BoxPolicy]] = {
     "tanh-gaussian": TanhGaussian,
     "beta": BetaPolicy,
     "gaussian-mixture": GaussianMixture,
@@ -231,7 +231,7 @@ def distribution(space: Space, settings: ActorSettings) -> Policy:
         case Discrete():
             return Categorical(space, settings)
         case MultiDiscrete():
-            return Categoricals(space, settings)
+            return _Categoricals(space, settings)
         case MultiBinary():
             return Bits(space, settings)
     if not isinstance(space, Box):

@@ -17,7 +17,7 @@ from pipelines.nets.sequence import SequenceEncoder
 from pipelines.nets.transformer import TransformerBlock, norm_of
 
 
-class MemoryFree(SequenceEncoder):
+class _MemoryFree(SequenceEncoder):
     """Base of encoders that see one token at a time, without time or past."""
 
     def memory(
@@ -29,7 +29,7 @@ class MemoryFree(SequenceEncoder):
         pass
 
 
-class FeedForward(MemoryFree):
+class FeedForward(_MemoryFree):
     """The Transformer's blocks without attention: just as wide and deep, so that a Transformer's advantage over it is
     due to memory."""
 
@@ -56,7 +56,7 @@ class FeedForward(MemoryFree):
         return self.norm(x)
 
 
-class Identity(MemoryFree):
+class Identity(_MemoryFree):
     """The token, unchanged."""
 
     def __init__(self, input_size: int, settings: IdentitySettings) -> None:

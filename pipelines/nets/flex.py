@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipelines.nets.packing import Packing
 
 
-LEAST = 16  # minimum head size of its kernels
+_LEAST = 16  # minimum head size of its kernels
 
 
 def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionWindow, packing: Packing | None) -> Any:
@@ -28,7 +28,7 @@ def attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, window: AttentionW
         mask = packing.keep(("flex", window.size, window.sink), lambda: _documents(window, packing))
     run = _compiled() if device.type == "cuda" else flex_attention
     size = q_BHTD.shape[-1]
-    q, k, v = (F.pad(x, (0, max(0, LEAST - size))) for x in (q_BHTD, k_BHTD, v_BHTD))
+    q, k, v = (F.pad(x, (0, max(0, _LEAST - size))) for x in (q_BHTD, k_BHTD, v_BHTD))
     return run(q, k, v, score_mod=_capping(window.logit_clip), block_mask=mask, scale=size**-0.5)[..., :size]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipelines.config.encoders import Activation
-from pipelines.nets import init
+from pipelines.nets import init, ranks
 from pipelines.nets.activation import activation as make_activation
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -57,9 +57,33 @@ class SigmaLinear(nn.Module):
 
 def iterate(network: nn.Module) -> None:
     """Take one power iteration in every `SigmaLinear` of `network`."""
+    sharded = []
     for module in network.modules():
         if isinstance(module, SigmaLinear):
-            module.iterate()
+            if ranks.is_sharded(module.weight):
+                sharded.append(module)
+            else:
+                module.iterate()
+    if sharded:
+        _iterate_sharded(sharded)
+
+
+@torch.no_grad()
+def _iterate_sharded(layers: Sequence[SigmaLinear]) -> None:
+    """Take one power iteration in layers of whose weights each rank has only some rows: no weight is gathered, and two
+    sums over ranks serve all layers."""
+    parts: list[tuple[Tensor, slice]] = [
+        (cast(Any, layer.weight).to_local(), ranks.own_rows(len(layer.left))) for layer in layers
+    ]
+    with torch.autocast(layers[0].left.device.type, enabled=False):
+        products = [torch.mv(weight.t(), layer.left[rows]) for layer, (weight, rows) in zip(layers, parts, strict=True)]
+        for layer, right in zip(layers, ranks.totals(products), strict=True):
+            layer.right.copy_(right / right.norm().clamp_min(1e-12))
+        products = [torch.zeros_like(layer.left) for layer in layers]
+        for product, layer, (weight, rows) in zip(products, layers, parts, strict=True):
+            product[rows] = torch.mv(weight, layer.right)
+        for layer, left in zip(layers, ranks.totals(products), strict=True):
+            layer.left.copy_(left / left.norm().clamp_min(1e-12))
 
 
 def folded(network: _Module) -> _Module:

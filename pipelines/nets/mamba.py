@@ -16,11 +16,10 @@ from pipelines.config.encoders import MambaSettings
 from pipelines.nets import init
 from pipelines.nets.constant import constant
 from pipelines.nets.packing import Packing
-from pipelines.nets.rnn import State
+from pipelines.nets.rnn import State, SteppedEncoder
 from pipelines.nets.selective import selective_scan
-from pipelines.nets.sequence import SequenceEncoder
 
-FASTEST, SLOWEST = 1e-3, 1e-1  # initial time steps, as in Mamba
+_FASTEST, _SLOWEST = 1e-3, 1e-1  # initial time steps, as in Mamba
 
 
 @constant
@@ -57,7 +56,7 @@ class _MambaBlock(nn.Module):
         self.output = init.linear(inner, width, gain=1.0)
         with torch.no_grad():
             nn.init.uniform_(self.step_size.weight, -(self.rank**-0.5), self.rank**-0.5)
-            step_I = torch.empty(inner).uniform_(math.log(FASTEST), math.log(SLOWEST)).exp()
+            step_I = torch.empty(inner).uniform_(math.log(_FASTEST), math.log(_SLOWEST)).exp()
             self.step_size.bias.copy_(step_I + torch.log(-torch.expm1(-step_I)))  # softplus gives step_I
 
     def forward(
@@ -114,7 +113,7 @@ def _fused(
     return y_BTI if packing is None else packing.pack(y_BTI)
 
 
-class Mamba(SequenceEncoder):
+class Mamba(SteppedEncoder):
     """Sequence encoder of selective state-space blocks."""
 
     def __init__(self, input_size: int, settings: MambaSettings) -> None:
@@ -142,13 +141,6 @@ class Mamba(SequenceEncoder):
         for layer, block in enumerate(self.blocks):
             x_N1D, past[layer], states[layer] = block(x_N1D, past[layer], states[layer])
         return self.norm(x_N1D)[:, 0]
-
-    def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: State) -> None:
-        for t in range(x_NTD.shape[1]):
-            before = [tensor.clone() for tensor in memory.tensors]
-            self.step(x_NTD[:, t], time_NT[:, t], memory)
-            memory.restore(before, lengths_N <= t)
-        memory.reset(lengths_N == 0)
 
     def _empty(self, rows: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
         settings = self.settings

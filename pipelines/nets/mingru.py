@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from pipelines.config.encoders import MinGRUSettings
 from pipelines.nets import init
 from pipelines.nets.packing import Packing
-from pipelines.nets.rnn import State
+from pipelines.nets.rnn import State, SteppedEncoder
 from pipelines.nets.scan import linear_scan
-from pipelines.nets.sequence import SequenceEncoder
 
 
 class _MinGRUBlock(nn.Module):
@@ -39,7 +38,7 @@ class _MinGRUBlock(nn.Module):
         return x_BTD + self.output(h_BTW * nn.functional.silu(gate_BTW)), h_BTW[:, -1]
 
 
-class MinGRU(SequenceEncoder):
+class MinGRU(SteppedEncoder):
     """Sequence encoder of minimal gated recurrent units, computed in parallel over time."""
 
     def __init__(self, input_size: int, settings: MinGRUSettings) -> None:
@@ -68,13 +67,6 @@ class MinGRU(SequenceEncoder):
         for layer, block in enumerate(self.blocks):
             x_N1D, state_LNW[layer] = block(x_N1D, state_LNW[layer])
         return self.norm(x_N1D)[:, 0]
-
-    def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: State) -> None:
-        for t in range(x_NTD.shape[1]):
-            before = [tensor.clone() for tensor in memory.tensors]
-            self.step(x_NTD[:, t], time_NT[:, t], memory)
-            memory.restore(before, lengths_N <= t)
-        memory.reset(lengths_N == 0)
 
     def _states(self, rows: int, device: torch.device | str) -> Tensor:
         settings = self.settings

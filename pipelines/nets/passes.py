@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SLOPE = 0.01
-CPU_ROWS, CUDA_ROWS = 1792, 1 << 16  # rows of a member at a time: on a CPU a layer's output stays in the cache
+CPU_ROWS, _CUDA_ROWS = 1792, 1 << 16  # rows of a member at a time: on a CPU a layer's output stays in the cache
 
 _slope = torch.ops.aten.leaky_relu_backward.grad_input
 
@@ -57,7 +57,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 def chunks(rows: int, copies: int, device: torch.device) -> Iterator[slice]:
     """Split `rows` into slices, where each row stands for `copies` rows of a member."""
-    size = max(1, (CUDA_ROWS if device.type == "cuda" else CPU_ROWS) // copies)
+    size = max(1, (_CUDA_ROWS if device.type == "cuda" else CPU_ROWS) // copies)
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 

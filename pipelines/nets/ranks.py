@@ -1,8 +1,8 @@
 """Processes that train together (data parallelism), as torchrun and similar launchers start them.
 
 The launcher's environment is the interface: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that is
-alone communicates nothing. Every function here except `micro_batches` and `size` is a collective: all ranks must call
-it, in the same order.
+alone communicates nothing. Every function here except `micro_batches`, `size`, `own_rows` and `is_sharded` is a
+collective: all ranks must call it, in the same order.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import datetime
 import secrets
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,6 +130,35 @@ def total(tensor: Tensor) -> Tensor:
     if size() > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def totals(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Sum each tensor over all ranks, in one message."""
+    flat = total(torch.cat([tensor.flatten() for tensor in tensors]))
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def is_sharded(weight: Tensor) -> bool:
+    """Return whether each rank has only its rows of `weight`."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # which takes half a second to import: sharding has done so
+    return tensor is not None and isinstance(weight, tensor.DTensor)
+
+
+def own_rows(count: int) -> slice:
+    """Return the place of this rank's rows of a sharded tensor of `count` rows, which torch.chunk divides."""
+    most = -(-count // size())
+    return slice(min(rank() * most, count), min((rank() + 1) * most, count))
+
+
+def join_rows(rows: Tensor, count: int) -> Tensor:
+    """Return the sharded tensor of `count` rows of which each rank has its `rows`."""
+    most = -(-count // size())
+    padded = rows.new_zeros(most, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in range(size())]
+    dist.all_gather(parts, padded)
+    return torch.cat(parts)[:count]
 
 
 def total_of(number: float, device: torch.device) -> float:

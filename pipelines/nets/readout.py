@@ -18,7 +18,7 @@ from pipelines.config.model import CriticSettings
 from pipelines.nets.norms import symexp, symlog
 from pipelines.nets.passes import add_product
 
-Grads = tuple[Tensor, Tensor]
+_Grads = tuple[Tensor, Tensor]
 
 
 class Readout(nn.Module, ABC):
@@ -40,7 +40,7 @@ class Readout(nn.Module, ABC):
         """Return outputs in float32: values (G, n), or logits (G n, Z)."""
 
     @abstractmethod
-    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: Grads) -> Tensor:
+    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
         """Return the gradient of x (G n, W), given that of the outputs; those of weight and bias are added to
         `grads`."""
 
@@ -66,7 +66,7 @@ class Scalar(Readout):
         values = [torch.mv(x_nW.float(), column) for x_nW, column in zip(x_GnW, columns, strict=True)]
         return torch.stack(values) + bias[:, None]
 
-    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: Grads) -> Tensor:
+    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
         narrow_Gn = slope.to(x_GnW.dtype)
         grads[0].add_(torch.bmm(narrow_Gn[:, None], x_GnW)[:, 0].t())
         grads[1].add_(slope.sum(1))
@@ -104,7 +104,7 @@ class TwoHot(Readout):
     def forward(self, x_GnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return self._logits(x_GnW.flatten(0, 1), weight, bias)
 
-    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: Grads) -> Tensor:
+    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
         narrow_RZ = slope.to(x_GnW.dtype)
         add_product(grads[0], x_GnW.flatten(0, 1).t(), narrow_RZ)
         grads[1].add_(slope.sum(0))

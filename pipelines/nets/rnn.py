@@ -39,6 +39,17 @@ class State:
             tensor[:, mask_N] = old[:, mask_N]
 
 
+class SteppedEncoder(SequenceEncoder):
+    """Base of recurrent encoders that fill their memory step by step."""
+
+    def prefill(self, x_NTD: Tensor, time_NT: Tensor, lengths_N: Tensor, memory: State) -> None:
+        for t in range(x_NTD.shape[1]):
+            before = [tensor.clone() for tensor in memory.tensors]
+            self.step(x_NTD[:, t], time_NT[:, t], memory)
+            memory.restore(before, lengths_N <= t)
+        memory.reset(lengths_N == 0)
+
+
 class GRU(SequenceEncoder):
     """Stacked GRU, then a linear to the output size and LayerNorm. The recurrence has the parameters' precision, even
     under autocast."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pipelines.nets.scan import recur, recur_back
 
-CPU_STATES, CUDA_STATES = 1 << 18, 1 << 23  # numbers of a chunk: on a CPU they fit in the cache
-SHORTEST, LONGEST = 4, 64  # tokens of a chunk
+_CPU_STATES, _CUDA_STATES = 1 << 18, 1 << 23  # numbers of a chunk: on a CPU they fit in the cache
+_SHORTEST, LONGEST = 4, 64  # tokens of a chunk
 
 
 def selective_scan(
@@ -44,8 +44,8 @@ def selective_scan(
 
 def _chunk(batch: int, length: int, states: int, channels: int, device: torch.device) -> int:
     """Return the number of tokens of a chunk."""
-    numbers = CPU_STATES if device.type == "cpu" else CUDA_STATES
-    return min(length, max(SHORTEST, min(LONGEST, numbers // (batch * states * channels))))
+    numbers = _CPU_STATES if device.type == "cpu" else _CUDA_STATES
+    return min(length, max(_SHORTEST, min(LONGEST, numbers // (batch * states * channels))))
 
 
 class _Chunks:

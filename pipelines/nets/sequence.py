@@ -89,6 +89,12 @@ class SequenceEncoder(nn.Module, ABC):
         self.forward(x_BTD, time_BT)
         return {}
 
+    def shardable(self) -> list[nn.Module]:
+        """Return the modules whose weights ranks may share out: those in `blocks`, if the encoder has such a list. It
+        must call each as a module, and compute with its weights nowhere else."""
+        blocks = getattr(self, "blocks", None)
+        return [*blocks] if isinstance(blocks, nn.ModuleList) else []
+
     def run(self, block: nn.Module, *inputs: Any) -> Any:
         """Run `block(*inputs)`, with activation checkpointing if enabled."""
         if self.activation_checkpointing and torch.is_grad_enabled():

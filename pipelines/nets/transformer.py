@@ -1,12 +1,13 @@
 """Causal Transformer: pre-norm with the two extra norms and the head scale of NormFormer (Shleifer et al. 2021, arXiv
 2110.09456), sigma-reparametrised linears (Zhai et al. 2023), leaky ReLU; each can be disabled or replaced.
 
-B batch, N actors, T time, D width, H heads, Dh head size. The residual stream has the parameters' precision even under
-autocast.
+B batch, N actors, T time, D width, H heads, S slots, Dh head size. The residual stream has the parameters' precision
+even under autocast.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,10 +24,11 @@ from pipelines.nets.linear import SigmaLinear, iterate
 from pipelines.nets.packing import Packing
 from pipelines.nets.positions import LearnedTable, Sinusoid, rotate
 from pipelines.nets.sequence import SequenceEncoder, Stepper
-from pipelines.nets.stepping import QuickStep
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 SEEN = 64  # last queries of a window whose attention is logged
+_Affine = tuple[Tensor, Tensor]
+_Norm = tuple[list[int], Tensor, Tensor, float]
 
 
 class TransformerBlock(nn.Module):
@@ -181,3 +183,97 @@ class Transformer(SequenceEncoder):
         if self.settings.position != "rope":
             return q_BHTD, k_BHTD
         return rotate(q_BHTD, time_BT), rotate(k_BHTD, time_BT)
+
+
+class QuickStep:
+    """A Transformer's `step` as a few large operations, for acting on a CPU: only what one token needs. Equal to it up
+    to rounding. Requires LayerNorm and no logit clip: see `applies`.
+
+    Spectral scales, head scales and score scales are multiplied into the weights once, so this is a copy of the
+    weights: it must be remade when they change (`stale`).
+    """
+
+    def __init__(self, transformer: Transformer) -> None:
+        self._transformer = transformer
+        self._tensors = [*transformer.parameters(), *transformer.buffers()]
+        self._versions = self._now()
+        with torch.no_grad():
+            self._layers = [_Layer(block) for block in transformer.blocks]  # type: ignore[arg-type]
+        self._rope = transformer.settings.position == "rope"
+
+    @staticmethod
+    def applies(transformer: Transformer) -> bool:
+        settings = transformer.settings
+        return settings.norm == "layer" and settings.logit_clip is None
+
+    def _now(self) -> list[int]:
+        return [tensor._version for tensor in self._tensors]
+
+    @property
+    def stale(self) -> bool:
+        """Whether the weights have changed since."""
+        return self._now() != self._versions
+
+    def __call__(self, x_ND: Tensor, time_N: Tensor, memory: KVCache) -> Tensor:
+        transformer = self._transformer
+        x_ND = transformer._embed(x_ND[:, None], time_N[:, None])[:, 0]
+        memory.begin_step()
+        mask = memory.bias()
+        n, heads = len(x_ND), memory.num_heads
+        for number, layer in enumerate(self._layers):
+            qkv = _linear(_normed(x_ND, layer.before_attention), layer.qkv).view(n, 3, heads, -1)
+            q_NHD, k_NHD, v_NHD = qkv.unbind(1)
+            if self._rope:
+                q, k = transformer._turn(q_NHD[:, :, None], k_NHD[:, :, None], time_N[:, None])
+                q_NHD, k_NHD = q[:, :, 0], k[:, :, 0]
+            keys, values = memory.append_flat(number, k_NHD, v_NHD)
+            scores = torch.baddbmm(mask, q_NHD.reshape(n * heads, 1, -1), keys.transpose(1, 2))
+            mixed = torch.bmm(scores.softmax(-1), values).view(n, -1)
+            x_ND = x_ND + _normed(_linear(mixed, layer.merge), layer.after_attention)
+            inner = _linear(_normed(x_ND, layer.before_ff), layer.expand)
+            inner = _normed(layer.activation(inner), layer.inside_ff)
+            x_ND = x_ND + _linear(inner, layer.contract)
+        return transformer.norm(x_ND)
+
+
+class _Layer:
+    """A block's weights as its step uses them."""
+
+    def __init__(self, block: TransformerBlock) -> None:
+        size = block.merge.weight.shape[1] // block.num_heads
+        weight, bias = _affine(block.qkv)
+        weight, bias = weight.clone(), bias.clone()
+        weight[: size * block.num_heads] /= math.sqrt(size)
+        bias[: size * block.num_heads] /= math.sqrt(size)
+        self.qkv = weight, bias
+        weight, bias = _affine(block.merge)
+        if block.head_scale is not None:
+            weight = weight * block.head_scale.flatten().repeat_interleave(size)
+        self.merge = weight, bias
+        self.expand, self.contract = _affine(block.expand), _affine(block.contract)
+        self.before_attention, self.after_attention = _norm(block.before_attention), _norm(block.after_attention)
+        self.before_ff, self.inside_ff = _norm(block.before_ff), _norm(block.inside_ff)
+        self.activation = block.activation
+
+
+def _affine(layer: nn.Module) -> _Affine:
+    assert isinstance(layer, SigmaLinear | nn.Linear)
+    weight = layer.weight * layer.scale() if isinstance(layer, SigmaLinear) else layer.weight
+    return weight.detach(), layer.bias.detach()
+
+
+def _norm(layer: nn.Module) -> _Norm | None:
+    if not isinstance(layer, nn.LayerNorm):
+        return None
+    return list(layer.normalized_shape), layer.weight.detach(), layer.bias.detach(), layer.eps
+
+
+def _linear(x: Tensor, affine: _Affine) -> Tensor:
+    return F.linear(x, *affine)
+
+
+def _normed(x: Tensor, norm: _Norm | None) -> Tensor:
+    if norm is None:
+        return x
+    shape, weight, bias, eps = norm
+    return torch.layer_norm(x, shape, weight, bias, eps)

@@ -73,7 +73,7 @@ RELABELERS = Registry(
 )
 
 
-def make_relabeler(text: str, context: Context) -> Relabeler:
+def _make_relabeler(text: str, context: Context) -> Relabeler:
     """The relabeler that `text` says: `NAME`, `NAME:ARGUMENT`, or `module:attr`.
 
     UsageError for an unknown name or argument, InputMissing for what does not fit these trajectories.
@@ -92,7 +92,7 @@ class Chain:
         if not texts:
             raise UsageError("no relabeler is named", hint=f"known: {', '.join(RELABELERS.names())}, or module:attr")
         self.seed, self.method = seed, _method_of(texts, seed)
-        self._relabelers = [make_relabeler(text, context) for text in texts]
+        self._relabelers = [_make_relabeler(text, context) for text in texts]
         names = {name for each in self._relabelers for name in each.changes}
         read = {name for each in self._relabelers for name in each.reads}
         # What is only said of a trajectory as a whole needs some column to be stored with: the smallest.

@@ -21,7 +21,7 @@ from pipelines.relabelers.paths import Paths, picked, taken
 
 Strategy = Literal["final", "future", "random"]
 BEGIN, GOAL = range(2)  # purposes of draws
-TRIES = 16  # beginnings for `future`; the last one is the first row, from which a goal is found if there is any
+_TRIES = 16  # beginnings for `future`; the last one is the first row, from which a goal is found if there is any
 
 
 class Hindsight:
@@ -40,7 +40,7 @@ class Hindsight:
         """
         begin = np.zeros(len(paths), dtype=np.int64)
         count, goal_row = self._choose(paths, begin, round=0)
-        for round in range(1, TRIES):
+        for round in range(1, _TRIES):
             left = np.flatnonzero(count == 0)
             if self.strategy != "future" or not len(left):
                 break
@@ -57,7 +57,7 @@ class Hindsight:
         """
         rule, achieved = self.rule, paths.columns[self.rule.achieved]
         if self.strategy == "future":
-            begin[:] = 0 if round == TRIES - 1 else paths.uniform(BEGIN, round) * (paths.rows - 1)
+            begin[:] = 0 if round == _TRIES - 1 else paths.uniform(BEGIN, round) * (paths.rows - 1)
         free = ~rule.reached(achieved, paths.spread(achieved[paths.first + begin]))
         free[paths.first] = False
         if begin.any():

@@ -17,8 +17,8 @@ from pipelines.lake.schema import REWARD, TERMINATED, TRUNCATED
 from pipelines.relabelers.paths import Paths, taken
 
 Strategy = Literal["none", "some", "all", "final", "future", "random"]
-NEVER = 2**61
-COUNT, STEP, WHICH = range(3)  # purposes of draws
+_NEVER = 2**61
+COUNT, STEP, _WHICH = range(3)  # purposes of draws
 
 
 class Instruction:
@@ -38,7 +38,7 @@ class Instruction:
         asked = paths.columns[rule.goals][paths.first]  # (n, k, d)
         open_ = (asked != rule.done).any(axis=2)
         arrival = replayed(rule, paths, asked)
-        room = open_.sum(axis=1) - (arrival < NEVER).sum(axis=1)
+        room = open_.sum(axis=1) - (arrival < _NEVER).sum(axis=1)
         rows = self._steps(paths, arrival, self._number(paths, room))
         keep = np.asarray((rows >= 0).any(axis=1))
         which = np.flatnonzero(keep)
@@ -61,7 +61,7 @@ class Instruction:
         """(n, k) different rows of `paths` whose goals are put in, `number` of them or fewer; -1 for none."""
         free = np.ones(len(paths.columns[REWARD]), dtype=bool)
         free[paths.first] = False
-        reached = arrival < NEVER
+        reached = arrival < _NEVER
         free[(paths.first[:, None] + arrival)[reached]] = False
         if self.strategy == "final":
             last = np.zeros_like(free)
@@ -80,20 +80,20 @@ class Instruction:
         """Times (n, k), NEVER for none, and goals (n, k, d): of those achieved in each row, one."""
         achieved = paths.columns[self.rule.achieved][np.maximum(rows, 0)]  # (n, k, m, d)
         there = (achieved != self.rule.done).any(axis=3)
-        u = paths.uniform(WHICH, np.arange(rows.shape[1]))
+        u = paths.uniform(_WHICH, np.arange(rows.shape[1]))
         rank = (u * there.sum(axis=2)).astype(np.int64)
         chosen = (np.cumsum(there, axis=2) > rank[:, :, None]).argmax(axis=2)
         goals = np.take_along_axis(achieved, chosen[:, :, None, None], axis=2)[:, :, 0]
-        return np.where(rows >= 0, rows - paths.first[:, None], NEVER), goals
+        return np.where(rows >= 0, rows - paths.first[:, None], _NEVER), goals
 
     def _with_goals(self, paths: Paths, asked: np.ndarray) -> Paths:
         """The trajectories as they are for one who is asked for `asked` (n, k, d)."""
         rule = self.rule
         arrival = replayed(rule, paths, asked)
-        finished = ((arrival < NEVER) | (asked == rule.done).all(axis=2)).all(axis=1)
-        end = np.where(finished, np.where(arrival < NEVER, arrival, 0).max(axis=1), paths.rows - 1)
+        finished = ((arrival < _NEVER) | (asked == rule.done).all(axis=2)).all(axis=1)
+        end = np.where(finished, np.where(arrival < _NEVER, arrival, 0).max(axis=1), paths.rows - 1)
         paths = paths.cut(np.arange(len(paths)), np.zeros_like(end), end + 1)
-        reached = arrival < NEVER
+        reached = arrival < _NEVER
         reward = np.zeros(len(paths.columns[REWARD]), dtype=np.float32)
         reward[(paths.first[:, None] + arrival)[reached]] = rule.reward
         terminated, truncated = paths.columns[TERMINATED].copy(), paths.columns[TRUNCATED].copy()
@@ -114,7 +114,7 @@ def replayed(rule: GoalSequenceRule, paths: Paths, asked: np.ndarray) -> np.ndar
     and for those that are done from the beginning. `GoalSequenceRule.replay` for many trajectories at once.
     """
     achieved = paths.columns[rule.achieved]
-    arrival = np.full(asked.shape[:2], NEVER, dtype=np.int64)
+    arrival = np.full(asked.shape[:2], _NEVER, dtype=np.int64)
     row, waiting = paths.first.copy(), np.ones(len(paths), dtype=bool)
     for number in range(asked.shape[1]):
         goal = asked[:, number]
@@ -142,9 +142,9 @@ def _merged(
 ) -> np.ndarray:
     """(n, k, d) the real goals and those that are added, by time, as many as were open; then what was not reached."""
     slots = np.arange(asked.shape[1])
-    real = np.where(arrival < NEVER, arrival, np.where(open_, NEVER + 1 + slots, 2 * NEVER - 1))
+    real = np.where(arrival < _NEVER, arrival, np.where(open_, _NEVER + 1 + slots, 2 * _NEVER - 1))
     times, goals = np.concatenate([real, added[0]], axis=1), np.concatenate([asked, added[1]], axis=1)
-    times[:, len(slots) :][added[0] == NEVER] = 2 * NEVER - 1
+    times[:, len(slots) :][added[0] == _NEVER] = 2 * _NEVER - 1
     order = np.argsort(times, axis=1, kind="stable")[:, : len(slots)]
     ordered = np.take_along_axis(goals, order[:, :, None], axis=1)
     result = asked.copy()
@@ -155,7 +155,7 @@ def _merged(
 def shown(asked: np.ndarray, arrival: np.ndarray, rows: np.ndarray, done: float) -> np.ndarray:
     """(R, k, d): goals (n, k, d), each `done` from its arrival (n, k) on; trajectories of `rows` (n,) rows."""
     count, k = arrival.shape
-    times = np.sort(np.where(arrival < NEVER, arrival, rows[:, None]), axis=1)
+    times = np.sort(np.where(arrival < _NEVER, arrival, rows[:, None]), axis=1)
     edges = np.concatenate([np.zeros((count, 1), dtype=np.int64), times, rows[:, None]], axis=1)
     blocks = np.repeat(asked[:, None], k + 1, axis=1)  # (n, k + 1, k, d): what is shown between two arrivals
     blocks[arrival[:, None] <= edges[:, :-1, None]] = done

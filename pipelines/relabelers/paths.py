@@ -18,7 +18,7 @@ from pipelines.lake.uids import halves
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _STREAM = np.uint64(32)
-SHARE_COPY = 2**62  # no copy has this number: it decides whether a trajectory is relabelled at all
+_SHARE_COPY = 2**62  # no copy has this number: it decides whether a trajectory is relabelled at all
 
 
 def keys_of(seed: int, uids: np.ndarray, copies: np.ndarray | int) -> np.ndarray:
@@ -31,7 +31,7 @@ def keys_of(seed: int, uids: np.ndarray, copies: np.ndarray | int) -> np.ndarray
 
 def shares_of(seed: int, uids: np.ndarray) -> np.ndarray:
     """(n,) float64 in [0, 1): those below a fraction are the ones that this fraction chooses."""
-    return unit(keys_of(seed, uids, SHARE_COPY))
+    return unit(keys_of(seed, uids, _SHARE_COPY))
 
 
 @dataclass(frozen=True, kw_only=True)

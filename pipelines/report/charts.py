@@ -7,7 +7,7 @@ name of a field.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -127,7 +127,6 @@ class Lines:
     y_title: str
     share: bool = False
     whole: bool = False
-    legend: bool = field(default=True)
 
     @property
     def own(self) -> list[Series]:
@@ -156,7 +155,7 @@ class Lines:
         own, references = [each.name for each in self.own], [each.name for each in self.references]
         colors = [theme.lines[place % len(theme.lines)] for place in range(len(own))] + [theme.soft] * len(references)
         color = {"field": "series", "type": "nominal", "scale": {"domain": own + references, "range": colors}}
-        layers = list(self._layers(color, self._y({"zero": False}), {} if self.legend else None))
+        layers = list(self._layers(color, self._y({"zero": False}), {}))
         return {"width": width, "height": height, "encoding": {"x": x}, "layer": layers}
 
     def interactive_spec(self, *, height: int = 260, tick_count: int = 7) -> dict[str, Any]:

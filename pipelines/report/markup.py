@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
 _VOID = frozenset({"img", "meta", "input"})
@@ -64,6 +68,17 @@ def script_data(value: Any) -> Markup:
     """Encode `value` as JSON for a <script> element: nothing in it can end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_UNSAFE))
+
+
+@cache
+def asset(name: str) -> str:
+    """Return the text of a file of `report/assets`."""
+    return (resources.files("pipelines.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def source_hash(text: str) -> str:
+    """Return the source of a Content-Security-Policy that admits this script or style alone."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _child(child: Child) -> str:

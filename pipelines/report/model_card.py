@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.runs.evaluations import Evaluation, number
 from pipelines.runs.stored import StoredRun
 
-NAME, PICTURE, VIDEO = "README.md", "adaptation.png", "replay.mp4"
+NAME, _PICTURE, _VIDEO = "README.md", "adaptation.png", "replay.mp4"
 _MOST_BYTES = 64 << 20
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&$])")
 _TAGS = ("reinforcement-learning", "deep-reinforcement-learning", "in-context-reinforcement-learning")
@@ -87,7 +87,7 @@ def lakes_of(record: Mapping[str, Any]) -> list[str]:
 
 def media(run: StoredRun) -> dict[str, bytes]:
     """Return the picture and the newest video of a run, by their names beside the card."""
-    wanted = {PICTURE: [run.path / PICTURE], VIDEO: sorted((run.path / "videos").glob("*.mp4"), key=_time_of)[-1:]}
+    wanted = {_PICTURE: [run.path / _PICTURE], _VIDEO: sorted((run.path / "videos").glob("*.mp4"), key=_time_of)[-1:]}
     found = {}
     for name, places in wanted.items():
         for place in places:
@@ -99,8 +99,8 @@ def media(run: StoredRun) -> dict[str, bytes]:
 def card(source: CardSource, *, pictures: Sequence[str] = ()) -> bytes:
     """Return the card, in UTF-8. `pictures`: names of files beside it that it shows."""
     parts = [_front_matter(source), f"# {_text(source.name)}", _introduction(source), _scores(source)]
-    if PICTURE in pictures:
-        parts.append(f"![Success by attempt, before and after training]({PICTURE})")
+    if _PICTURE in pictures:
+        parts.append(f"![Success by attempt, before and after training]({_PICTURE})")
     parts += [_usage(source), _training(source)]
     return ("\n\n".join(part for part in parts if part) + "\n").encode()
 

@@ -7,12 +7,8 @@ could still neither run nor load anything.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ import numpy as np
 from pipelines.files.atomic import write_atomically
 from pipelines.report.bundle import charting_script
 from pipelines.report.charts import DARK, LIGHT, Lines, Series, Theme, is_random
-from pipelines.report.markup import Markup, element, folded, script_data
+from pipelines.report.markup import Markup, asset, element, folded, script_data, source_hash
 
 _MOST_ROWS = 1_000  # of the table behind a chart
 _DIGITS = 5
@@ -76,9 +72,7 @@ class Charts:
         those who cannot see it. `keyed`: whether it has a legend of its own.
         """
         follows = any(curve.along or curve.axis for curve in curves)
-        drawn = Lines(
-            series=[_series(curve) for curve in curves], x_title=x, y_title=y, share=share, whole=whole, legend=False
-        )
+        drawn = Lines(series=[_series(curve) for curve in curves], x_title=x, y_title=y, share=share, whole=whole)
         chart = {
             "spec": drawn.interactive_spec(height=height, tick_count=5 if height < 200 else 7),
             "series": [self._stored(curve) for curve in curves],
@@ -161,8 +155,8 @@ class Page:
 
     def html(self) -> str:
         """Return the file's contents."""
-        scripts = [charting_script(), _asset("report.js")]
-        hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+        scripts = [charting_script(), asset("report.js")]
+        hashes = " ".join(map(source_hash, scripts))
         policy = (
             f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; media-src data:;"
             " base-uri 'none'; form-action 'none'"
@@ -185,7 +179,7 @@ class Page:
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="referrer", content="no-referrer"),
             element("title", self.title),
-            element("style", Markup(_asset("report.css"))),
+            element("style", Markup(asset("report.css"))),
         )
         body = element(
             "body",
@@ -267,12 +261,3 @@ def _short(value: float) -> float | int | None:
 
 def _theme(theme: Theme) -> dict[str, Any]:
     return {"config": theme.config(), "lines": list(theme.lines), "soft": theme.soft}
-
-
-@cache
-def _asset(name: str) -> str:
-    return (resources.files("pipelines.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,9 @@ def adaptation_curve(
 
 
 def learning_curve(
-    path: Path,
-    x: Sequence[float],
-    series: Sequence[Series],
-    *,
-    title: str = "",
-    metric: str = "return",
-    unit: str = "gradient updates",
-) -> Path:
-    """Draw `metric` against `x` (updates or environment steps) at `path`."""
-    placed = [
-        each if each.reference and len(each.values) == 1 else replace(each, x=x[: len(each.values)]) for each in series
-    ]
-    return learning_curve_of(path, placed, title=title, metric=metric, unit=unit)
-
-
-def learning_curve_of(
     path: Path, series: Sequence[Series], *, title: str = "", metric: str = "return", unit: str = "gradient updates"
 ) -> Path:
-    """Draw `metric` at `path` by series that have their own x."""
+    """Draw `metric` at `path` against the x of its series (updates or environment steps)."""
     return save(path, Lines(series=series, x_title=unit, y_title=metric, share=metric == "success"), title=title)
 
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import re
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
+from pipelines.config.encoders import WITHOUT_MEMORY
 from pipelines.envs.make import make
 from pipelines.envs.suites.frozen_lake import FrozenLake
 from pipelines.envs.suites.lake_maps import maps_of_split
 from pipelines.errors import UsageError
 from pipelines.export import forms
 from pipelines.files.checksums import sealed
-from pipelines.report.markup import joined, script_data
+from pipelines.report.markup import asset, joined, script_data, source_hash
 from pipelines.report.onnxruntime_web import NAME, SCRIPT, VERSION, WASM
 
 PAGE = "page.html"
@@ -30,8 +29,14 @@ _MOST_CELLS = 16  # the lakes of larger sizes are not enumerated
 _ASSETS = ("lake.mjs", "lake_player.mjs", "policy_page.mjs")
 
 
-def lakes_of(env: Mapping[str, Any]) -> FrozenLake:
+def lakes_of(record: Mapping[str, Any]) -> FrozenLake:
     """Return the environment of a policy, from the record of its bundle. UsageError if a page cannot show it."""
+    env, encoder = record["env"], record["agent"]["sequence"]["kind"]
+    if encoder in WITHOUT_MEMORY:
+        raise UsageError(
+            f"a page shows a policy and its memory; one with the encoder '{encoder}' has none",
+            hint="give --format onnx",
+        )
     name = str(env.get("name"))
     if name == "meta-frozen-lake":
         made = make(name, num_envs=1, seed=0, params={key: value for key, value in env.items() if key != "name"})
@@ -82,10 +87,10 @@ def page(
         "model": base64.b64encode(model).decode(),
     }
     script = _script(runtime[SCRIPT].decode(), files["policy.mjs"].decode())
-    style = _asset("report.css") + _asset("policy_page.css")
+    style = asset("report.css") + asset("policy_page.css")
     policy = (
-        f"default-src 'none'; script-src 'sha256-{_hash(script)}' 'wasm-unsafe-eval';"
-        f" style-src 'sha256-{_hash(style)}'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {source_hash(script)} 'wasm-unsafe-eval';"
+        f" style-src {source_hash(style)}; base-uri 'none'; form-action 'none'"
     )
     foot = f"Policy at update {record.get('update')}, exported by amago and run by {NAME} {VERSION} (MIT licence)."
     parts = {
@@ -97,7 +102,7 @@ def page(
         "wasm": base64.b64encode(gzip.compress(runtime[WASM], 9, mtime=0)).decode(),
         "script": script,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("policy_page.html")).encode()
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset("policy_page.html")).encode()
 
 
 def _script(runtime: str, policy: str) -> str:
@@ -107,7 +112,7 @@ def _script(runtime: str, policy: str) -> str:
     ).groups()  # type: ignore[union-attr]
     names = ", ".join(f"{outer}: {inner}" for inner, outer in re.findall(r"([\w$]+) as ([\w$]+)", clause))
     parts = [f"const ort = (() => {{\n{body}\nreturn {{{names}}};\n}})();"]
-    for source in (policy, *map(_asset, _ASSETS)):
+    for source in (policy, *map(asset, _ASSETS)):
         parts.append(
             re.sub(
                 r"^export (?=(async )?(class|function|const) )",
@@ -125,11 +130,3 @@ def _script(runtime: str, policy: str) -> str:
 def _interval(attempt: Mapping[str, Any]) -> dict[str, float]:
     low, high = attempt["success_ci95"]
     return {"mean": attempt["success_mean"], "low": low, "high": high}
-
-
-def _asset(name: str) -> str:
-    return (resources.files("pipelines.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,10 +1,13 @@
-"""Training as a page shows it: metrics as small charts, speed, and where the time went."""
+"""Training as a page shows it: metrics as small charts with their meanings, speed, and where the time went."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +15,6 @@ from pipelines.events import duration
 from pipelines.files.json import read_object
 from pipelines.report.charts import bars
 from pipelines.report.markup import Markup, element, facts, joined
-from pipelines.report.meanings import meaning_of, ordered
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
 from pipelines.runs.evaluations import number
@@ -127,3 +129,36 @@ def _figures(run: ShownRun, spent: Mapping[str, float]) -> Iterator[tuple[str, s
     yield "steps trained on per second", f"{seen / updating:,.0f}" if seen and updating else None
     yield "replay ratio", f"{ratio:.3g}" if (ratio := number(last.get("replay_ratio"))) else None
     yield "CPU time of the last process", duration(cpu) if (cpu := number(last.get("cpu_seconds"))) else None
+
+
+class Meaning(NamedTuple):
+    """Names of metrics (`auxiliary_loss_*`: with any ending) and what they mean, with code in backticks."""
+
+    names: tuple[str, ...]
+    meaning: str
+
+
+@cache
+def meanings() -> tuple[Meaning, ...]:
+    """Return all metrics of training."""
+    text = (resources.files("pipelines.report") / "metrics.toml").read_text(encoding="utf-8")
+    return tuple(Meaning(tuple(entry["names"]), entry["meaning"]) for entry in tomllib.loads(text)["metric"])
+
+
+def meaning_of(metric: str) -> str:
+    """Return what a metric means; empty for one that is not listed, e.g. that of an agent of the user's own."""
+    place = _place(metric)
+    return meanings()[place].meaning if place is not None else ""
+
+
+def ordered(metrics: Iterable[str]) -> list[str]:
+    """Return metrics as they are listed; those that are not listed come last, by name."""
+    last = len(meanings())
+    return sorted(metrics, key=lambda metric: (place if (place := _place(metric)) is not None else last, metric))
+
+
+def _place(metric: str) -> int | None:
+    for place, (names, _) in enumerate(meanings()):
+        if any(metric == name or (name.endswith("*") and metric.startswith(name[:-1])) for name in names):
+            return place
+    return None

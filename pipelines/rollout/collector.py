@@ -32,7 +32,8 @@ from pipelines.rollout.rollout import OnError, Rollout
 
 
 class LakeSink:
-    """Writer of one collector's trajectories into the lake at `place`, which is created by the first call of `open`.
+    """Writer of one collector's trajectories into the lake at `place`, which the first call of `open` creates unless
+    it is `existing`.
 
     `record` returns what the lake stores about the collector (see `lake.collectors.register`), and is called then. With
     `replace`, an existing lake is removed first. `limits` are enforced until the last segment is written. `name` is
@@ -49,12 +50,14 @@ class LakeSink:
         limits: LakeSettings,
         seal_seconds: float,
         replace: bool = False,
+        existing: Lake | None = None,
     ) -> None:
         self.name, self.notices = name, queue.SimpleQueue[Event]()
         self._place, self._schema, self._record, self._replace = place, schema, record, replace
-        self._limits, self._seal_seconds = limits, seal_seconds
+        self._limits, self._seal_seconds, self._existing = limits, seal_seconds, existing
         self._retention = contextlib.ExitStack()
         self._opened: tuple[Lake, Writer] | None = None
+        self._entry: Mapping[str, Any] = {}  # the collector's record
         self._policies: set[str] = set()
 
     def __enter__(self) -> LakeSink:
@@ -82,9 +85,9 @@ class LakeSink:
         if self._opened is None:
             if self._replace:
                 shutil.rmtree(self._place, ignore_errors=True)
-            lake = Lake.open_or_create(self._place)
+            lake = self._existing or Lake.open_or_create(self._place)
             lake.require_schema(self._schema)
-            collectors.register(lake, self.name, **self._record())
+            self._entry = collectors.register(lake, self.name, **self._record())
             self._opened = lake, lake.writer(self._schema, name=self.name, seal_seconds=self._seal_seconds)
             self._retention.enter_context(maintenance(lake, self._limits, self.notices.put))
         return self._opened
@@ -99,7 +102,7 @@ class LakeSink:
         if acting.policy_id not in self._policies:
             self._policies.add(acting.policy_id)
             source = None if acting.run is None else collectors.place(acting.run)
-            collectors.add_policy(lake, self.name, acting.policy_id, source)
+            self._entry = collectors.add_policy(lake, self._entry, acting.policy_id, source)
 
     def seal(self) -> None:
         """Make everything stored so far visible to readers."""

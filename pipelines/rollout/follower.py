@@ -22,7 +22,7 @@ from pipelines.learning.checkpoint import Checkpoint
 from pipelines.learning.published import Published
 from pipelines.rollout.policies import Acting, random_policy, trained
 
-SECONDS, FAR_SECONDS = 2.0, 10.0  # between two checks; far: in an object store, where each is a request
+SECONDS, _FAR_SECONDS = 2.0, 10.0  # between two checks; far: in an object store, where each is a request
 
 
 class _PolicySource(Protocol):
@@ -88,7 +88,7 @@ class _LakeSource:
     def __init__(self, place: str) -> None:
         self._place, self._run = place, ""
         self._lake: Lake | None = None
-        self.seconds = FAR_SECONDS if is_remote(place) else SECONDS
+        self.seconds = _FAR_SECONDS if is_remote(place) else SECONDS
 
     def __str__(self) -> str:
         return f"'{self._place}'"

@@ -28,7 +28,7 @@ from pipelines.registry import Registry
 
 _POLICIES = Registry("policy", {})
 _STREAM = 2  # a stream separate from exploration with the same seed
-ActFunction = Callable[[Mapping[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+_ActFunction = Callable[[Mapping[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @runtime_checkable
@@ -113,7 +113,7 @@ class ExpertPolicy:
 class FunctionPolicy:
     """A plain function with the arguments of `Policy.act`."""
 
-    def __init__(self, function: ActFunction) -> None:
+    def __init__(self, function: _ActFunction) -> None:
         self._function = function
 
     def act(
@@ -177,7 +177,7 @@ def load_policy(name: str, env: Env, *, seed: int, greedy: bool = False, action_
         return random_policy(spaces, seed=seed, action_mask=action_mask)
     if name == "expert":
         return Acting(policy=ExpertPolicy(env), policy_id="expert")
-    if is_trained(name):
+    if _is_trained(name):
         found = load_trained(name)
         acting = trained(found.checkpoint, env, policy_id=found.identity, seed=seed, greedy=greedy)
         return replace(acting, run=found.run)
@@ -207,7 +207,7 @@ class NamedCheckpoint:
     run: Path | None = None
 
 
-def is_trained(name: str) -> bool:
+def _is_trained(name: str) -> bool:
     """Return whether `name` is that of a run, RUN[@CHECKPOINT], or of a bundle."""
     return RunDirectory(name.partition("@")[0]).exists() or bundle_directory(name) is not None
 

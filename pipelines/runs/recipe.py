@@ -7,7 +7,6 @@ from typing import Any
 
 from pipelines.config.difference import changes, flattened
 from pipelines.config.load import EnvModel, resolve
-from pipelines.config.run_directory import dump
 from pipelines.config.settings import Settings
 
 _CHOSEN = (["profile"], ["size"])
@@ -28,7 +27,7 @@ def followed(
     kept = [(path, value) for path, value in assignments if list(path) in _CHOSEN]
     sized = dict(document) | ({"size": settings.size} if settings.size else {})
     plain = resolve(sized, kept, env_model=env_model, source=name)
-    found = changes(flattened(dump(plain)), flattened(dump(settings)))
+    found = changes(flattened(plain.document()), flattened(settings.document()))
     said = document.get("size") or ""
     if settings.size != said:
         found["size"] = (said, settings.size)

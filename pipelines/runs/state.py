@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pipelines.files.locks import LockHolder, holder
 
-RunStatus = Literal["running", "finished", "interrupted", "failed"]
+_RunStatus = Literal["running", "finished", "interrupted", "failed"]
 _LOCKS = ("run", "train", "collect")  # `run` holds all three
-_OUTCOMES: Mapping[str, RunStatus] = {"done": "finished", "interrupted": "interrupted", "failed": "failed"}
+_OUTCOMES: Mapping[str, _RunStatus] = {"done": "finished", "interrupted": "interrupted", "failed": "failed"}
 _KILLED = "it ended without a record, as after kill -9"
 _LONGEST = 500
 
@@ -25,7 +25,7 @@ class RunState:
     `started` and `ended` are seconds since the epoch, None if unknown; `reason` says why it failed or was interrupted.
     """
 
-    status: RunStatus
+    status: _RunStatus
     stage: str = ""
     pid: int | None = None
     host: str = ""

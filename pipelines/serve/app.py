@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any
 
+import orjson
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -19,16 +19,23 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from pipelines.export.assets import policy as runtime
 from pipelines.serve.openapi import description
 from pipelines.serve.sessions import Refused, Session, SessionPool
-from pipelines.serve.values import Observations, parse, rewards
+from pipelines.serve.values import Observations, parse, rewards, unpack
 from pipelines.web.checks import TooLarge, bearer, is_asked, is_token, limited_body
 
 _OPEN = frozenset({"/health"})
-_JSON = "application/json"
+_JSON, _PACKED = "application/json", "application/octet-stream"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 Answer = tuple[int, dict[str, Any]]
 
 
-class PolicyServer:
+class _JsonResponse(JSONResponse):
+    """An answer by orjson."""
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+class _PolicyServer:
     """The requests of clients, as calls of a pool of sessions. Every answer is a status and a JSON object."""
 
     def __init__(self, pool: SessionPool, *, body_bytes: int) -> None:
@@ -103,15 +110,15 @@ class PolicyServer:
         return "\n".join(lines) + "\n"
 
     async def http(self, request: Request, do: Callable[[dict[str, Any]], Any], more: Mapping[str, Any]) -> Response:
-        """Answer a request whose body is a JSON object, or empty."""
+        """Answer a request whose body is a JSON object, packed, or empty."""
         try:
             body = await limited_body(request, self.body_bytes)
             if body is None:
                 return Response(status_code=400)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if body and kind != _JSON:
-                raise Refused(415, "the body is not JSON", f"send content-type: {_JSON}")
-            given = _parsed(body) if body else {}
+            if body and kind not in (_JSON, _PACKED):
+                raise Refused(415, "the body is not JSON", f"send content-type: {_JSON}, or {_PACKED}")
+            given = _read(body, unpack if kind == _PACKED else parse) if body else {}
             if more.keys() & given.keys():
                 raise Refused(422, "the session is named in the path", "leave it out of the body")
             status, found = await self._done(do, {**given, **more})
@@ -120,7 +127,7 @@ class PolicyServer:
         except Refused as refused:
             status, found = refused.status, _error(refused.error, refused.hint)
         self.count(status)
-        return JSONResponse(found, status)
+        return _JsonResponse(found, status)
 
     async def socket(self, socket: WebSocket) -> None:
         """Answer the messages of a WebSocket, one after another."""
@@ -130,13 +137,15 @@ class PolicyServer:
                 message = await socket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                status, found = await self._answered(message.get("text") or message.get("bytes") or b"")
+                status, found = await self._answered(message)
                 self.count(status)
-                await socket.send_text(json.dumps(found | ({} if status < 300 else {"status": status})))
+                await socket.send_text(orjson.dumps(found | ({} if status < 300 else {"status": status})).decode())
 
-    async def _answered(self, text: str | bytes) -> Answer:
+    async def _answered(self, message: Mapping[str, Any]) -> Answer:
+        """Answer a text, which is JSON, or a packed message."""
+        text = message.get("text")
         try:
-            given = _parsed(text)
+            given = _read(message["bytes"], unpack) if text is None else _read(text, parse)
             do = given.pop("do", None)
             known = {"begin": self.begin, "act": self.act, "reset": self.reset, "end": self.end}
             if not isinstance(do, str) or do not in known:
@@ -161,7 +170,7 @@ def application(
 ) -> ASGIApp:
     """Return the ASGI application that acts for those who have the token. `about`: what /health says of the policy;
     `hosts`: accepted in the Host header (none: all)."""
-    server = PolicyServer(pool, body_bytes=body_bytes)
+    server = _PolicyServer(pool, body_bytes=body_bytes)
     document = description(pool.spaces)
 
     @contextlib.asynccontextmanager
@@ -173,13 +182,13 @@ def application(
         pool.close()
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", **about, "sessions": pool.count, "most_sessions": pool.most})
+        return _JsonResponse({"status": "ok", **about, "sessions": pool.count, "most_sessions": pool.most})
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(server.metrics(), media_type=_METRICS)
 
     async def openapi(request: Request) -> Response:
-        return JSONResponse(document)
+        return _JsonResponse(document)
 
     def post(do: Callable[[dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -191,7 +200,7 @@ def application(
     async def missing(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
         text = "there is no such path" if status == 404 else "the path has no such method"
-        return JSONResponse(_error(text, "see /openapi.json"), status, getattr(error, "headers", None))
+        return _JsonResponse(_error(text, "see /openapi.json"), status, getattr(error, "headers", None))
 
     routes = [
         Route("/health", health),
@@ -211,7 +220,7 @@ def application(
 class _Guard:
     """Refuses requests without the token, for another host, or from a page of another site."""
 
-    def __init__(self, app: ASGIApp, server: PolicyServer, *, token: str, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, server: _PolicyServer, *, token: str, hosts: Collection[str]) -> None:
         self._app, self._server, self._token, self._hosts = app, server, token, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -228,11 +237,11 @@ class _Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if self._hosts and not is_asked(headers, self._hosts):
-            return JSONResponse(_error("this server answers for other hosts only", "see --host"), 421)
+            return _JsonResponse(_error("this server answers for other hosts only", "see --host"), 421)
         if scope["path"] in _OPEN or is_token(bearer(headers.get("authorization", "")), self._token):
             return None
         text = "the token is missing or wrong"
-        return JSONResponse(_error(text, "send Authorization: Bearer TOKEN"), 401, {"www-authenticate": "Bearer"})
+        return _JsonResponse(_error(text, "send Authorization: Bearer TOKEN"), 401, {"www-authenticate": "Bearer"})
 
 
 async def _expiring(pool: SessionPool) -> None:
@@ -241,9 +250,9 @@ async def _expiring(pool: SessionPool) -> None:
         pool.expire()
 
 
-def _parsed(text: str | bytes) -> dict[str, Any]:
+def _read(content: Any, read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return parse(text)
+        return read(content)
     except ValueError as error:
         raise Refused(400, f"the body cannot be read: {str(error)[:200]}", "send a JSON object") from error
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space, Spaces
 
 _ERROR = {"$ref": "#/components/schemas/Error"}
+_PACKED = "application/octet-stream"
 _STATUSES = {
     "400": "the body is not a JSON object",
     "401": "the token is missing or wrong",
@@ -50,6 +53,7 @@ def description(spaces: Spaces) -> dict[str, Any]:
         "additionalProperties": False,
     }
     empty: dict[str, Any] = {"type": "object"}
+    packed = _packed(spaces)
     return {
         "openapi": "3.1.0",
         "info": {"title": "amago serve", "version": _version(), "description": "Sessions that act with a policy."},
@@ -62,7 +66,9 @@ def description(spaces: Spaces) -> dict[str, Any]:
             },
             "/sessions/{id}/act": {
                 "parameters": session,
-                "post": _operation("act", "Return the action for an observation.", _with("action", action), act),
+                "post": _operation(
+                    "act", "Return the action for an observation.", _with("action", action), act, packed=packed
+                ),
             },
             "/sessions/{id}/reset": {"parameters": session, "post": _operation("reset", "Begin a new episode.", empty)},
             "/sessions/{id}": {"parameters": session, "delete": _operation("end", "Let a session go.", empty)},
@@ -72,6 +78,7 @@ def description(spaces: Spaces) -> dict[str, Any]:
                     "Act for several sessions at once.",
                     _with("actions", {"type": "array", "items": action}),
                     act_many,
+                    packed=packed,
                 )
             },
             "/health": {"get": _operation("health", "Say that the server answers.", empty, security=[])},
@@ -114,6 +121,7 @@ def _operation(
     *,
     status: str = "200",
     security: list[Any] | None = None,
+    packed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": name,
@@ -128,7 +136,8 @@ def _operation(
     }
     if body is not None:
         required = bool(body.get("required"))
-        found["requestBody"] = {"required": required, "content": {"application/json": {"schema": body}}}
+        content = {"application/json": {"schema": body}} | ({_PACKED: {"schema": packed}} if packed else {})
+        found["requestBody"] = {"required": required, "content": content}
     if security is not None:
         found["security"] = security
     return found
@@ -153,6 +162,18 @@ def _observation(spaces: Spaces) -> dict[str, Any]:
         place[leaf] = space
     [observation] = tree.values()
     return _nested(observation)
+
+
+def _packed(spaces: Spaces) -> dict[str, Any]:
+    """Return the schema of a packed request."""
+    arrays = "; ".join(
+        f"{name}: {np.dtype(space.dtype).newbyteorder('<').str} {list(space.shape)}"
+        for name, space in spaces.observation.items()
+    )
+    return {
+        "description": "The length of the JSON object (uint32, little-endian), the object without its observation, and "
+        f"the arrays of the observation one after another, in C order: {arrays}."
+    }
 
 
 def _nested(tree: Any) -> dict[str, Any]:

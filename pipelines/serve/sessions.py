@@ -9,15 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from pipelines.errors import AmagoError, UsageError
+from pipelines.errors import AmagoError
 from pipelines.files.malformed import MALFORMED
 from pipelines.lake.spaces import zeros
-from pipelines.learning.acting import AgentPolicy
-from pipelines.learning.agent import Agent
+from pipelines.serve.acting import RowPolicy
 
 _BEGIN = "begin again: POST /sessions"
 _GONE = "there is no such session: it ended or was idle, or the server was restarted"
@@ -43,7 +41,7 @@ class Session:
 
 
 @dataclass
-class Counters:
+class _Counters:
     """What a server has done since it started."""
 
     begun: int = 0
@@ -58,6 +56,7 @@ class Counters:
 
 @dataclass
 class _Ask:
+    sessions: Sequence[Session]
     rows: np.ndarray
     columns: Mapping[str, np.ndarray]
     rewards: np.ndarray
@@ -65,24 +64,15 @@ class _Ask:
 
 
 class SessionPool:
-    """At most `most` sessions of an agent, whose memories are one batch; a session unused for `idle_seconds` ends.
+    """At most `most` sessions of a policy, whose memories are one batch; a session unused for `idle_seconds` ends.
 
-    UsageError if the memory of the agent's encoder has no method `at`. All methods are called in one event loop. Steps
-    are computed in a thread; requests that arrive meanwhile are the next step.
+    All methods are called in one event loop. Steps are computed in a thread; requests that arrive meanwhile are the
+    next step.
     """
 
-    def __init__(
-        self, agent: Agent, *, capacity: int, most: int, idle_seconds: float, greedy: bool = True, seed: int = 0
-    ) -> None:
-        self.spaces, self.most, self.counters = agent.spaces, most, Counters()
-        self._agent, self._idle_seconds = agent, idle_seconds
-        memory: Any = agent.sequence.memory(num_actors=1, capacity=1)
-        if not hasattr(memory, "at"):
-            raise UsageError(
-                f"the memory of {type(agent.sequence).__name__} cannot act for some of its actors",
-                hint="give it a method 'at', as pipelines.nets.cache.KVCache has",
-            )
-        self._policy = AgentPolicy(agent, num_actors=most, capacity=capacity, greedy=greedy, seed=seed)
+    def __init__(self, policy: RowPolicy, *, most: int, idle_seconds: float) -> None:
+        self.spaces, self.most, self.counters = policy.spaces, most, _Counters()
+        self._policy, self._idle_seconds = policy, idle_seconds
         self._action = zeros(self.spaces.action, (most,))
         self._time = np.zeros(most, np.int64)
         self._sessions: dict[str, Session] = {}
@@ -157,25 +147,15 @@ class SessionPool:
     ) -> np.ndarray:
         """Return the actions (N, ...) of N sessions, in stored form; `rewards` are those of their previous actions."""
         rows = np.array([session.row for session in sessions])
-        most = self._agent.sequence.max_time
+        most = self._policy.max_time
         if most is not None and (self._time[rows] >= most).any():
             raise Refused(409, f"an episode has more than the {most} steps that the policy can distinguish", "reset it")
-        ask = _Ask(rows, columns, rewards, asyncio.get_running_loop().create_future())
+        ask = _Ask(sessions, rows, columns, rewards, asyncio.get_running_loop().create_future())
         for session in sessions:
             session.acting = True
         self._pending.append(ask)
         self._wake.set()
-        try:
-            return await asyncio.shield(ask.answer)  # computed even if the client has gone
-        finally:
-            if ask.answer.done():
-                self._acted(sessions)
-            else:
-                ask.answer.add_done_callback(lambda _: self._acted(sessions))
-
-    def _acted(self, sessions: Sequence[Session]) -> None:
-        for session in sessions:
-            session.acting, session.used = False, time.monotonic()
+        return await ask.answer
 
     async def run(self) -> None:
         """Act for those who wait, until cancelled."""
@@ -189,16 +169,23 @@ class SessionPool:
             try:
                 actions = await loop.run_in_executor(self._thread, self._step, asks)
             except _FAILURES as error:
-                rows = {int(row) for ask in asks for row in ask.rows}
-                self.end([session for session in self._sessions.values() if session.row in rows])
-                for ask in asks:
-                    text = f"the policy could not act: {type(error).__name__}"
-                    ask.answer.set_exception(Refused(500, text, _BEGIN))
+                self._fail(asks, error)
                 continue
-            first = 0
+            first, now = 0, time.monotonic()
             for ask in asks:
-                ask.answer.set_result(actions[first : first + len(ask.rows)])
+                for session in ask.sessions:
+                    session.acting, session.used = False, now
+                if not ask.answer.cancelled():  # a client may have gone meanwhile
+                    ask.answer.set_result(actions[first : first + len(ask.rows)])
                 first += len(ask.rows)
+
+    def _fail(self, asks: Sequence[_Ask], error: Exception) -> None:
+        """End the sessions of a step that failed."""
+        for ask in asks:
+            self.end(ask.sessions)
+            if not ask.answer.cancelled():
+                text = f"the policy could not act: {type(error).__name__}"
+                ask.answer.set_exception(Refused(500, text, _BEGIN))
 
     def close(self) -> None:
         """Release the thread."""

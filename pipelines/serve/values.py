@@ -1,31 +1,41 @@
-"""Values of requests, as JSON has them, in stored form; what does not fit is a ValueError that names it."""
+"""Values of requests, as JSON has them or packed, in stored form; what does not fit is a ValueError that names it.
+
+A packed request is the length of a JSON object (4 bytes, little-endian), the object, and the observation: the arrays of
+its columns, in order, one after another, little-endian and in C order.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import orjson
 
 from pipelines.lake.spaces import LENGTH, Box, Discrete, MultiDiscrete, Ragged, Space, Spaces, require_values
+
+_LARGEST = 3.4e38  # below the largest float32
 
 
 def parse(text: bytes | str) -> dict[str, Any]:
     """Return the JSON object in `text`. ValueError for anything else, numbers that are not finite included."""
-    try:
-        found = json.loads(text, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
+    found = orjson.loads(text)
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
     return found
 
 
-def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is not a number of JSON")
+def unpack(content: bytes) -> dict[str, Any]:
+    """Return the JSON object of a packed request, with its arrays as `observation`, a memoryview. ValueError for
+    anything else."""
+    length = int.from_bytes(content[:4], "little")
+    if len(content) < 4 + length:
+        raise ValueError(f"its object has {length:,} bytes, and only {max(len(content) - 4, 0):,} follow")
+    found = parse(content[4 : 4 + length])
+    if "observation" in found:
+        raise ValueError("its observation follows the object")
+    return found | {"observation": memoryview(content)[4 + length :]}
 
 
 class Observations:
@@ -38,11 +48,31 @@ class Observations:
 
     def one(self, value: Any) -> dict[str, np.ndarray]:
         """Return columns (1, ...) of one observation."""
-        return self._converted(value, None)
+        return self._unpacked(value, 1) if isinstance(value, memoryview) else self._converted(value, None)
 
     def many(self, value: Any, count: int) -> dict[str, np.ndarray]:
         """Return columns (count, ...) of a batch: each array of the observation has an axis more, which comes first."""
-        return self._converted(value, count)
+        return self._unpacked(value, count) if isinstance(value, memoryview) else self._converted(value, count)
+
+    def _unpacked(self, content: memoryview, count: int) -> dict[str, np.ndarray]:
+        """Return columns of packed arrays."""
+        ragged = [name for name, space in self.columns.items() if isinstance(space, Ragged)]
+        if ragged:
+            raise ValueError(f"'{ragged[0]}' has any length: send this policy's observations as JSON")
+        sizes = {name: count * math.prod(space.shape) for name, space in self.columns.items()}
+        kinds = {name: np.dtype(space.dtype).newbyteorder("<") for name, space in self.columns.items()}
+        wanted = sum(size * kinds[name].itemsize for name, size in sizes.items())
+        if len(content) != wanted:
+            raise ValueError(f"the observation has {len(content):,} bytes, not {wanted:,}")
+        found, place = {}, 0
+        for name, space in self.columns.items():
+            given = np.frombuffer(content, kinds[name], sizes[name], place).reshape(count, *space.shape)
+            place += given.nbytes
+            try:
+                found[name] = _array(given, space, count)
+            except ValueError as error:
+                raise ValueError(f"observation '{name}': {str(error)[:200]}") from None
+        return found
 
     def _converted(self, value: Any, count: int | None) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
@@ -65,6 +95,8 @@ class Observations:
 
 def rewards(value: Any, count: int) -> np.ndarray:
     """Return rewards (count,) of a list, or of a number if `count` is 1 and there is no list."""
+    if type(value) in (int, float) and count == 1 and abs(value) < _LARGEST:  # as most are: without NumPy's checks
+        return np.array([value], np.float32)
     try:
         return _array(value if isinstance(value, list) else [value], Box(shape=()), count)
     except (ValueError, TypeError, OverflowError) as error:

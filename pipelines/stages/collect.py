@@ -13,18 +13,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, Settings
 from pipelines.envs.env import ActorsFailed, EnvSpec
 from pipelines.events import Listener, Notice, silent
-from pipelines.files.locks import exclusive
-from pipelines.lake.storage import connect
+from pipelines.lake import collectors
 from pipelines.rollout.collector import Collector
 from pipelines.runs.progress import recording
-from pipelines.stages.collector import behaviour, collector_name, make_collector
+from pipelines.stages.collector import behaviour_of, make_collector, name_in_lake, name_in_run
 from pipelines.stages.collectors import CollectorFailed, CollectorGroup
 from pipelines.stages.environment import FEW, STEPS, with_actors
 from pipelines.stages.result import Result
@@ -49,20 +47,21 @@ def run(
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
         wanted = settings.collect
-        settings = with_actors(settings, directory.load_document() if directory and not fresh else None)
+        sized = with_actors(wanted, settings.env, directory.load_document() if directory and not fresh else None)
+        settings = settings.model_copy(update={"collect": sized})
+        behaviour = behaviour_of(wanted, settings.exploration, settings.agent.action_mask)
         if directory is not None:
             directory.refuse_changes("collect", settings, fresh=fresh)
-            name = collector_name(settings, directory)
+            name = name_in_run(behaviour, directory)
         else:
-            name = collector_name(settings)
-            busy = f"lake '{where}' is being filled with '{name}'"
-            stack.enter_context(exclusive(connect(where).local / f".{quote(name, safe='')}.lock", what=busy))
+            name = name_in_lake(behaviour, settings.env, settings.seed)
+            stack.enter_context(collectors.filling(where, name))
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that others may use is appended to, never cleared
-        start = _Start(settings, wanted, directory, name=name, fresh=fresh, replaced=replaced, listener=listener)
+        named: dict[str, Any] = {"name": name, "behaviour": behaviour, "listener": listener}
+        start = _Start(settings, wanted, directory, fresh=fresh, replaced=replaced, **named)
         use_threads(settings.train.threads)
-        making: dict[str, Any] = {"name": name, "run": directory, "replace": replaced, "behaviour": behaviour(settings)}
-        making |= {"listener": listener}
+        making: dict[str, Any] = {"run": directory, "replace": replaced, **named}
         collector: Collector | CollectorGroup
         if wanted.collectors > 1:
             collector = CollectorGroup(settings, where, begin=start, ends=True, **making)
@@ -92,8 +91,9 @@ def run(
             error.result = result("failed", collector.metrics())
             raise
     comment(metrics, start.horizon, listener)
-    if metrics["steps"] and "epsilon_progress" not in metrics:
-        _comment_exploration(settings, listener)
+    ignored = settings.exploration != ExplorationSettings() and "epsilon_progress" not in metrics
+    if metrics["steps"] and ignored and behaviour["policy"] != "random":
+        listener(Notice(text="the policy acted as it is (epsilon 0); --explore applies the schedule of [exploration]"))
     return result("done" if metrics["steps"] else "skipped", metrics)
 
 
@@ -108,12 +108,13 @@ class _Start:
         directory: RunDirectory | None,
         *,
         name: str,
+        behaviour: Mapping[str, Any],
         fresh: bool,
         replaced: bool,
         listener: Listener,
     ) -> None:
         self._settings, self._wanted, self._directory, self._name = settings, wanted, directory, name
-        self._fresh, self._replaced, self._listener = fresh, replaced, listener
+        self._behaviour, self._fresh, self._replaced, self._listener = behaviour, fresh, replaced, listener
         self._asked = self.target
         self.horizon: int | None = None
 
@@ -128,7 +129,7 @@ class _Start:
         self._directory.record("collect", self._settings, fresh=self._fresh)
         if self._fresh and not self._replaced:
             return self._name
-        return collector_name(self._settings, self._directory)  # another stage of a new run may have set its identity
+        return name_in_run(self._behaviour, self._directory)  # another stage of a new run may have set its identity
 
     @property
     def target(self) -> int:
@@ -163,9 +164,3 @@ def comment(metrics: Mapping[str, Any], horizon: int | None, listener: Listener)
     elif unfinished > ended:
         text = f"means are over the {ended:,} episodes that ended; {unfinished:,} longer ones were cut off at the end"
         listener(Notice(text=text, level="warning"))
-
-
-def _comment_exploration(settings: Settings, listener: Listener) -> None:
-    """Say that exploration was off although the settings configure a schedule."""
-    if settings.exploration != ExplorationSettings() and behaviour(settings)["policy"] != "random":
-        listener(Notice(text="the policy acted as it is (epsilon 0); --explore applies the schedule of [exploration]"))

@@ -9,20 +9,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.places import bundle_directory
 from pipelines.config.run_directory import RunDirectory, process
-from pipelines.config.settings import CollectSettings, Settings
+from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.envs.env import Env
 from pipelines.envs.exploration import Exploration
 from pipelines.envs.legal import LegalActions
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
+from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.schema import Schema
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
+from pipelines.lake.writer import writer_label
 from pipelines.learning import bundle
 from pipelines.rollout.collector import Collector, LakeSink
 from pipelines.rollout.follower import CheckpointFollower, policy_source
@@ -69,8 +72,15 @@ def make_collector(
     env_seed, policy_seed, exploration_seed = seeds(settings.seed, before, count=3, number=number)
     actors = wanted.actors
     assert isinstance(actors, int)
-    processes = workers(settings, actors=actors)
-    env = make_env(settings, actors=actors, seed=env_seed, workers=processes, listener=listener)
+    processes = workers(settings.env, wanted, actors=actors)
+    env = make_env(
+        settings.env,
+        actors=actors,
+        seed=env_seed,
+        workers=processes,
+        timeout_seconds=wanted.env_timeout_seconds,
+        listener=listener,
+    )
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
         spec, action_mask = env.spec, settings.agent.action_mask
@@ -114,6 +124,7 @@ def make_collector(
             limits=settings.lake,
             seal_seconds=wanted.seal_seconds,
             replace=replace,
+            existing=existing,
         )
         collector = Collector(
             env,
@@ -158,20 +169,22 @@ def seeds(seed: int, position: int, *, count: int, number: int | None = None) ->
     return [int(s) for s in np.random.SeedSequence(words).generate_state(count) >> 1]
 
 
-def collector_name(settings: Settings, directory: RunDirectory | None = None) -> str:
-    """Return the name under which steps are stored and counted, which differs for each environment, policy and
-    exploration. A run has a single environment, so its random collector and its chain's collector have fixed names."""
-    how = behaviour(settings)
-    if directory is None:
-        digest = collectors.digest({"env": settings.env.model_dump(mode="json"), **how})
-        return f"{settings.env.name}-{settings.seed}-{digest}"
-    plain = how == behaviour(Settings())
-    return directory.identity if plain else f"{directory.identity}-{collectors.digest(how)}"
+def name_in_lake(behaviour: Mapping[str, Any], env: EnvSettings, seed: int) -> str:
+    """Return the name under which steps are stored and counted in a lake that is not a run's, which differs for each
+    environment, policy and exploration."""
+    digest = collectors.digest({"env": env.model_dump(mode="json"), **behaviour})
+    return f"{env.name}-{seed}-{digest}"
 
 
-def behaviour(settings: Settings) -> dict[str, Any]:
+def name_in_run(behaviour: Mapping[str, Any], directory: RunDirectory) -> str:
+    """Return the name under which steps of a run are stored and counted. A run has a single environment, so its random
+    collector and its chain's collector have fixed names."""
+    plain = behaviour == behaviour_of(CollectSettings(), ExplorationSettings())
+    return directory.identity if plain else f"{directory.identity}-{collectors.digest(behaviour)}"
+
+
+def behaviour_of(wanted: CollectSettings, exploration: ExplorationSettings, action_mask: str = "") -> dict[str, Any]:
     """Describe how a collector outside a chain chooses its actions, as plain data."""
-    wanted = settings.collect
     path, at, checkpoint = wanted.policy.partition("@")
     policy = wanted.policy
     if RunDirectory(path).exists():
@@ -184,8 +197,8 @@ def behaviour(settings: Settings) -> dict[str, Any]:
         if is_remote(wanted.follow) or not wanted.follow
         else str(Path(wanted.follow).resolve()),
         "greedy": wanted.greedy,
-        "exploration": settings.exploration.model_dump(mode="json") if wanted.explore is True else None,
-        "action_mask": settings.agent.action_mask,
+        "exploration": exploration.model_dump(mode="json") if wanted.explore is True else None,
+        "action_mask": action_mask,
     }
 
 
@@ -198,14 +211,22 @@ def stored_steps(lake: Lake, collector: str) -> int:
 def stored_by_collector(lake: Lake, collector: str) -> dict[str, int]:
     """Return the steps stored by `collector`, if any, and by each of its numbered collectors: NAME.0, NAME.1, ..."""
     lake.salvage()
-    quoted = collector.replace("'", "''")
-    mine = f"(collector = '{quoted}' or starts_with(collector, '{quoted}.')) and base_uid is null"
     while True:
         expired = _family(expired_steps(lake.storage), collector)
-        _, rows = query(lake, f"select collector, sum(length) from trajectories where {mine} group by collector")
+        stored = _family(_live_by_collector(lake, collector), collector)
         if _family(expired_steps(lake.storage), collector) == expired:  # otherwise some moved from one to the other
-            stored = _family(dict(rows), collector)
             return {name: int(stored.get(name, 0)) + expired.get(name, 0) for name in {*stored, *expired}}
+
+
+def _live_by_collector(lake: Lake, collector: str) -> Mapping[str, int]:
+    """Count the live steps of collectors whose names begin so: on a disk by the index; in an object store, where the
+    index would fetch the footers of all collectors, by the segments of these."""
+    if is_remote(lake.name):
+        return live_steps(lake, writer_label(collector))
+    quoted = collector.replace("'", "''")
+    mine = f"(collector = '{quoted}' or starts_with(collector, '{quoted}.')) and base_uid is null"
+    _, rows = query(lake, f"select collector, sum(length) from trajectories where {mine} group by collector")
+    return dict(rows)
 
 
 def numbered(collector: str, number: int) -> str:

@@ -182,7 +182,7 @@ class CollectorGroup:
             lock=self._lock(member.number),
         )
         member.is_ready = False
-        member.task = self._engine.start(task, name=f"collector {member.number}")
+        member.task = self._engine.start(task)
 
     def _take(self, member: _Member, listener: Listener) -> None:
         """Act on what a collector has posted, and on its end."""

@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import Series
-from pipelines.report.plots import learning_curve_of
+from pipelines.report.plots import learning_curve
 from pipelines.runs.comparison import Axis, GroupCurve, Improvement, RunGroup, Statistic, curves, grouped, improvements
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval
 from pipelines.runs.find import find_runs
@@ -81,7 +81,7 @@ def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> No
         Series(name=line.name, x=line.x, values=line.values, low=line.low, high=line.high)
         for line in lines[:_MOST_LINES]
     ]
-    learning_curve_of(to, series, metric=metric.removesuffix("_mean"), unit=_UNITS[axis])
+    learning_curve(to, series, metric=metric.removesuffix("_mean"), unit=_UNITS[axis])
 
 
 def _described(group: RunGroup) -> dict[str, Any]:

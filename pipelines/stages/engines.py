@@ -37,7 +37,7 @@ def perform_all(tasks: Sequence[Task], engine: Engine, *, what: str, restarts: i
             listener(event)
 
     with engine:
-        running = [engine.start(task, name=f"{what} {number}") for number, task in enumerate(tasks)]
+        running = [engine.start(task) for task in tasks]
         while len(results) < len(tasks):
             engine.wait(POLL_SECONDS)
             for number, each in enumerate(running):
@@ -51,7 +51,7 @@ def perform_all(tasks: Sequence[Task], engine: Engine, *, what: str, restarts: i
                 if each.ended and number not in results:
                     deaths[number] += 1
                     listener(died(each, f"{what} {number}", again=deaths[number] <= restarts))
-                    running[number] = engine.start(tasks[number], name=f"{what} {number}")
+                    running[number] = engine.start(tasks[number])
             if heard:
                 parts = list(heard.values())
                 first, done = parts[0], sum(part.done for part in parts)

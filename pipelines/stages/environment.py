@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from pipelines.config.cores import available_cores
-from pipelines.config.settings import Settings
+from pipelines.config.settings import CollectSettings, EnvSettings
 from pipelines.envs.env import Env, EpisodeCounter, Trial
 from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
 from pipelines.envs.workers import WorkerEnv
@@ -34,23 +34,24 @@ def env_model(name: str) -> type[BaseModel]:
 
 
 def make_env(
-    settings: Settings,
+    env: EnvSettings,
     *,
     actors: int,
     seed: int,
     split: Split = "train",
     workers: int = 0,
+    timeout_seconds: float = 0.0,
     drawn: bool = False,
     offset: int = 0,
     total: int = 0,
     listener: Listener = silent,
 ) -> Env:
-    """Make the run's environment as one batch of `actors`, stepped in `workers` processes, or to be `drawn` in this
-    one; `offset` and `total`, if they are a slice of more, as in `EpisodeCounter`. UsageError if the run does not name
-    an environment."""
-    if not settings.env.name:
+    """Make an environment as one batch of `actors`, stepped in `workers` processes with a time limit, or to be `drawn`
+    in this one; `offset` and `total`, if they are a slice of more, as in `EpisodeCounter`. UsageError if `env` does not
+    name one."""
+    if not env.name:
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
-    name, params = settings.env.name, settings.env.params
+    name, params = env.name, env.params
     if workers:
         require_trust(name, params)
         return WorkerEnv(
@@ -60,71 +61,73 @@ def make_env(
             seed=seed,
             split=split,
             params=params,
-            timeout_seconds=settings.collect.env_timeout_seconds,
+            timeout_seconds=timeout_seconds,
             offset=offset,
             total=total,
             listener=listener,
         )
-    env = make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn)
+    made = make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn)
     if total:
-        env.episodes = EpisodeCounter(num_envs=actors, total=total, offset=offset)
-    return env
+        made.episodes = EpisodeCounter(num_envs=actors, total=total, offset=offset)
+    return made
 
 
-def candidate(settings: Settings) -> Env:
-    """Return a single actor of the run's environment, to inspect its spec and time its steps; a user-defined
-    environment runs in a separate process that it may crash."""
-    return make_env(settings, actors=1, seed=0, workers=int(is_users(settings.env.name or "")))
+def _candidate(env: EnvSettings, timeout_seconds: float) -> Env:
+    """Return a single actor of the environment, to inspect its spec and time its steps; a user-defined environment runs
+    in a separate process that it may crash."""
+    workers = int(is_users(env.name or ""))
+    return make_env(env, actors=1, seed=0, workers=workers, timeout_seconds=timeout_seconds)
 
 
 def with_actors(
-    settings: Settings,
+    collect: CollectSettings,
+    env: EnvSettings,
     stored: Mapping[str, Any] | None = None,
     *,
     collects: Sequence[int] = (),
     trial: Callable[[Env, float], Trial | None] = lambda env, longest: env.try_out(longest),
-) -> Settings:
-    """Return `settings` with numbers in place of "auto" for steps and actors; a resumed run reuses those it has
+) -> CollectSettings:
+    """Return `collect` with numbers in place of "auto" for steps and actors; a resumed run reuses those it has
     `stored`. `collects`: the step targets of a chain's collects.
 
     More actors speed up the policy when all of them step as one batch, and reduce the number of messages when workers
     step fast environments. `auto` chooses as many as help while each actor still plays a few episodes. Outside a chain
     each actor finishes at least two episodes, with fewer actors and more steps if necessary.
     """
-    begun, wanted = (stored or {}).get("collect", {}), settings.collect
-    steps, actors = _number(wanted.steps, begun.get("steps")), _number(wanted.actors, begun.get("actors"))
+    begun = (stored or {}).get("collect", {})
+    steps, actors = _number(collect.steps, begun.get("steps")), _number(collect.actors, begun.get("actors"))
     if collects and steps is None:
         steps = STEPS
     if steps is None or actors is None:
-        count = wanted.collectors
-        with contextlib.closing(candidate(settings)) as env:
-            steps = steps or max(STEPS, _LEAST_EPISODES * count * (env.spec.horizon or 0))
+        count = collect.collectors
+        with contextlib.closing(_candidate(env, collect.env_timeout_seconds)) as tried:
+            steps = steps or max(STEPS, _LEAST_EPISODES * count * (tried.spec.horizon or 0))
             shares = [each // count for each in (*collects, steps)]
-            actors = actors or _enough_actors(settings, env, shares[:-1], shares[-1], trial)
-    return settings.model_copy(update={"collect": wanted.model_copy(update={"steps": steps, "actors": actors})})
+            actors = actors or _enough_actors(collect, tried, shares[:-1], shares[-1], trial)
+    return collect.model_copy(update={"steps": steps, "actors": actors})
 
 
 def _number(wanted: Any, begun: Any) -> int | None:
     return next((value for value in (wanted, begun) if isinstance(value, int)), None)
 
 
-def collect_steps(settings: Settings) -> int:
+def collect_steps(collect: CollectSettings) -> int:
     """Return the number of steps of a collect in a chain."""
-    return STEPS if settings.collect.steps == "auto" else settings.collect.steps
+    return STEPS if collect.steps == "auto" else collect.steps
 
 
 def _enough_actors(
-    settings: Settings, env: Env, collects: Sequence[int], steps: int, trial: Callable[[Env, float], Trial | None]
+    collect: CollectSettings, env: Env, collects: Sequence[int], steps: int, trial: Callable[[Env, float], Trial | None]
 ) -> int:
     """Return a number of actors at which each finishes an episode in the first of `collects`, so that there is data to
     learn from, and several in total; outside a chain, two within `steps`.
 
     The estimate of an episode's length is that of random play if the first policy is random, otherwise the time limit.
     """
-    alone, wanted, cores = env.steps_one_by_one, settings.collect.workers, _cores(settings)
+    alone, wanted, cores = env.steps_one_by_one, collect.workers, _cores(collect)
     share = min(collects[0], sum(collects) / _EPISODES) if collects else steps / _EPISODES
     seen = None
-    if alone and (wanted != 0 or not collects) and not settings.collect.env_timeout_seconds:
+    if alone and (wanted != 0 or not collects) and not collect.env_timeout_seconds:
         seen = trial(env, share / (2 * FEW) if collects else steps / _LEAST_EPISODES)
     if seen and seen.death and wanted == 0:
         raise StageFailed(
@@ -133,7 +136,7 @@ def _enough_actors(
         )
     seconds = seen.seconds if seen else 0.0
     length: float | None = env.spec.horizon
-    if seen and seen.length and settings.collect.policy in ("auto", "random") and not settings.collect.follow:
+    if seen and seen.length and collect.policy in ("auto", "random") and not collect.follow:
         length = seen.length
     if length is None:
         return FEW
@@ -174,12 +177,12 @@ def enough(seconds: float, *, most: int, workers: int | Literal["auto"], cores: 
     return actors if messages(actors) and seconds * actors > worth else few or FEW
 
 
-def workers(settings: Settings, *, actors: int, together: int | None = None) -> int:
+def workers(env: EnvSettings, collect: CollectSettings, *, actors: int, together: int | None = None) -> int:
     """Return the number of processes that step `actors` environments, for one of `together` processes (None: of the
-    collectors) that share the cores: as configured, otherwise based on measured step
-    time. Environments with a time limit get one process per core, because a step here could not be interrupted.
-    UsageError if a limit cannot be enforced."""
-    wanted, limit = settings.collect.workers, settings.collect.env_timeout_seconds
+    collectors) that share the cores: as configured, otherwise based on measured step time. Environments with a time
+    limit get one process per core, because a step here could not be interrupted. UsageError if a limit cannot be
+    enforced."""
+    wanted, limit = collect.workers, collect.env_timeout_seconds
     if wanted == 0 and limit:
         raise UsageError(
             "environments in this process (collect.workers = 0) have no time limit (collect.env_timeout_seconds)",
@@ -187,21 +190,20 @@ def workers(settings: Settings, *, actors: int, together: int | None = None) -> 
         )
     if wanted != "auto":
         return wanted
-    cores = _cores(settings, together)
+    cores = _cores(collect, together)
     if limit:
         return min(cores, actors)
-    if (cores < 2 or actors < 2) and not is_users(settings.env.name or ""):
+    if (cores < 2 or actors < 2) and not is_users(env.name or ""):
         return 0
-    with contextlib.closing(candidate(settings)) as env:
-        seen = env.try_out()
+    with contextlib.closing(_candidate(env, limit)) as tried:
+        seen = tried.try_out()
     if seen and seen.death:  # reported by the workers
         return min(cores, actors)
     return share_out(seen.seconds * actors, actors=actors, cores=cores) if seen else 0
 
 
-def _cores(settings: Settings, together: int | None = None) -> int:
+def _cores(collect: CollectSettings, together: int | None = None) -> int:
     """Return the number of cores for the environments of one of several processes."""
-    collect = settings.collect
     return max(available_cores() // ((together or collect.collectors) if collect.engine == "local" else 1), 1)
 
 

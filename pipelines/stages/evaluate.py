@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config.run_directory import RunDirectory, dump
-from pipelines.config.settings import Settings
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
 from pipelines.envs.env import EnvSpec
 from pipelines.errors import InputMissing, RequirementNotMet, UsageError
 from pipelines.evaluation import gate
@@ -59,38 +59,33 @@ def run(
     The settings' videos are written to the directory `videos` (default: the run's own); if they cannot be made, that is
     an error before anything is played, or, `in_chain`, a warning. A chain sends its evaluations to trackers itself.
     """
-    directory = RunDirectory.open(run)
+    directory, wanted = RunDirectory.open(run), settings.evaluate
     videos = videos or directory.videos
-    with tracked(() if in_chain else settings.track.to, directory, dump(settings), listener, videos=videos):
-        return _run(settings, directory, videos=videos, in_chain=in_chain, listener=listener)
-
-
-def _run(settings: Settings, directory: RunDirectory, *, videos: Path, in_chain: bool, listener: Listener) -> Result:
-    wanted = settings.evaluate
-    checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
-    tasks = _tasks(settings, directory, listener)
 
     def keep(report: Mapping[str, Any]) -> None:
         figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
-        MetricsLog(directory.metrics_path).append("evaluate", checkpoint.update, figures)
+        MetricsLog(directory.metrics_path).append("evaluate", report["update"], figures)
 
-    def mark(figures: Mapping[str, Any]) -> None:
+    def mark(update: int, figures: Mapping[str, Any]) -> None:
         if wanted.mark_best:
-            _mark_best(directory, checkpoint.update, figures, wanted.best_by)
+            _mark_best(directory, update, figures, wanted.best_by)
 
-    return evaluated(
-        settings,
-        checkpoint,
-        to=directory.evaluations,
-        name=f"{checkpoint.update:06d}-{identity(settings, tasks)}",
-        videos=videos,
-        tasks=tasks,
-        run=directory.path,
-        keep=keep,
-        mark=mark,
-        in_chain=in_chain,
-        listener=listener,
-    )
+    with tracked(() if in_chain else settings.track.to, directory, settings.document(), listener, videos=videos):
+        checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
+        tasks = _tasks(wanted, settings.env.name, directory, listener)
+        return evaluated(
+            settings,
+            checkpoint,
+            to=directory.evaluations,
+            name=f"{checkpoint.update:06d}-{identity(settings.env, wanted, tasks)}",
+            videos=videos,
+            tasks=tasks,
+            run=directory.path,
+            keep=keep,
+            mark=mark,
+            in_chain=in_chain,
+            listener=listener,
+        )
 
 
 def evaluated(
@@ -104,15 +99,15 @@ def evaluated(
     form: FormFile | None = None,
     run: Path | None = None,
     keep: Callable[[Mapping[str, Any]], None] | None = None,
-    mark: Callable[[Mapping[str, Any]], None] | None = None,
+    mark: Callable[[int, Mapping[str, Any]], None] | None = None,
     in_chain: bool = False,
     listener: Listener = silent,
 ) -> Result:
     """Evaluate `checkpoint`, or read the evaluation called `name` in `to` (None: it is not stored). A new report is
-    passed to `keep`, the metrics to `mark`. RequirementNotMet carries the result."""
+    passed to `keep`, the update and the metrics to `mark`. RequirementNotMet carries the result."""
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
-    scale = known_returns(settings)
+    scale = known_returns(settings.env, wanted.reference)
     trained_in = checkpoint.record.get("env") or {}
     if trained_in.get("name") and (changed := differences(settings.env, trained_in)):
         text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
@@ -133,7 +128,7 @@ def evaluated(
             keep(report)
     report = scored(report, scale)
     if mark is not None:
-        mark(report["metrics"])
+        mark(checkpoint.update, report["metrics"])
     made = filmed.write(listener, strict=not in_chain)
     result = Result(
         command="evaluate",
@@ -181,7 +176,8 @@ def play(
     form: FormFile | None = None,
 ) -> dict[str, Any]:
     """Play the episodes, on `tasks` if given, by a `form` of a bundle if given; return the report as plain data."""
-    wanted, actors = settings.evaluate, min(settings.evaluate.actors, settings.evaluate.episodes)
+    wanted = settings.evaluate
+    actors = min(wanted.actors, wanted.episodes)
     count = min(wanted.evaluators, actors)
     shares = [
         EvaluatorTask(
@@ -192,7 +188,7 @@ def play(
             tasks=tuple(tasks),
             count=count,
             form=form,
-            check=partial(require_metrics, settings),
+            check=partial(require_metrics, settings.env, wanted),
         )
         for number in range(count)
     ]
@@ -215,10 +211,10 @@ def play(
     }
 
 
-def require_metrics(settings: Settings, spec: EnvSpec) -> None:
+def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -> None:
     """Raise UsageError if the settings name a metric that evaluations in the environment of `spec` do not have."""
-    wanted, examples = settings.evaluate, {"update": 0, **example(spec)}
-    if (known := known_returns(settings)) is not None:
+    examples = {"update": 0, **example(spec)}
+    if (known := known_returns(env, wanted.reference)) is not None:
         examples |= scored({"metrics": examples}, known)["metrics"]
     gate.require_names(wanted.require, examples)
     if wanted.mark_best:
@@ -235,13 +231,12 @@ def scored(report: Mapping[str, Any], known: Reference | None) -> dict[str, Any]
     return {**report, "metrics": figures}
 
 
-def known_returns(settings: Settings) -> Reference | None:
-    """Return the reference returns of D4RL's normalisation for the settings' environment; None if unknown."""
-    wanted = settings.evaluate.reference
+def known_returns(env: EnvSettings, wanted: str) -> Reference | None:
+    """Return the reference returns of D4RL's normalisation that `evaluate.reference` names, for an environment if it is
+    "auto"; None if unknown."""
     if wanted in ("none", "auto"):
-        params = settings.env.params
-        continuing = bool(params.get("continuing_task", params.get("protocol") != "paper"))
-        return reference_of_environment(settings.env.name, continuing=continuing) if wanted == "auto" else None
+        continuing = bool(env.params.get("continuing_task", env.params.get("protocol") != "paper"))
+        return reference_of_environment(env.name, continuing=continuing) if wanted == "auto" else None
     return reference(wanted)
 
 
@@ -258,12 +253,11 @@ def _listed(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
 
 
-def _tasks(settings: Settings, directory: RunDirectory, listener: Listener) -> list[str]:
+def _tasks(wanted: EvaluateSettings, env: str, directory: RunDirectory, listener: Listener) -> list[str]:
     """Return the tasks that `evaluate.tasks` selects in the run's lakes: its own and those it was trained on.
 
     InputMissing if there are none, or more than the number of episodes to play.
     """
-    wanted = settings.evaluate
     if not wanted.tasks.strip():
         return []
     from pipelines.lake.sql.selection import tasks
@@ -272,11 +266,9 @@ def _tasks(settings: Settings, directory: RunDirectory, listener: Listener) -> l
     lakes = {lake.id: lake for place in places if (lake := Lake.find(place)) is not None}
     if not lakes:
         raise InputMissing(f"run '{directory.path}' has no lake whose tasks could be chosen")
-    found = {
-        name for lake in lakes.values() for name in tasks(lake, wanted.tasks, env=settings.env.name, listener=listener)
-    }
+    found = {name for lake in lakes.values() for name in tasks(lake, wanted.tasks, env=env, listener=listener)}
     if not found:
-        raise InputMissing(f"no trajectory of '{settings.env.name}' matches --tasks", hint="see amago lake info")
+        raise InputMissing(f"no trajectory of '{env}' matches --tasks", hint="see amago lake info")
     if len(found) > wanted.episodes:
         raise UsageError(
             f"{len(found)} tasks are chosen, {wanted.episodes} episodes are to be played",
@@ -285,11 +277,11 @@ def _tasks(settings: Settings, directory: RunDirectory, listener: Listener) -> l
     return sorted(found)
 
 
-def identity(settings: Settings, tasks: Sequence[str] = (), **more: str) -> str:
+def identity(env: EnvSettings, wanted: EvaluateSettings, tasks: Sequence[str] = (), **more: str) -> str:
     """Hash everything that determines the outcome besides the checkpoint; `more`: of a bundle."""
     content: dict[str, Any] = {
-        "env": settings.env.model_dump(mode="json"),
-        "evaluate": settings.evaluate.model_dump(mode="json", exclude=_NOT_IDENTITY),
+        "env": env.model_dump(mode="json"),
+        "evaluate": wanted.model_dump(mode="json", exclude=_NOT_IDENTITY),
     }
     if tasks:
         content["tasks"] = list(tasks)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import trust
-from pipelines.config.settings import EvaluateSettings, Settings
+from pipelines.config.settings import EvaluateSettings, Settings, TrackSettings
 from pipelines.envs.make import require_trust
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
@@ -35,14 +35,14 @@ def run(
 
     InputMissing if it lacks the form, IntegrityError if it was altered; RequirementNotMet carries the result.
     """
-    _refuse(settings, directory, form=form, to=to)
+    _refuse(settings.evaluate, settings.track, directory, form=form, to=to)
     found = bundle.read(directory)
     file = None
     if form != WEIGHTS:
         from pipelines.export.forms import FormFile
 
         file = FormFile.read(found, form, trust=trusted)
-    name = evaluate.identity(settings, bundle=found.record["checksum"], form=form)
+    name = evaluate.identity(settings.env, settings.evaluate, bundle=found.record["checksum"], form=form)
     return evaluate.evaluated(
         settings,
         found,
@@ -65,9 +65,9 @@ def document(directory: Path, *, foreign: bool = False) -> dict[str, Any]:
     return {"env": dict(env)} if env else {}
 
 
-def _refuse(settings: Settings, directory: Path, *, form: str, to: Path | None) -> None:
+def _refuse(wanted: EvaluateSettings, track: TrackSettings, directory: Path, *, form: str, to: Path | None) -> None:
     """Raise UsageError for what only an evaluation of a run can do."""
-    wanted, usual = settings.evaluate, EvaluateSettings()
+    usual = EvaluateSettings()
     problems = [
         f"evaluate.{name}: {why}"
         for name, why in (
@@ -77,7 +77,7 @@ def _refuse(settings: Settings, directory: Path, *, form: str, to: Path | None) 
         )
         if getattr(wanted, name) != getattr(usual, name)
     ]
-    if settings.track.to:
+    if track.to:
         problems.append("track.to: only what a run writes is sent to trackers")
     if wanted.video and to is None:
         problems.append("evaluate.video: say where to write videos, with --to DIR")

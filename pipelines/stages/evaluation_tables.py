@@ -43,7 +43,7 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
         rows.append([figures["normalized_by"], figures["normalized_score"], *figures["normalized_ci95"]])
     if "achievement_score" in figures:
         rows.append(["achievement score", figures["achievement_score"], None, None])
-    for key in figures:  # normalised scores of `evaluation.published`
+    for key in figures:  # normalised scores of `evaluation.adaptation`
         if key.endswith("_median") and f"{(name := key.removesuffix('_median'))}_ci95" in figures:
             rows.append([name.replace("_", " "), figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
     split = report["settings"]["split"]

@@ -59,11 +59,12 @@ class EvaluatorTask:
         use_threads(settings.train.threads)
         actors = self.place.stop - self.place.start
         env = make_env(
-            settings,
+            settings.env,
             actors=actors,
             seed=wanted.seed,
             split=wanted.split,
-            workers=workers(settings, actors=actors, together=self.count),
+            workers=workers(settings.env, settings.collect, actors=actors, together=self.count),
+            timeout_seconds=settings.collect.env_timeout_seconds,
             offset=self.place.start,
             total=self.total,
             listener=listener,

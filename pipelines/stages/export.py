@@ -9,7 +9,8 @@ from typing import Any
 
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
+from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings, ExportSettings, Settings
+from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
@@ -42,7 +43,7 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
     """
     wanted, started = settings.export, time.monotonic()
     if not wanted.of_policy:
-        return dataset(settings, lake=run, listener=listener)
+        return dataset(wanted, lake=run, listener=listener)
     refuse_scheme(wanted.to, what="give a directory")
     directory = RunDirectory.open(run)
     checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
@@ -61,14 +62,13 @@ def run(settings: Settings, *, run: Path, listener: Listener = silent) -> Result
 def of_bundle(settings: Settings, *, directory: Path, listener: Listener = silent) -> Result:
     """Export the policy of the bundle in `directory` to another directory, `export.to`, with the forms
     `export.format`. Errors as of `run`."""
-    to, started = place_of_bundle(settings, directory), time.monotonic()
+    to, started = place_of_bundle(settings.export, directory), time.monotonic()
     figures, tables = _policy(settings, bundle.read(directory), to, listener)
     return Result(command="export", metrics=figures, outputs=[to], tables=tables, seconds=time.monotonic() - started)
 
 
-def place_of_bundle(settings: Settings, directory: Path) -> Path:
+def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path:
     """Return where the policy of the bundle in `directory` is exported to. UsageError if it cannot be."""
-    wanted = settings.export
     refuse_scheme(wanted.to, what="give a directory")
     if not wanted.of_policy or wanted.checkpoint != "latest":
         raise UsageError("a bundle has one policy and no trajectories", hint="give the run it was made from")
@@ -84,10 +84,10 @@ def _policy(
     wanted = settings.export
     with_page = "page" in wanted.format
     named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
-    chosen = tuple(form for form in (forms.ONNX, forms.TORCH) if form in named)
+    chosen = tuple(form for form in forms.FILES if form in named)
     forms.require_packages(chosen)
     if with_page:  # before what takes minutes
-        lakes = policy_page.lakes_of(checkpoint.record["env"])
+        lakes = policy_page.lakes_of(checkpoint.record)
         runtime = onnxruntime_web.files(wanted.onnxruntime_web, listener)
     files: Mapping[str, bytes] = {}
     about: Mapping[str, Any] = {}
@@ -103,17 +103,20 @@ def _policy(
             files = {**files, policy_page.PAGE: page}
     size = write_bundle(checkpoint.acting, checkpoint.record, to, forms=files, about=about)
     if wanted.card:
-        _write_card(settings, checkpoint, to, report, [*files], run)
+        split = settings.evaluate.split
+        _write_card(checkpoint, to, report, [*files], run, split=split, licence=wanted.licence)
     return {"update": checkpoint.update, "bytes": size, **figures}, tables
 
 
 def _write_card(
-    settings: Settings,
     checkpoint: Checkpoint,
     to: Path,
     report: Mapping[str, Any],
     files: Sequence[str],
     run: StoredRun | None,
+    *,
+    split: str,
+    licence: str,
 ) -> None:
     """Write the model card, which is not sealed: users edit it. Its scores are those of the run's newest evaluation of
     the checkpoint, else of the proof."""
@@ -121,7 +124,7 @@ def _write_card(
     evaluation = model_card.evaluation_of(run, checkpoint.update) if run is not None else None
     proof = report.get("evaluations", {}).get("original")
     if evaluation is None and proof:
-        evaluation = model_card.evaluation(proof, update=checkpoint.update, split=settings.evaluate.split)
+        evaluation = model_card.evaluation(proof, update=checkpoint.update, split=split)
     about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.of_run(run)
     source = model_card.CardSource(
         **about,
@@ -131,7 +134,7 @@ def _write_card(
         evaluation=evaluation,
         lakes=model_card.lakes_of(record),
         steps=record.get("steps_seen"),
-        licence=settings.export.licence,
+        licence=licence,
     )
     beside = model_card.media(run) if run is not None else {}
     write_together(to, {**beside, model_card.NAME: model_card.card(source, pictures=[*beside])})
@@ -148,9 +151,11 @@ def _proved(
     files = forms.make(function, chosen, weights=settings.export.weights)
     record = {**specification(checkpoint.record), **forms.described(function), "forms": list(chosen)}
     record["weights"] = settings.export.weights
+    if forms.AOTI in chosen:
+        record["compiled"] = forms.compiled_for()
     listener(Notice(stage="export", text=f"recording steps of {parity.ACTORS} actors"))
-    wanted, shared = settings.evaluate, workers(settings, actors=parity.ACTORS)
-    env = make_env(settings, actors=parity.ACTORS, seed=wanted.seed, split=wanted.split, workers=shared)
+    wanted = settings.evaluate
+    env = _environment(settings.env, wanted, settings.collect, actors=parity.ACTORS)
     try:
         policy = AgentPolicy(agent, num_actors=parity.ACTORS, capacity=capacity, seed=wanted.seed)
         recording = parity.record(policy, env, greedy=wanted.greedy, seed=wanted.seed)
@@ -165,6 +170,18 @@ def _proved(
     files |= parity.files(recording, report)
     record["parity"] = vars(forms.limits(forms.ONNX, record))
     return files, record, report
+
+
+def _environment(env: EnvSettings, wanted: EvaluateSettings, collect: CollectSettings, *, actors: int) -> Env:
+    """Make the environment of an evaluation."""
+    return make_env(
+        env,
+        actors=actors,
+        seed=wanted.seed,
+        split=wanted.split,
+        workers=workers(env, collect, actors=actors),
+        timeout_seconds=collect.env_timeout_seconds,
+    )
 
 
 def _evaluations(
@@ -183,8 +200,7 @@ def _evaluations(
     found: dict[str, Any] = {}
     for form in ("original", *record["forms"]):
         listener(Notice(stage="export", text=f"evaluating {form}: {episodes} episodes"))
-        shared = workers(settings, actors=actors)
-        env = make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, workers=shared)
+        env = _environment(settings.env, wanted, settings.collect, actors=actors)
         try:
             if form == "original":
                 policy: Policy = trained(
@@ -224,14 +240,14 @@ def table(report: Mapping[str, Any]) -> Table:
     return Table(title=title, columns=["form", "difference", "greedy equal", "sampled equal", "return"], rows=rows)
 
 
-def dataset(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
+def dataset(wanted: ExportSettings, *, lake: Path | str, listener: Listener = silent) -> Result:
     """Export the trajectories of a lake that match `export.where`; `export.to` defaults to the folder `dataset` in the
     lake's run. InputMissing if there are none."""
-    wanted, started = settings.export, time.monotonic()
+    started = time.monotonic()
     refuse_scheme(wanted.to, what="give a directory")
     form = wanted.format[0]
     exporter(form)
-    store = Lake.open(lake)
+    store = Lake(lake)
     store.salvage(listener=listener)
     to = Path(wanted.to) if wanted.to else default_folder(store)
     uids = Reader(store, listener=listener).uids()

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.config.model import AgentSettings
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
+from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
 from pipelines.envs import rendering
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import InputMissing, StageFailed, UsageError
@@ -55,7 +56,9 @@ class EpisodeVideos:
         if not self._missing:
             return
         suffix()
-        with contextlib.closing(_drawn_env(self._settings, actors=1, listener=listener)) as env:
+        with contextlib.closing(
+            _drawn_env(self._settings.env, self._settings.evaluate, actors=1, listener=listener)
+        ) as env:
             rendering.picture(env, env.reset())
 
     def write(self, listener: Listener = silent, *, strict: bool = True) -> bool:
@@ -132,28 +135,27 @@ def _played(
 ) -> tuple[list[Film], EnvSpec]:
     wanted = settings.evaluate
     use_threads(settings.train.threads)
-    with contextlib.closing(_drawn_env(settings, actors=actors, listener=listener)) as env:
+    with contextlib.closing(_drawn_env(settings.env, wanted, actors=actors, listener=listener)) as env:
         if tasks:
             env.play_only(tasks)
         if actors == 1:
             env.load_state_dict({"next_episode": episodes[0]})
         acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent)
-        values = _values(checkpoint, settings)
+        values = _values(checkpoint, settings.agent)
         films = film(env, acting.policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
         return films, env.spec
 
 
-def _drawn_env(settings: Settings, *, actors: int, listener: Listener) -> Env:
-    wanted = settings.evaluate
-    return make_env(settings, actors=actors, seed=wanted.seed, split=wanted.split, drawn=True, listener=listener)
+def _drawn_env(env: EnvSettings, wanted: EvaluateSettings, *, actors: int, listener: Listener) -> Env:
+    return make_env(env, actors=actors, seed=wanted.seed, split=wanted.split, drawn=True, listener=listener)
 
 
-def _values(checkpoint: Checkpoint, settings: Settings) -> Values | None:
+def _values(checkpoint: Checkpoint, own: AgentSettings) -> Values | None:
     """Return the agent's critics; None for an agent or a bundle that has none."""
     if isinstance(checkpoint, Bundle):
         return None
     run = checkpoint.path.resolve().parent.parent
     try:
-        return Values(f"{run}@{checkpoint.update}", own=settings.agent)
+        return Values(f"{run}@{checkpoint.update}", own=own)
     except UsageError:
         return None

@@ -14,20 +14,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pipelines.config.run_directory import RunDirectory, process
-from pipelines.config.settings import Settings
+from pipelines.config.settings import EnvSettings, Settings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
-from pipelines.files.locks import exclusive
 from pipelines.formats.base import EPISODE, Importer
 from pipelines.formats.make import open_importer
 from pipelines.lake import collectors
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.sql.catalog import query
-from pipelines.lake.storage import connect
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.trajectory import Trajectories
@@ -50,7 +47,7 @@ def run(
     started = time.monotonic()
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
-    spaces, horizon = _of_environment(settings)
+    spaces, horizon = _of_environment(settings.env)
     with contextlib.ExitStack() as stack:
         opened = open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener)
         source = stack.enter_context(contextlib.closing(opened))
@@ -60,12 +57,11 @@ def run(
             name = directory.identity
         else:
             name = f"{source.label}-{source.fingerprint[:8]}"
-            busy = f"lake '{where}' is being filled with '{name}'"
-            stack.enter_context(exclusive(connect(where).local / f".{quote(name, safe='')}.lock", what=busy))
+            stack.enter_context(collectors.filling(where, name))
         replaced = fresh and directory is not None and lake is None
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"
-        intake = Ingestion(settings, source, None if replaced else Lake.find(where), name=name, listener=listener)
+        intake = _Ingestion(settings, source, None if replaced else Lake.find(where), name=name, listener=listener)
         intake.refuse_other_content(fresh=fresh)
         intake.check()
         if directory is not None:
@@ -87,7 +83,7 @@ def run(
     )
 
 
-class Ingestion:
+class _Ingestion:
     """Import of one source into a lake, starting from the first missing trajectory."""
 
     def __init__(
@@ -248,11 +244,11 @@ def _head(batch: Trajectories, steps: int) -> Trajectories:
     )
 
 
-def _of_environment(settings: Settings) -> tuple[Spaces | None, int | None]:
+def _of_environment(env: EnvSettings) -> tuple[Spaces | None, int | None]:
     """Return the spaces and the time limit of the named environment; None if none is named."""
-    if not settings.env.name:
+    if not env.name:
         return None, None
     from pipelines.stages.environment import make_env
 
-    with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
-        return env.spec.spaces, env.spec.horizon
+    with contextlib.closing(make_env(env, actors=1, seed=0)) as made:
+        return made.spec.spaces, made.spec.horizon

@@ -1,15 +1,20 @@
-"""Plan of a chain: the stages of every epoch with their targets, and the lakes that training samples from."""
+"""Plan of a chain: the stages of every epoch with their targets, the lakes that training samples from, and the ledger
+of the completed steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config.lakes import located, parse_share
-from pipelines.config.settings import Settings, StageSettings
+from pipelines.config.settings import Settings, StageSettings, TrainSettings
 from pipelines.data.mixture import Share
+from pipelines.errors import IntegrityError
 from pipelines.events import Listener, silent
+from pipelines.files.atomic import write_atomically
+from pipelines.files.json import read_object
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
 from pipelines.stages.environment import collect_steps
@@ -39,11 +44,11 @@ def plan(settings: Settings) -> Iterator[PlannedStage]:
                 continue
             stage_settings = settings.for_stage(entry)
             if entry.stage in totals:
-                steps = collect_steps(stage_settings) if entry.stage == "collect" else stage_settings.train.steps
-                totals[entry.stage] += steps
+                collect, train = stage_settings.collect, stage_settings.train
+                totals[entry.stage] += collect_steps(collect) if entry.stage == "collect" else train.steps
             if entry.stage == "train":
                 progress = numbers[place][epoch] / max(len(numbers[place]) - 1, 1)
-                stage_settings = weighed(stage_settings, progress)
+                stage_settings = stage_settings.model_copy(update={"train": _weighed(stage_settings.train, progress)})
             yield PlannedStage(epoch, place, stage_settings, entry, totals.get(entry.stage, 0))
 
 
@@ -58,7 +63,7 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
 def work_of(step: PlannedStage) -> Work:
     """Return the amount of work in `step`, for the estimate of the time left."""
     if step.entry.stage == "collect":
-        return Work(step.epoch, step.place, "collect", collect_steps(step.settings))
+        return Work(step.epoch, step.place, "collect", collect_steps(step.settings.collect))
     table = getattr(step.settings, step.entry.stage, None)
     amount = getattr(table, "episodes" if step.entry.stage == "evaluate" else "steps", 1)
     return Work(step.epoch, step.place, step.entry.stage, amount)
@@ -75,31 +80,26 @@ def in_chain(settings: Settings, run: Path) -> list[Source]:
     return [Source(located(place, run), weight, last) for place, weight, last in map(parse_share, texts)]
 
 
-def weighed(settings: Settings, progress: float) -> Settings:
+def _weighed(train: TrainSettings, progress: float) -> TrainSettings:
     """Return the settings of an epoch of a chain, with annealed lake weights evaluated at `progress` (0 to 1), unless
     they are annealed over updates."""
-    train = settings.train
     if train.anneal_steps or not train.lakes:
-        return settings
+        return train
     found = [
         (place, Share(weight, weight if last is None else last))
         for place, weight, last in map(parse_share, train.lakes)
     ]
     lakes = tuple(f"{place}:{share.at(progress):.12g}" for place, share in found)
-    return settings.model_copy(update={"train": train.model_copy(update={"lakes": lakes})})
+    return train.model_copy(update={"lakes": lakes})
 
 
 def places_in_chain(settings: Settings, run: Path) -> list[Path | str]:
-    """Return every lake that a train stage of the chain samples from, in order."""
-    stages = [settings.for_stage(entry) for entry in settings.stages if entry.stage == "train"]
-    return list(dict.fromkeys(source.place for stage in stages for source in in_chain(stage, run)))
-
-
-def require_mixtures(settings: Settings, run: Path) -> None:
-    """Raise UsageError if a train stage of the chain would have nothing to sample."""
-    for entry in settings.stages:
-        if entry.stage == "train":
-            require_shares(in_chain(settings.for_stage(entry), run), None)
+    """Return every lake that a train stage of the chain samples from, in order. UsageError if one would have nothing to
+    sample."""
+    mixtures = [in_chain(settings.for_stage(entry), run) for entry in settings.stages if entry.stage == "train"]
+    for mixture in mixtures:
+        require_shares(mixture, None)
+    return list(dict.fromkeys(source.place for mixture in mixtures for source in mixture))
 
 
 def open_in_chain(
@@ -108,7 +108,7 @@ def open_in_chain(
     """Open the lakes of a chain's mixtures; the run's own may still be empty."""
     lakes = []
     for place in places:
-        lake = Lake.open(place) if place != own or len(places) == 1 else Lake.open_or_create(place)
+        lake = Lake(place) if place != own or len(places) == 1 else Lake.open_or_create(place)
         lake.require_schema(schema)
         if place == own:
             lake.register(schema)
@@ -117,3 +117,26 @@ def open_in_chain(
         lakes.append(lake)
     refuse_twice(lakes)
     return lakes
+
+
+class ChainLedger:
+    """chain.json: number of completed steps of the plan, and the seconds that the parts of its stages took so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.passed = path, 0
+        self._seconds: dict[str, float] = {}
+        if path.exists():
+            stored = read_object(path) or {}
+            passed, seconds = stored.get("passed"), stored.get("seconds")
+            if not isinstance(passed, int):
+                raise IntegrityError(f"'{path}' is damaged", hint="restore it from a copy, or start over with --fresh")
+            self.passed = passed
+            known = seconds.items() if isinstance(seconds, dict) else ()
+            self._seconds = {name: float(spent) for name, spent in known if isinstance(spent, int | float)}
+
+    def advance(self, spent: Mapping[str, float]) -> None:
+        """Record one more completed step, and the seconds that its parts took."""
+        self.passed += 1
+        for name, seconds in spent.items():
+            self._seconds[name] = round(self._seconds.get(name, 0.0) + seconds, 3)
+        write_atomically(self.path, json.dumps({"passed": self.passed, "seconds": self._seconds}))

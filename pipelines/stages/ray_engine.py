@@ -142,7 +142,7 @@ class RayEngine:
             with contextlib.suppress(Exception):  # of a cluster that is gone
                 self._ray.shutdown()
 
-    def start(self, task: Task, *, name: str) -> RayTask:
+    def start(self, task: Task) -> RayTask:
         """Start an actor for a task, as soon as the cluster has room for it."""
         ray, settings = self._ray, self._settings
         kind = ray.remote(TaskHost).options(

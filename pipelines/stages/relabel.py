@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.config.relabelling import RelabelSettings
 from pipelines.config.settings import Settings
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.lake.overlays import OverlayWriter, overlay_uids
@@ -25,15 +26,15 @@ from pipelines.relabelers.base import Chain, Context
 from pipelines.relabelers.paths import shares_of
 from pipelines.stages.result import Result
 
-CHUNK_BYTES = 32 << 20  # of columns that are relabelled at once
+_CHUNK_BYTES = 32 << 20  # of columns that are relabelled at once
 
 
 def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
     """Relabel the selected share of the lake's original trajectories, `relabel.copies` times each."""
     started = time.monotonic()
-    store = Lake.open(lake)
+    store = Lake(lake)
     store.salvage(listener=listener)
-    job = _Job(store, settings, listener)
+    job = _Job(store, settings.relabel, seed=settings.seed, listener=listener)
     work = job.plan()
     with contextlib.ExitStack() as stack:
         for part in work:
@@ -62,7 +63,7 @@ def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) ->
 
 
 @dataclass(frozen=True)
-class RelabelledPart:
+class _RelabelledPart:
     """Trajectories `uids` (n,) "S16" of one environment in the segment `number`."""
 
     number: int
@@ -73,19 +74,18 @@ class RelabelledPart:
 class _Job:
     """Counts of originals: `total` without all their versions, `done`, and `expired` before they were read."""
 
-    def __init__(self, store: Lake, settings: Settings, listener: Listener) -> None:
-        self.store, self.settings, self.listener = store, settings, listener
+    def __init__(self, store: Lake, wanted: RelabelSettings, *, seed: int, listener: Listener) -> None:
+        self.store, self.wanted, self.seed, self.listener = store, wanted, seed, listener
         self.schema = store.only_schema()
         self.writers: dict[tuple[str, ...], OverlayWriter] = {}
         self.total = self.done = self.expired = 0
         self._chains: dict[str, Chain] = {}
 
-    def plan(self) -> list[RelabelledPart]:
+    def plan(self) -> list[_RelabelledPart]:
         """Find originals without all their versions. Invalid settings are detected here."""
-        wanted, seed = self.settings.relabel, self.settings.seed
-        chosen = select(self.store, wanted.where, originals=True, listener=self.listener).uids
-        if wanted.fraction < 1:
-            chosen = chosen[shares_of(seed, chosen) < wanted.fraction]
+        chosen = select(self.store, self.wanted.where, originals=True, listener=self.listener).uids
+        if self.wanted.fraction < 1:
+            chosen = chosen[shares_of(self.seed, chosen) < self.wanted.fraction]
         self._reader = Reader(self.store, listener=self.listener)
         self._reader.refresh()
         self._known = self._reader.derived()
@@ -96,22 +96,21 @@ class _Job:
             if portion is not None:
                 names, codes = portion.envs()
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
-                parts += [RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
+                parts += [_RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
         parts = [part for part in parts if len(part.uids)]
         self.total = sum(len(part.uids) for part in parts)
         return parts
 
     def _chain(self, env: str) -> Chain:
         if env not in self._chains:
-            wanted = self.settings.relabel
-            context = Context(schema=self.schema, env=env, goal=wanted.goal, listener=self.listener)
-            self._chains[env] = Chain(wanted.relabelers, context, seed=self.settings.seed)
+            context = Context(schema=self.schema, env=env, goal=self.wanted.goal, listener=self.listener)
+            self._chains[env] = Chain(self.wanted.relabelers, context, seed=self.seed)
         return self._chains[env]
 
     def _lacking(self, env: str, uids: np.ndarray) -> np.ndarray:
         """Return those of `uids` that lack a version."""
         lacks = np.zeros(len(uids), dtype=bool)
-        for copy in range(self.settings.relabel.copies):
+        for copy in range(self.wanted.copies):
             lacks |= ~self._is_known(overlay_uids(uids, self._chain(env).method, copy))
         return uids[lacks]
 
@@ -119,7 +118,7 @@ class _Job:
         """Return (n,) bool: which are in the lake."""
         return positions(self._known, uids, np.arange(len(self._known))) >= 0
 
-    def relabel(self, part: RelabelledPart, stack: contextlib.ExitStack) -> None:
+    def relabel(self, part: _RelabelledPart, stack: contextlib.ExitStack) -> None:
         """Write the missing versions of a part."""
         chain = self._chain(part.env)
         portion = self._reader.portion(part.number, part.uids)
@@ -128,8 +127,8 @@ class _Job:
         self.done += gone
         if portion is None:
             return
-        for chunk in portion.chunks(chain.reads, CHUNK_BYTES):
-            for copy in range(self.settings.relabel.copies):
+        for chunk in portion.chunks(chain.reads, _CHUNK_BYTES):
+            for copy in range(self.wanted.copies):
                 targets = overlay_uids(chunk.uids, chain.method, copy)
                 lacking = np.flatnonzero(~self._is_known(targets))
                 if not len(lacking):

@@ -12,8 +12,8 @@ from pipelines.report import live
 from pipelines.report.run_report import make_page
 from pipelines.runs.find import find_runs
 from pipelines.runs.stored import read_run
-from pipelines.stages.frames import drawn
 from pipelines.stages.result import Result
+from pipelines.view.replay import drawn
 
 
 def run(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.config.settings import LONGEST_CONTEXT, EnvSettings, Settings
+from pipelines.config.encoders import WITHOUT_MEMORY
+from pipelines.config.model import AgentSettings
+from pipelines.config.settings import LONGEST_CONTEXT, EnvSettings, TrainSettings
 from pipelines.envs.make import settings_model
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice
 from pipelines.lake import collectors
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
-
-_WITHOUT_MEMORY = ("feedforward", "identity")
 
 
 def longest_episode(lakes: Sequence[Lake]) -> int | None:
@@ -27,23 +27,23 @@ def longest_episode(lakes: Sequence[Lake]) -> int | None:
     return max(known, default=None)
 
 
-def with_environment(settings: Settings, lakes: Sequence[Lake], listener: Listener) -> Settings:
-    """Return `settings` with the environment that filled `lakes`, unless they name one. The listener gets a warning if
-    there are several, or if the named one is not among them."""
+def environment_of(lakes: Sequence[Lake], env: EnvSettings, listener: Listener) -> EnvSettings:
+    """Return the environment that filled `lakes`, unless `env` names one. The listener gets a warning if there are
+    several, or if the named one is not among them."""
     found = _environments(lakes)
-    named = settings.env.name
-    if not found or (named and any(not differences(settings.env, env) for env in found)):
-        return settings
+    named = env.name
+    if not found or (named and any(not differences(env, each) for each in found)):
+        return env
     if not named and len(found) == 1:
-        return settings.model_copy(update={"env": EnvSettings.model_validate(found[0])})
+        return EnvSettings.model_validate(found[0])
     if named and len(found) == 1:
-        text = f"the run's environment is not the lake's: {'; '.join(differences(settings.env, found[0]))}"
+        text = f"the run's environment is not the lake's: {'; '.join(differences(env, found[0]))}"
     else:
-        kinds = ", ".join(sorted(_described(env) for env in found))
+        kinds = ", ".join(sorted(_described(each) for each in found))
         text = f"the lakes were filled in {len(found)} environments ({kinds})"
         text += f", not in '{named}'" if named else "; evaluate will need --env"
     listener(Notice(text=text, level="warning"))
-    return settings
+    return env
 
 
 def differences(ours: EnvSettings, theirs: Mapping[str, Any]) -> list[str]:
@@ -86,28 +86,25 @@ def _exists(name: str) -> bool:
     return True
 
 
-def with_stored_window(settings: Settings, stored: Mapping[str, Any]) -> Settings:
-    """Return `settings` with the context length of a run in progress, if it is `stored`, in place of "auto"."""
+def with_stored_window(train: TrainSettings, stored: Mapping[str, Any]) -> TrainSettings:
+    """Return `train` with the context length of a run in progress, if it is `stored`, in place of "auto"."""
     begun = stored.get("train", {}).get("context_length")
-    return _with_window(settings, begun) if isinstance(begun, int) else settings
+    return _with_window(train, begun) if isinstance(begun, int) else train
 
 
-def with_window(settings: Settings, horizon: int | None, listener: Listener) -> Settings:
-    """Return `settings` with a number in place of "auto" for the context length. `horizon`: maximum episode length,
-    None if unknown. The listener gets a warning with both numbers if the context is shorter."""
+def with_window(train: TrainSettings, agent: AgentSettings, horizon: int | None, listener: Listener) -> TrainSettings:
+    """Return `train` with a number in place of "auto" for the context length. `horizon`: maximum episode length, None
+    if unknown. The listener gets a warning with both numbers if the context is shorter and the agent has a memory."""
     if horizon is None:
-        return _with_window(settings, settings.train.resolved_context_length)
-    least = settings.train.burn_in + 1
-    settings = _with_window(settings, max(min(horizon, LONGEST_CONTEXT), least))
-    window = settings.train.resolved_context_length
-    if window < horizon and settings.agent.sequence.kind not in _WITHOUT_MEMORY:
+        return _with_window(train, train.resolved_context_length)
+    train = _with_window(train, max(min(horizon, LONGEST_CONTEXT), train.burn_in + 1))
+    window = train.resolved_context_length
+    if window < horizon and agent.sequence.kind not in WITHOUT_MEMORY:
         text = f"the agent's context is {window:,} steps (train.context_length), an episode takes up to {horizon:,}"
         text += ": what happened earlier than that cannot be remembered"
         listener(Notice(text=text, level="warning"))
-    return settings
+    return train
 
 
-def _with_window(settings: Settings, window: int) -> Settings:
-    if settings.train.context_length != "auto":
-        return settings
-    return settings.model_copy(update={"train": settings.train.model_copy(update={"context_length": window})})
+def _with_window(train: TrainSettings, window: int) -> TrainSettings:
+    return train.model_copy(update={"context_length": window}) if train.context_length == "auto" else train

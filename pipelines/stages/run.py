@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +19,8 @@ from typing import Any
 
 from pipelines.config.lakes import located
 from pipelines.config.launch import announced, is_main
-from pipelines.config.run_directory import RunDirectory, dump
-from pipelines.config.settings import Settings
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import CollectSettings, Settings
 from pipelines.data.mixture import Share
 from pipelines.envs.env import Env
 from pipelines.errors import UsageError
@@ -38,13 +38,11 @@ from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
 from pipelines.runs.progress import recording
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
-from pipelines.stages.chain_ledger import ChainLedger
 from pipelines.stages.collector import make_collector, stored_steps
 from pipelines.stages.collectors import CollectorGroup
 from pipelines.stages.environment import collect_steps, make_env, with_actors
 from pipelines.stages.forecast import Forecast
-from pipelines.stages.frames import drawn
-from pipelines.stages.plan import in_chain, open_in_chain, places_in_chain, plan, require_mixtures, work_of
+from pipelines.stages.plan import ChainLedger, PlannedStage, in_chain, open_in_chain, places_in_chain, plan, work_of
 from pipelines.stages.resolve import with_stored_window, with_window
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_ranks import TrainOrder
@@ -52,6 +50,7 @@ from pipelines.stages.train import described
 from pipelines.tracking.background import tracked
 from pipelines.training.learner import use_threads
 from pipelines.training.trainer import Trainer
+from pipelines.view.replay import drawn
 
 _SCORES = ("episodes", "return_mean", "return_ci95", "success_mean", "success_ci95", "per_attempt")
 _GAPS = ("adaptation_gap", "return_adaptation_gap")
@@ -103,59 +102,61 @@ def _run(
             "`amago run` always acts with the agent it trains", hint="remove collect.follow, or use amago collect"
         )
     directory = RunDirectory(run)
-    require_mixtures(settings, run)
+    places = places_in_chain(settings, run)
     started, spaces, horizon = time.monotonic(), None, None
     with directory.lock("run", "collect", "train"):
+        stored = {} if fresh else directory.load_document()
+        collect, train = settings.collect, with_stored_window(settings.train, stored)
         if settings.env.name:
-            collects = [collect_steps(step.settings) for step in plan(settings) if step.entry.stage == "collect"]
-            settings = with_actors(settings, None if fresh else directory.load_document(), collects=collects)
-        if not fresh:
-            settings = with_stored_window(settings, directory.load_document())
+            planned = [step.settings.collect for step in plan(settings) if step.entry.stage == "collect"]
+            collects = [collect_steps(each) for each in planned]
+            collect = with_actors(collect, settings.env, stored, collects=collects)
+        settings = settings.model_copy(update={"collect": collect, "train": train})
         directory.refuse_changes("run", settings, fresh=fresh)
         if settings.env.name:
-            with contextlib.closing(make_env(settings, actors=1, seed=0)) as env:
+            with contextlib.closing(make_env(settings.env, actors=1, seed=0)) as env:
                 env.reset()  # construct and start it before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
                 for entry in settings.stages:
                     if entry.stage == "evaluate":
-                        evaluate.require_metrics(settings.for_stage(entry), env.spec)
+                        evaluate.require_metrics(settings.env, settings.for_stage(entry).evaluate, env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # as above
-        settings = with_window(settings, horizon, listener)
+        train = with_window(train, settings.agent, horizon, listener)
+        settings = settings.model_copy(update={"train": train})
         if fresh:
             _erase(directory)
         directory.record("run", settings, fresh=fresh, recipe=recipe)
         steps = list(plan(settings))
         ledger = ChainLedger(directory.path / "chain.json")
-        done_before = ledger.passed
-        if done_before >= len(steps):
-            with (
-                tracked(settings.track.to, directory, dump(settings), listener),
-                ChainRunner(settings, directory, give) as runner,
-            ):
-                return runner.summary(seconds=time.monotonic() - started, status="skipped")
-        forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=done_before)
+        left = steps[ledger.passed :]
+        forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=ledger.passed)
         with contextlib.ExitStack() as stack:
-            recorded = stack.enter_context(recording(run, listener))
-            if settings.report:
+            recorded = stack.enter_context(recording(run, listener)) if left else listener
+            if left and settings.report:
                 recorded = stack.enter_context(live.refreshing(run, recorded))
-            stack.enter_context(tracked(settings.track.to, directory, dump(settings), recorded))
-            runner = stack.enter_context(ChainRunner(settings, directory, give))
+            stack.enter_context(tracked(settings.track.to, directory, settings.document(), recorded))
+            runner = stack.enter_context(ChainRunner(settings, directory, places, give))
             listen = forecast.listening(recorded)
-            for number, step in enumerate(steps):
-                if number < done_before:
-                    continue
-                spent = runner.perform(step.entry.stage, step.settings, target=step.target, listener=listen)
+            for step in left:
+                spent = runner.perform(step, listen)
                 forecast.finish()
-                ledger.advance(number + 1, spent)
-            return runner.summary(seconds=time.monotonic() - started, status="done")
+                ledger.advance(spent)
+            return runner.summary(seconds=time.monotonic() - started, status="done" if left else "skipped")
 
 
 class ChainRunner:
-    """Stages by name, on shared objects that are created on first use. `give` sends an order to the other ranks."""
+    """Stages by name, on shared objects that are created on first use. `places`: the lakes that train stages sample
+    from; `give` sends an order to the other ranks."""
 
-    def __init__(self, settings: Settings, directory: RunDirectory, give: Callable[[TrainOrder], None]) -> None:
-        self.settings, self.directory, self._give = settings, directory, give
+    def __init__(
+        self,
+        settings: Settings,
+        directory: RunDirectory,
+        places: Sequence[Path | str],
+        give: Callable[[TrainOrder], None],
+    ) -> None:
+        self.settings, self.directory, self._places, self._give = settings, directory, places, give
         use_threads(settings.train.threads)
         self._figures: dict[str, Mapping[str, Any]] = {}
         self._lakes: dict[Path | str, Lake] = {}
@@ -165,7 +166,7 @@ class ChainRunner:
         self._group: CollectorGroup | None = None
         self._trainer: Trainer | None = None
         self._agent_policy: AgentPolicy | None = None
-        self._perform: Mapping[str, Callable[[Settings, int, Listener], None]] = {
+        self._perform: Mapping[str, Callable[[PlannedStage, Listener], None]] = {
             "ingest": self._ingest,
             "collect": self._collect,
             "relabel": self._relabel,
@@ -182,13 +183,11 @@ class ChainRunner:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def perform(self, stage: str, settings: Settings, *, target: int, listener: Listener = silent) -> dict[str, float]:
-        """Run one stage; `target` is the cumulative count at which `collect` or `train` is done.
-
-        Returns the seconds that its parts took, e.g. `collect.env` and `collect.policy`.
-        """
-        before, began = self._figures.get(stage), time.monotonic()
-        self._perform[stage](settings, target, listener)
+    def perform(self, step: PlannedStage, listener: Listener) -> dict[str, float]:
+        """Run one stage. Return the seconds that its parts took, e.g. `collect.env` and `collect.policy`."""
+        stage, began = step.entry.stage, time.monotonic()
+        before = self._figures.get(stage)
+        self._perform[stage](step, listener)
         seconds, figures = time.monotonic() - began, self._figures.get(stage)
         if figures is None or figures is before:  # nothing was left to do
             figures = {}
@@ -200,43 +199,44 @@ class ChainRunner:
             return _parts(stage, seconds, {"data": figures.get("data_seconds", 0.0)}, rest="update")
         return {stage: seconds}
 
-    def _ingest(self, settings: Settings, target: int, listener: Listener) -> None:
-        lake = located(settings.source.lake, self.directory.path)
-        self._figures["ingest"] = ingest.run(settings, lake=lake, listener=listener).metrics
+    def _ingest(self, step: PlannedStage, listener: Listener) -> None:
+        lake = located(self.settings.source.lake, self.directory.path)
+        self._figures["ingest"] = ingest.run(self.settings, lake=lake, listener=listener).metrics
 
-    def _collect(self, settings: Settings, target: int, listener: Listener) -> None:
-        if self._steps() >= target:
+    def _collect(self, step: PlannedStage, listener: Listener) -> None:
+        wanted = step.settings.collect
+        if self._steps() >= step.target:
             return
-        if self.settings.collect.collectors > 1:
-            self._figures["collect"] = self._collect_together(settings, target, listener)
+        if wanted.collectors > 1:
+            self._figures["collect"] = self._collect_together(wanted, step.target, listener)
             return
         if self._collector is None:
             collector = make_collector(
-                settings,
+                self.settings,
                 self.directory.lake,
                 name=self.directory.identity,
                 run=self.directory,
-                policy=lambda env, seed: self._acting(settings, env, seed, listener),
+                policy=lambda env, seed: self._acting(wanted, env, seed, listener),
                 listener=listener,
             )
             self._collector = self._stack.enter_context(collector)
         else:
-            acting = self._acting(settings, self._collector.env, self._collector.policy_seed, listener)
+            acting = self._acting(wanted, self._collector.env, self._collector.policy_seed, listener)
             self._collector.act_by(acting)
-        self._figures["collect"] = self._collector.collect(target, listener)
+        self._figures["collect"] = self._collector.collect(step.target, listener)
 
-    def _collect_together(self, settings: Settings, target: int, listener: Listener) -> dict[str, Any]:
+    def _collect_together(self, wanted: CollectSettings, target: int, listener: Listener) -> dict[str, Any]:
         """Collect with several processes, which load the agent's weights from a checkpoint."""
         if self._group is None:
             name, run = self.directory.identity, self.directory
-            group = CollectorGroup(settings, run.lake, name=name, run=run, listener=listener)
+            group = CollectorGroup(self.settings, run.lake, name=name, run=run, listener=listener)
             self._group = self._stack.enter_context(group)
-        policy = settings.collect.policy
+        policy = wanted.policy
         if policy == "auto":
             learner = self._training(listener).learner
             self._training(listener).save()
             policy = f"{self.directory.path.absolute()}@{learner.update}"
-        return self._group.collect(target, listener, policy=(policy, settings.collect.greedy))
+        return self._group.collect(target, listener, policy=(policy, wanted.greedy))
 
     def _steps(self) -> int:
         """Return the environment steps collected by the chain so far, including earlier processes."""
@@ -247,36 +247,31 @@ class ChainRunner:
         stored = Lake.find(self.directory.lake)
         return stored_steps(stored, self.directory.identity) if stored else 0
 
-    def _acting(self, settings: Settings, env: Env, seed: int, listener: Listener) -> Acting:
-        name, greedy = settings.collect.policy, settings.collect.greedy
+    def _acting(self, wanted: CollectSettings, env: Env, seed: int, listener: Listener) -> Acting:
+        name, greedy = wanted.policy, wanted.greedy
         if name != "auto":
             if (name, greedy) not in self._other_policies:
-                self._other_policies[name, greedy] = load_policy(
-                    name,
-                    env,
-                    seed=seed,
-                    greedy=greedy,
-                    action_mask=settings.agent.action_mask,
-                )
+                mask = self.settings.agent.action_mask
+                self._other_policies[name, greedy] = load_policy(name, env, seed=seed, greedy=greedy, action_mask=mask)
             return self._other_policies[name, greedy]
-        learner = self._training(listener, env).learner
+        agent = self._training(listener, env).acting()
         if self._agent_policy is None:
             if (horizon := env.spec.horizon) is not None:
-                learner.agent.sequence.require_time(horizon)  # the row of an episode's last observation
+                agent.sequence.require_time(horizon)  # the row of an episode's last observation
             self._agent_policy = AgentPolicy(
-                learner.agent,
+                agent,
                 num_actors=env.num_envs,
-                capacity=settings.train.resolved_context_length,
+                capacity=self.settings.train.resolved_context_length,
                 seed=seed,
-                device=learner.device,
-                precision=settings.train.precision,
+                device=agent.gamma_G.device,
+                precision=self.settings.train.precision,
             )
-        learner.agent.eval()
+        agent.eval()
         self._agent_policy.greedy = greedy
         return Acting(
             policy=self._agent_policy,
             policy_id=self.directory.identity,
-            version=learner.update,
+            version=self._training(listener).learner.update,
             run=self.directory.path,
         )
 
@@ -284,61 +279,62 @@ class ChainRunner:
         """Return the trainer, created on first use, for the spaces of `env` if given."""
         if self._trainer is None:
             if env is None and self.settings.env.name:
-                env = self._collector.env if self._collector is not None else make_env(self.settings, actors=1, seed=0)
-                if self._collector is None:
+                if self._collector is not None:
+                    env = self._collector.env
+                else:
+                    env = make_env(self.settings.env, actors=1, seed=0)
                     env.close()
             if env is not None:
                 spaces = env.spec.spaces
             else:
-                spaces = Lake.open(places_in_chain(self.settings, self.directory.path)[0]).only_schema().spaces
+                spaces = Lake(self._places[0]).only_schema().spaces
             self._trainer = Trainer(self.settings, self.directory, spaces, listener=listener)
         return self._trainer
 
-    def _train(self, settings: Settings, target: int, listener: Listener) -> None:
+    def _train(self, step: PlannedStage, listener: Listener) -> None:
         trainer = self._training(listener)
-        if trainer.learner.update >= target:
+        if trainer.learner.update >= step.target:
             return
         if self._collector is not None:
             self._collector.sink.seal()
-        mixed = self._mixed(settings, listener)
+        mixed = self._mixed(step, listener)
         shares = zip(self._lakes, (share for _, share in mixed), strict=True)
-        self._give(TrainOrder.of(trainer, tuple(shares), target))
+        self._give(TrainOrder.of(trainer, tuple(shares), step.target))
         with ranks.together():
             pass  # the other ranks follow, or refuse
-        self._figures["train"] = trainer.train(trainer.draw_from(mixed, listener), target, listener)
+        self._figures["train"] = trainer.train(trainer.draw_from(mixed, listener), step.target, listener)
 
-    def _mixed(self, settings: Settings, listener: Listener) -> list[tuple[Lake, Share]]:
+    def _mixed(self, step: PlannedStage, listener: Listener) -> list[tuple[Lake, Share]]:
         """Return every lake that the chain samples from, with its current weight."""
         if not self._lakes:
-            places = places_in_chain(self.settings, self.directory.path)
             schema = Schema(self._training(listener).learner.spaces)
-            opened = open_in_chain(places, schema, own=self.directory.lake, listener=listener)
-            self._lakes = dict(zip(places, opened, strict=True))
-        now = {source.place: source.share for source in in_chain(settings, self.directory.path)}
+            opened = open_in_chain(self._places, schema, own=self.directory.lake, listener=listener)
+            self._lakes = dict(zip(self._places, opened, strict=True))
+        now = {source.place: source.share for source in in_chain(step.settings, self.directory.path)}
         mixed = [(lake, now.get(place, Share(0.0, 0.0))) for place, lake in self._lakes.items()]
         if len(mixed) > 1 or self.directory.lake not in self._lakes:
             self.directory.update_record(lakes=described(mixed))
         return mixed
 
-    def _relabel(self, settings: Settings, target: int, listener: Listener) -> None:
+    def _relabel(self, step: PlannedStage, listener: Listener) -> None:
         if self._collector is not None:
             self._collector.sink.seal()
-        self._figures["relabel"] = relabel.run(settings, lake=self.directory.lake, listener=listener).metrics
+        self._figures["relabel"] = relabel.run(step.settings, lake=self.directory.lake, listener=listener).metrics
 
-    def _evaluate(self, settings: Settings, target: int, listener: Listener) -> None:
+    def _evaluate(self, step: PlannedStage, listener: Listener) -> None:
         self._training(listener).save()
-        result = evaluate.run(settings, run=self.directory.path, listener=listener, in_chain=True)
+        result = evaluate.run(step.settings, run=self.directory.path, listener=listener, in_chain=True)
         self._figures["evaluate"] = result.metrics
-        label, record = settings.evaluate.label, self.directory.load_record()
+        label, record = step.settings.evaluate.label, self.directory.load_record()
         text = evaluation_tables.headline(result.metrics, record.get("best"))
         listener(Notice(stage="evaluate", text=f"{label}: {text}" if label else text))
         if label:
             labelled = record.get("labelled", {})
             self.directory.update_record(labelled={**labelled, label: Path(result.outputs[0]).name})
 
-    def _export(self, settings: Settings, target: int, listener: Listener) -> None:
+    def _export(self, step: PlannedStage, listener: Listener) -> None:
         self._training(listener).save()
-        export.run(settings, run=self.directory.path, listener=listener)
+        export.run(step.settings, run=self.directory.path, listener=listener)
 
     def summary(self, *, seconds: float, status: str) -> Result:
         """Return the chain's result: final figures, and the labelled evaluations as a table and a picture."""

@@ -19,7 +19,7 @@ from pipelines.errors import StageFailed
 from pipelines.files.atomic import explained
 from pipelines.runs.stored import read_run
 
-LOCKED = 75
+_LOCKED = 75
 _OUTPUT = ("--output", "json")
 _STOP_SECONDS = 300.0  # to save a checkpoint
 _RETRY_SECONDS, _RETRIES = 1.0, 60  # of a run whose last process is still ending
@@ -138,7 +138,7 @@ class RunProcesses:
         for each in [each for each in self._working if each.process.poll() is not None]:
             self._working.remove(each)
             code = each.process.returncode
-            if code == LOCKED and each.tries < _RETRIES:
+            if code == _LOCKED and each.tries < _RETRIES:
                 self._later.append((time.monotonic() + _RETRY_SECONDS, each.planned, each.tries + 1))
                 continue
             error = "" if code == 0 else _error(each.output) or f"exit code {code}"

@@ -51,7 +51,7 @@ def take_part(run: Path, listener: Listener) -> Result:
                 )
             lakes = []
             for place, share in order.lakes:
-                opened[place] = opened.get(place) or Lake.open(place)
+                opened[place] = opened.get(place) or Lake(place)
                 lakes.append((opened[place], share))
         assert trainer is not None
         trainer.train(trainer.draw_from(lakes, listener), order.target, listener)

@@ -141,7 +141,7 @@ class Engine(Protocol):
 
     def __exit__(self, *raised: object) -> None: ...
 
-    def start(self, task: Task, *, name: str) -> RunningTask:
+    def start(self, task: Task) -> RunningTask:
         """Start a task."""
         ...
 
@@ -176,7 +176,7 @@ class LocalEngine:
             each.process.kill()
             each.process.wait()
 
-    def start(self, task: Task, *, name: str) -> TaskProcess:
+    def start(self, task: Task) -> TaskProcess:
         """Start a process for a task."""
         self._running = [each for each in self._running if not each.ended]
         self._running.append(TaskProcess(task, threads=self._threads))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.config.launch import is_main
-from pipelines.config.run_directory import RunDirectory, dump
+from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
@@ -26,7 +26,7 @@ from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
 from pipelines.rollout.rollout import UNFINISHED
 from pipelines.runs.progress import recording
-from pipelines.stages.resolve import longest_episode, with_environment, with_stored_window, with_window
+from pipelines.stages.resolve import environment_of, longest_episode, with_stored_window, with_window
 from pipelines.stages.result import Result
 from pipelines.tracking.background import tracked
 from pipelines.training.data import wait_for
@@ -68,12 +68,12 @@ def run(
             if is_main():
                 held.enter_context(directory.lock("train"))
         with ranks.together():
-            if not fresh:
-                settings = with_stored_window(settings, directory.load_document())
-            directory.refuse_changes("train", settings, fresh=fresh)
-            opened = _open_lakes(sources, follow=settings.train.follow, listener=listener)
-            settings = with_environment(settings, opened, listener)
-            settings = with_window(settings, longest_episode(opened), listener)
+            train = settings.train if fresh else with_stored_window(settings.train, directory.load_document())
+            directory.refuse_changes("train", settings.model_copy(update={"train": train}), fresh=fresh)
+            opened = _open_lakes(sources, follow=train.follow, listener=listener)
+            env = environment_of(opened, settings.env, listener)
+            train = with_window(train, settings.agent, longest_episode(opened), listener)
+            settings = settings.model_copy(update={"env": env, "train": train})
             shared = [(lake, source.share) for lake, source in zip(opened, sources, strict=True)]
             spaces = opened[0].only_schema().spaces
         with ranks.together():
@@ -92,13 +92,12 @@ def run(
             listen = listener
             if is_main():
                 listen = recorded.enter_context(recording(run, listener))
-                recorded.enter_context(tracked(settings.track.to, directory, dump(settings), listen))
-                publish = settings.train.publish
-                if is_remote(opened[0].name) if publish == "auto" else publish:
+                recorded.enter_context(tracked(settings.track.to, directory, settings.document(), listen))
+                if is_remote(opened[0].name) if train.publish == "auto" else train.publish:
                     recorded.enter_context(trainer.publishing(opened[0], listen))
-            metrics = trainer.train(data, settings.train.steps, listen)
+            metrics = trainer.train(data, train.steps, listen)
         if is_main():
-            metrics |= _returns_of(opened, where=settings.train.where, listener=listener)
+            metrics |= _returns_of(opened, where=train.where, listener=listener)
         if ranks.size() > 1:
             metrics["ranks"] = ranks.size()
         ranks.leave()
@@ -174,7 +173,7 @@ def _open_lakes(sources: Sequence[Source], *, follow: bool, listener: Listener =
     if follow:
         lakes = [wait_for(partial(_begun, source.place), f"lake '{source.place}'", listener) for source in sources]
     else:
-        lakes = [Lake.open(source.place) for source in sources]
+        lakes = [Lake(source.place) for source in sources]
     refuse_twice(lakes)
     for lake in lakes:
         lake.salvage(listener=listener)

@@ -10,7 +10,7 @@ from pipelines.events import Listener, Notice
 from pipelines.lake.folders import blob_key, segment_key
 from pipelines.lake.storage import is_remote
 
-GROWTH = 1.1  # of a lake's files, between two measurements
+_GROWTH = 1.1  # of a lake's files, between two measurements
 
 
 class CapacityCheck:
@@ -25,7 +25,7 @@ class CapacityCheck:
     def __call__(self) -> None:
         for number, part in enumerate(self._mixture.parts):
             count = len(part.view.files)
-            if number not in self._warned and count >= self._measured[number] * GROWTH:
+            if number not in self._warned and count >= self._measured[number] * _GROWTH:
                 self._measured[number] = count + 1
                 self._check(number, part.view)
 

@@ -30,7 +30,7 @@ from pipelines.relabelers.base import Chain, Context
 from pipelines.relabelers.paths import shares_of
 from pipelines.training.capacity import CapacityCheck
 
-SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
+_SALVAGE_SECONDS = 10.0  # between two looks for logs of dead collectors, when lakes are followed
 POLL_SECONDS = 0.5
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class TrainingData:
 
     def _refresh(self, update: int, listener: Listener) -> bool:
         """Take in what is new; return whether there is something to draw from."""
-        if self._settings.follow and is_main() and time.monotonic() - self._salvaged >= SALVAGE_SECONDS:
+        if self._settings.follow and is_main() and time.monotonic() - self._salvaged >= _SALVAGE_SECONDS:
             for part in self.mixture.parts:
                 part.view.lake.salvage(listener=listener)
             self._salvaged = time.monotonic()

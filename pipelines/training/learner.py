@@ -34,8 +34,9 @@ from pipelines.learning.heads import CriticHeads
 from pipelines.nets import ranks
 from pipelines.nets.precision import autocast
 from pipelines.training import speed
-from pipelines.training.optimizer import learning_rate, make_optimizer
+from pipelines.training.optimizer import grouped, learning_rate, make_optimizer
 from pipelines.training.optimizer import restore as restore_optimizer
+from pipelines.training.sharding import NO_SHARDS, Shards, require_blocks, share_out
 
 # Of some windows: rows of their trajectories, numbers of their lakes (None: the only one), mean absolute TD errors.
 Learnt = Callable[[np.ndarray, np.ndarray | None, np.ndarray], None]
@@ -63,19 +64,43 @@ class Learner:
         use_threads(train.threads)
         self.spaces, self.agent_settings, self.settings, self.seed = spaces, agent, train, seed
         self.device = resolve_device(train.device)
-        self.agent = Agent(spaces, agent, seed=seed).to(self.device)
+        self.is_sharded, self.shards = train.sharding == "fsdp" and ranks.size() > 1, NO_SHARDS
+        self.agent = Agent(spaces, agent, seed=seed)
+        if train.sharding == "fsdp":
+            require_blocks(self.agent.sequence)
+        if not self.is_sharded:  # else it is whole on the host only
+            self.agent.to(self.device)
         self.agent.packed = train.packing
         encoders: list[torch.nn.Module] = [self.agent.timestep, self.agent.sequence]
         self.notices = speed.prepare(encoders, train, self.device)
         self.compiled = train.compile and not self.notices
-        self.parameters = list(self.agent.trainable_parameters())
-        self.parts = _parts(self.agent)
         self._parallel: torch.nn.Module | None = None
-        self.optimizer = make_optimizer(self.agent, train)
-        self.average = self._copied() if train.ema_decay else []
+        self._prepare()
         self.update = 0
         self.steps_seen = 0
         self.skipped_updates = self.skipped_in_a_row = 0
+
+    def _prepare(self) -> None:
+        """Make the optimiser and the average of what this rank has of the parameters."""
+        named = self.shards.own(self.agent.trainable_parameters())
+        self.names, self.parameters = [*named], [*named.values()]
+        self.optimizer = make_optimizer(self.agent, self.settings, self.shards)
+        self.average = self._copied() if self.settings.ema_decay else []
+
+    def _share_out(self) -> None:
+        """Share out the weights among ranks, with what a checkpoint has restored. At the first update, as in
+        `_next_loss`."""
+        state, average = self.optimizer.state_dict(), self._named_average()
+        self.agent.rescaled_too.clear()
+        self.shards = share_out(self.agent, self.device)
+        self._prepare()
+        restore_optimizer(self.optimizer, self.shards.of_optimizer(state, self._numbered(), Shards.cut))
+        for name, mean in self._named_average().items():
+            mean.copy_(self.shards.cut(name, average[name]))
+
+    def _numbered(self) -> list[str]:
+        """Return the names of parameters by their number in the optimiser's state."""
+        return [name for group in grouped(self.agent) for name in group]
 
     def step(self, draw: Callable[[int], Batch], learnt: Learnt | None = None) -> dict[str, torch.Tensor]:
         """One update. Returns detached scalar metrics.
@@ -85,6 +110,8 @@ class Learner:
 
         Where windows have an importance, `learnt` receives the mean absolute TD errors (B,) of each batch.
         """
+        if self.is_sharded and not self.shards.of:
+            self._share_out()
         batches = self._weighted([draw(self.micro_batch_size) for _ in self.micro_batches])
         for batch in batches:
             require_choices(batch, self.spaces)
@@ -97,6 +124,7 @@ class Learner:
         if (self.update + 1) % self.settings.log_every == 0:
             with autocast(self.device, self.settings.precision):
                 metrics |= inspect_encoders(self.agent.timestep, self.agent.sequence, tensors[0])
+        self.shards.take_gradients()
         norms = self._clip()
         is_finite = bool(torch.isfinite(norms["grad_norm"]))  # waits for the device, once an update
         if is_finite:
@@ -143,11 +171,14 @@ class Learner:
 
     def _clip(self) -> dict[str, torch.Tensor]:
         """Bound the global norm of the gradients; returns it as it was, and that of each part of the network."""
-        named = [(name, p.grad) for name, p in zip(self.parts, self.parameters, strict=True) if p.grad is not None]
+        named = [(name, p.grad) for name, p in zip(self.names, self.parameters, strict=True) if p.grad is not None]
         norms = torch.stack(torch._foreach_norm([grad for _, grad in named]))
+        norms = self.shards.norms(norms, [name for name, _ in named])
         total = torch.linalg.vector_norm(norms)
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, total, foreach=True)
-        place = {part: [i for i, (name, _) in enumerate(named) if name == part] for part, _ in named}
+        place: dict[str, list[int]] = {}
+        for number, (name, _) in enumerate(named):
+            place.setdefault(_part(name), []).append(number)
         parts = {f"grad_norm_{part}": torch.linalg.vector_norm(norms[which]) for part, which in place.items()}
         return {"grad_norm": total, **parts}
 
@@ -159,8 +190,7 @@ class Learner:
         of_heads = {f"heads.{name}": parameter for name, parameter in heads.named_parameters()}
         return [
             of_heads[name] if name in of_heads else parameter.detach().clone()
-            for name, parameter in self.agent.named_parameters()
-            if parameter.requires_grad
+            for name, parameter in zip(self.names, self.parameters, strict=True)
         ]
 
     @torch.no_grad()
@@ -171,8 +201,7 @@ class Learner:
             torch._foreach_lerp_(self.average, [*self.parameters], 1 - decay)
 
     def _named_average(self) -> dict[str, torch.Tensor]:
-        names = [name for name, parameter in self.agent.named_parameters() if parameter.requires_grad]
-        return dict(zip(names, self.average, strict=True)) if self.average else {}
+        return dict(zip(self.names, self.average, strict=True)) if self.average else {}
 
     def _backward(self, tensors: list[TensorBatch]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         total: dict[str, torch.Tensor] = {}
@@ -201,7 +230,10 @@ class Learner:
             # from torch 2.13 on.
             new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
             keep: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
-            self._parallel = DistributedDataParallel(_NextLoss(self.agent), **keep)
+            loss = _NextLoss(self.agent)
+            others = [f"agent.{name}" for name in self.shards.of]  # FSDP2 takes the mean of theirs
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(loss, others)
+            self._parallel = DistributedDataParallel(loss, **keep)
         return self._parallel
 
     def randomness(self) -> tuple[list[torch.Generator], list[int]]:
@@ -218,10 +250,23 @@ class Learner:
         found = speed.described(self.agent.sequence, self.settings, self.device, compiled=self.compiled)
         if ranks.size() == 1:
             return found
-        return found | ranks.described(self.device) | {"micro_batches": len(self.micro_batches) * ranks.size()}
+        number = len(self.micro_batches) * ranks.size()
+        return found | ranks.described(self.device) | {"micro_batches": number, "sharding": self.settings.sharding}
+
+    def state(self) -> dict[str, Any]:
+        """Return whole weights, average and optimiser state. Where weights are shared out, a collective; rank 0 gets
+        the result."""
+        shards = self.shards
+        return {
+            "weights": shards.weights(self.agent.state_dict()),
+            "average": {name: shards.join(name, mean) for name, mean in self._named_average().items()},
+            "optimizer": shards.of_optimizer(self.optimizer.state_dict(), self._numbered(), Shards.join),
+        }
 
     def save(self, directory: Path, record: Mapping[str, Any], data: Mapping[str, torch.Tensor] | None = None) -> Path:
-        """Write a checkpoint under `directory`; `record` joins what checkpoint.json says, `data` the tensors."""
+        """Write a checkpoint under `directory`; `record` joins what checkpoint.json says, `data` the tensors. Where
+        weights are shared out, the other ranks call `state` meanwhile."""
+        state = self.state()
         return checkpoints.save(
             directory,
             record={
@@ -236,10 +281,10 @@ class Learner:
                 "precision": self.settings.precision,
                 "seed": self.seed,
             },
-            weights=self.agent.state_dict(),
-            average=self._named_average(),
+            weights=state["weights"],
+            average=state["average"],
             training_state={
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": state["optimizer"],
                 "data": dict(data or {}),
             },
             keep=self.settings.keep_checkpoints,
@@ -271,10 +316,9 @@ class _NextLoss(torch.nn.Module):
         return next(losses)
 
 
-def _parts(agent: Agent) -> list[str]:
-    """Of each trainable parameter the part of the network it belongs to: timestep, sequence, actor, critic, ..."""
-    names = [name for name, parameter in agent.named_parameters() if parameter.requires_grad]
-    return [name.removeprefix("heads.").partition(".")[0] for name in names]
+def _part(name: str) -> str:
+    """Return the part of the network that a parameter belongs to: timestep, sequence, actor, critic, ..."""
+    return name.removeprefix("heads.").partition(".")[0]
 
 
 def use_threads(threads: int) -> None:

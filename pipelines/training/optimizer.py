@@ -10,23 +10,31 @@ from torch import nn
 
 from pipelines.config.settings import TrainSettings
 from pipelines.nets.positions import LearnedTable
+from pipelines.training.sharding import NO_SHARDS, Shards
 
 _KERNELS = ("weight", "taps")  # how the networks name what multiplies activations
 _NOT_KERNELS = (nn.Embedding, LearnedTable, nn.LayerNorm, nn.RMSNorm)  # whose `weight` is a table, or a gain
 
 
-def make_optimizer(network: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
+def make_optimizer(network: nn.Module, settings: TrainSettings, shards: Shards = NO_SHARDS) -> torch.optim.AdamW:
     """Fused AdamW (Loshchilov & Hutter, 2019) at the settings' rate; the schedule scales it.
 
     Kernels decay. Biases, gains, norms, positions and embeddings do not: zero is not a neutral value for them.
     """
-    kernels = decayed(network)
-    parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    parameters = shards.own(dict(network.named_parameters()))
+    kernels, others = grouped(network)
     groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in parameters.items() if name in kernels]},
-        {"params": [p for name, p in parameters.items() if name not in kernels], "weight_decay": 0.0},
+        {"params": [parameters[name] for name in kernels]},
+        {"params": [parameters[name] for name in others], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+
+
+def grouped(network: nn.Module) -> tuple[list[str], list[str]]:
+    """Return the names of the trainable parameters that decay and of those that do not, in the optimiser's order."""
+    kernels = decayed(network)
+    names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    return [name for name in names if name in kernels], [name for name in names if name not in kernels]
 
 
 def decayed(network: nn.Module) -> set[str]:

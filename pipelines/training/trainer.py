@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.agent import Agent
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.nets import ranks
 from pipelines.training import speed
@@ -63,6 +64,7 @@ class Trainer:
         self._recent: list[dict[str, torch.Tensor]] = []  # figures of updates since the last regular line
         self._saved = -1
         self._publisher: Publisher | None = None
+        self._copy: Agent | None = None
         self._cost = speed.Cost(sum(each.numel() for each in self.learner.parameters), self.learner.device)
         if resume:
             self._continue(listener)
@@ -196,6 +198,8 @@ class Trainer:
             return
         recent = [ranks.means(_numbers(figures), self.learner.device) for figures in self._recent]
         if not is_main():
+            if self.learner.is_sharded:
+                self.learner.state()  # what rank 0 needs of it
             self._saved = self.learner.update
             return
         data, arrays = None, {}
@@ -211,6 +215,20 @@ class Trainer:
         self._saved = self.learner.update
         if self._publisher is not None:
             self._publisher.publish(self._saved, listener)
+
+    def acting(self) -> Agent:
+        """Return the agent to act with: the one that learns; where ranks share out its weights, a whole copy of it, as
+        of the last checkpoint."""
+        learner = self.learner
+        if not learner.is_sharded:
+            return learner.agent
+        if self._copy is None:
+            self._copy = Agent(learner.spaces, learner.agent_settings).to(learner.device)
+        weights: Mapping[str, torch.Tensor] = learner.agent.state_dict()
+        if learner.shards.of:
+            weights = checkpoints.load(self.directory.checkpoints, str(learner.update)).weights
+        self._copy.load_state_dict(dict(weights))
+        return self._copy
 
     def _last_loss(self) -> float | None:
         losses = [entry["loss"] for entry in self.log.read() if entry.get("stage") == "train" and "loss" in entry]

@@ -23,7 +23,7 @@ _POLICY = "; ".join(
         *("connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
     ]
 )
-HEADERS: Mapping[str, str] = {
+_HEADERS: Mapping[str, str] = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -55,7 +55,7 @@ class GuardedApp:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 

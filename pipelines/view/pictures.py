@@ -12,8 +12,8 @@ from pipelines.report.frames import as_frames, contact_sheet, png
 from pipelines.view.columns import PICTURES, describe
 from pipelines.view.steps import StepReader, StoredTrajectory
 
-MOST_SIDE = 1024
-MOST_FRAMES = 64
+_MOST_SIDE = 1024
+_MOST_FRAMES = 64
 _MOST_BYTES = 64 << 20
 # Cells 0 to 15 of a grid: Okabe and Ito's colours, distinct for all kinds of colour vision, then lighter ones.
 _PALETTE = np.array(
@@ -34,7 +34,7 @@ class Pictures:
     frame_bytes: int
     draw: Callable[[int], np.ndarray]
 
-    def frame(self, step: int, side: int = MOST_SIDE) -> bytes:
+    def frame(self, step: int, side: int = _MOST_SIDE) -> bytes:
         """Return the picture at a step as PNG, reduced to at most `side` pixels a side."""
         return png(_reduced(self.draw(min(max(step, 0), self.length)), side))
 
@@ -42,7 +42,7 @@ class Pictures:
         """Return up to `count` evenly spaced pictures of the steps [start, stop) side by side."""
         start = min(max(start, 0), self.length)
         stop = min(max(stop, start + 1), self.length + 1)
-        count = max(1, min(count, MOST_FRAMES, stop - start, _MOST_BYTES // max(self.frame_bytes, 1)))
+        count = max(1, min(count, _MOST_FRAMES, stop - start, _MOST_BYTES // max(self.frame_bytes, 1)))
         steps = np.linspace(start, stop - 1, count).round().astype(int).tolist()
         return png(
             contact_sheet(np.stack([_reduced(self.draw(step), side) for step in steps]), most=count, across=count)
@@ -63,8 +63,8 @@ def recorded(reader: StepReader, found: StoredTrajectory, name: str) -> Pictures
 
 
 def _reduced(pixels: np.ndarray, side: int) -> np.ndarray:
-    if not 1 <= side <= MOST_SIDE:
-        raise UsageError(f"a picture has from 1 to {MOST_SIDE} pixels a side")
+    if not 1 <= side <= _MOST_SIDE:
+        raise UsageError(f"a picture has from 1 to {_MOST_SIDE} pixels a side")
     height, width, channels = pixels.shape
     every = -(-max(height, width) // side)
     if every == 1:

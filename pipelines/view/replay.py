@@ -126,3 +126,14 @@ def _same(row: Mapping[str, np.ndarray], recorded: Mapping[str, np.ndarray], ste
     """Return whether the row of `step` is the recorded one; no reward and flags led to the first."""
     names = [name for name in recorded if step or name not in (REWARD, TERMINATED)]
     return all(name in row and np.array_equal(row[name][0], recorded[name][step], equal_nan=True) for name in names)
+
+
+def drawn(lake: Lake, uid: str, most: int) -> np.ndarray | None:
+    """Return up to `most` evenly spaced frames (n, H, W, 3) of a trajectory; None where it cannot be drawn exactly."""
+    steps = StepReader(lake)
+    found = steps.find(uid)
+    replay = Replays(lake, steps).find(found)
+    if replay is None:
+        return None
+    places = np.unique(np.linspace(0, found.length, min(most, found.length + 1)).round().astype(int))
+    return np.stack([replay.picture(place) for place in places.tolist()])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from pipelines.view import lanes, pictures
 from pipelines.view import replay as replays
 from pipelines.view.columns import describe
 from pipelines.view.critic import CriticLanes, Evaluator
-from pipelines.view.plain import plain
 from pipelines.view.steps import StepReader
 
 _MOST_ROWS = 1000  # of a query
@@ -42,6 +42,9 @@ select count(*) as trajectories, coalesce(sum(length) filter (where base_uid is 
        (select coalesce(list(distinct env order by env)[:20], []) from trajectories) as environments
 from trajectories
 """
+_LETTERS = 20_000
+_MOST_PARTS = 1000
+_DEEPEST = 6
 
 
 class LakeViewer:
@@ -223,3 +226,26 @@ def _collector(record: dict[str, Any]) -> dict[str, Any]:
         "command": " ".join(map(str, newest.get("argv") or []))[:1000],
         "processes": len(processes),
     }
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Convert `value` to JSON types: NaN and infinities become None, unknown types their string.
+
+    Texts, lists and nesting are cut: a value of a query can be of any size.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else str(value)  # JavaScript's numbers are float64
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if len(value) <= _LETTERS else f"{value[:_LETTERS]}..."
+    if depth == _DEEPEST:
+        return "..."
+    if isinstance(value, Mapping):
+        return {str(key)[:_LETTERS]: plain(part, depth + 1) for key, part in list(value.items())[:_MOST_PARTS]}
+    if isinstance(value, list | tuple):
+        return [plain(part, depth + 1) for part in value[:_MOST_PARTS]]
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return text[:_LETTERS]

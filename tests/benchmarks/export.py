@@ -1,9 +1,9 @@
 """Steps a second of an exported policy beside the trained one.
 
-`python tests/benchmarks/export.py [WIDTH LAYERS CONTEXT]`: a Transformer (default: width 128, 3 layers, 256 tokens)
-with random weights acts greedily on random vectors of 16 numbers, with full memories, on one thread: eager as in
-evaluations, by `torch.export`, and by ONNX through the bundle's own `policy.py`. Forms take turns; a rate is the best
-of a few.
+`python tests/benchmarks/export.py [WIDTH LAYERS CONTEXT] [FORM...]`: a Transformer (default: width 128, 3 layers, 256
+tokens) with random weights acts greedily on random vectors of 16 numbers, with full memories, on one thread: eager as
+in evaluations, by ONNX through the bundle's own `policy.py`, by `torch.export`, and compiled by AOTInductor (default:
+all of them). Forms take turns; a rate is the best of a few.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ Act = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 def main() -> None:
     """Print a row for each number of actors."""
-    width, layers, context = (int(text) for text in (sys.argv[1:] or (128, 3, 256)))
+    width, layers, context = [int(text) for text in sys.argv[1:] if text.isdecimal()] or (128, 3, 256)
+    wanted = tuple(form for form in forms.FILES if form in sys.argv) or tuple(forms.FILES)
     torch.set_num_threads(1)
     sequence = {"kind": "transformer", "d_model": width, "num_layers": layers, "num_heads": 8, "d_ff": 4 * width}
     settings = AgentSettings.model_validate({"timestep": {"hidden": [128], "output": 64}, "sequence": sequence})
     spaces = Spaces(observation={"obs": Box(shape=(16,))}, action=Discrete(n=4))
     agent = Agent(spaces, settings).eval()
     function = StepFunction(agent, capacity=context)
-    files = forms.make(function, (forms.ONNX, forms.TORCH))
+    files = forms.make(function, wanted)
     record = {"format": FORMAT, "version": VERSION, "spaces": spaces.to_json(), **forms.described(function)}
-    print(f"{'actors':>6}{'eager':>10}{'onnx':>10}{'torch':>10}   steps a second (times eager)")
+    print(f"{'actors':>6}{'eager':>10}" + "".join(f"{form:>17}" for form in wanted) + "   steps a second (times eager)")
     for actors in ACTORS:
         ways: dict[str, Act] = {"eager": AgentPolicy(agent, num_actors=actors, capacity=context, greedy=True).act}
-        for form in (forms.ONNX, forms.TORCH):
+        for form in wanted:
             step = forms.opened(form, files[forms.FILES[form]], record, actors)
             ways[form] = forms.ExportedPolicy(step, record, greedy=True, seed=0).act
         ways = {name: walker(act, actors) for name, act in ways.items()}
@@ -58,7 +59,7 @@ def main() -> None:
         cells = [f"{best['eager']:>10,.0f}"] + [
             f"{best[n]:>10,.0f} ({best[n] / best['eager']:.2f})" for n in list(ways)[1:]
         ]
-        print(f"{actors:>6}" + "".join(cells))
+        print(f"{actors:>6}" + "".join(cells), flush=True)
 
 
 def walker(act: Act, actors: int) -> Callable[[], None]:

@@ -84,9 +84,9 @@ class Collecting:
         agent: bool = False,
         behaviour: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = with_actors(
-            Settings.model_validate({"env": env, "agent": AGENT, "collect": {"actors": actors, "workers": workers}})
-        )
+        collect = {"actors": actors, "workers": workers}
+        settings = Settings.model_validate({"env": env, "agent": AGENT, "collect": collect})
+        settings = settings.model_copy(update={"collect": with_actors(settings.collect, settings.env)})
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         policy = (lambda env, seed: self._untrained(settings, env)) if agent else None

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from amago_cli.ranks import _free_port  # noqa: E402
+from pipelines.lake.folders import is_rewritten  # noqa: E402
 from pipelines.lake.wal import parse  # noqa: E402
 from tests.cli.conftest import tiny  # noqa: E402
 from tests.conftest import Server  # noqa: E402
@@ -272,29 +273,35 @@ class Storm:
     def requests(self) -> dict[str, Any]:
         """Count requests, those that have failed apart: a client repeats them."""
         fates: Counter[str] = Counter()
-        counts: dict[str, Counter[str]] = {}
-        segments: set[str] = set()
+        counts: dict[str, dict[str, Counter[str]]] = {"served": {}, "failed": {}}
+        written: set[str] = set()
         looks: Counter[str] = Counter()
         seen: dict[str, set[str]] = {}
         for note in self.notes():
             fates[note["fate"] or "served"] += 1
-            if note["fate"]:
-                continue
             place = note["key"].removeprefix(f"/{BUCKET}/").removeprefix("lake/").partition("/")[0] or "all"
-            kind = note["who"].partition("-")[0]
-            counts.setdefault(kind, Counter())[f"{note['kind']} {place}"] += 1
-            if kind == "trainer":
-                looks[note["who"]] += note["kind"] == "LIST" and place == "all" and not note["delimited"]
-                if note["kind"] == "GET" and place == "segments":
-                    seen.setdefault(note["who"], set()).add(note["key"])
-            if note["kind"] == "PUT" and place == "segments" and kind == "collector":
-                segments.add(note["key"])
+            kind, what = note["who"].partition("-")[0], f"{note['kind']} {place}"
+            counts["failed" if note["fate"] else "served"].setdefault(kind, Counter())[what] += 1
+            if what == "PUT segments" and kind == "collector" and note["fate"] in ("", "lost"):
+                written.add(note["key"])
+            if note["fate"] or kind != "trainer":
+                continue
+            looks[note["who"]] += what == "LIST all" and not note["delimited"]
+            if what == "GET segments":
+                seen.setdefault(note["who"], set()).add(note["key"])
+        merged = sum(map(is_rewritten, written))
+        segments = len(written) - merged
         return {
             "fates": dict(fates),
-            "segments": len(segments),
+            "segments": segments,
+            "merged": merged,
             "looks": dict(looks),
             "segments_seen": {who: len(keys) for who, keys in seen.items()},
-            "served": {kind: dict(count.most_common()) for kind, count in counts.items()},
+            "requests_of_collectors_a_segment": {
+                fate: round(sum(of.get("collector", Counter()).values()) / max(segments, 1), 2)
+                for fate, of in counts.items()
+            },
+            **{fate: {kind: dict(count.most_common()) for kind, count in of.items()} for fate, of in counts.items()},
         }
 
     def close(self) -> None:

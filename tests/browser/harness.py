@@ -23,6 +23,7 @@ IMPACTS = ("minor", "moderate", "serious", "critical")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Without a sandbox: containers have no user namespaces. Only our own pages are opened.
 _ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking")
+_HANGS = 180_000  # milliseconds, on a busy host too
 _LOCAL = ("data", "blob", "about")
 
 
@@ -76,6 +77,7 @@ class Browser:
             color_scheme="dark" if dark else "light",
             reduced_motion="reduce",
         )
+        context.set_default_timeout(_HANGS)
         opened = BrowserPage(context.new_page())
         self._opened.append((context, opened))
         context.route(lambda requested: not _is_own(url, requested), lambda route: route.abort())

@@ -22,7 +22,6 @@ for module in ("starlette", "uvicorn"):
     pytest.importorskip(module, reason='no server here: pip install "amago[view]"')
 
 EVIL = "<img src=x onerror=\"document.body.dataset.hacked='yes'\"><script>document.body.dataset.hacked='yes'</script>"
-_HANGS = 180_000  # milliseconds, on a busy host too
 INK = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data].some(part => part)"
 
 
@@ -67,20 +66,14 @@ def rows(page: Any) -> list[str]:
     return [text.split("\t")[0] for text in page.locator("#table tbody tr").all_inner_texts()]
 
 
-def open_page(browser: Browser, address: str, **more: Any) -> BrowserPage:
-    opened = browser.open(address, **more)
-    opened.page.set_default_timeout(_HANGS)
-    return opened
-
-
 def open_list(browser: Browser, server: Served, state: str = "", **more: Any) -> BrowserPage:
-    opened = open_page(browser, server.at(state), **more)
+    opened = browser.open(server.at(state), **more)
     opened.page.wait_for_selector("#table tbody a.uid")
     return opened
 
 
 def open_one(browser: Browser, server: Served, state: str, *, lanes: int = 3, **more: Any) -> BrowserPage:
-    opened = open_page(browser, server.at(state), **more)
+    opened = browser.open(server.at(state), **more)
     until(opened.page, f"document.querySelectorAll('.lane canvas').length >= {lanes}")
     until(opened.page, "!document.querySelector('#origin .loading')")
     return opened
@@ -255,7 +248,7 @@ def test_everything_can_be_done_with_keys(browser: Browser, server: Served) -> N
 def test_the_table_follows_a_collector(browser: Browser, tmp_path: Path) -> None:
     lake = Lake.create(tmp_path / "lake")
     with served(lake.path) as server:
-        page = open_page(browser, server.address).page
+        page = browser.open(server.address).page
         page.wait_for_selector("td.empty")
         assert "No trajectories yet" in page.inner_text("td.empty")
         uid = put(lake, columns(np.random.default_rng(0), 3), schema=SCHEMA)

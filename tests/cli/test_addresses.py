@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Amago, tiny
+from tests.tiers import crossed
 
 KEY, SECRET = "AKIAKEYKEY", "Ver/y+Secret"
 SECRETS = (
@@ -32,14 +33,30 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("lake", "copy", "{}", "there"),
     ("lake", "ls", "{}"),
 )
+SCHEMES = ("gcs://b", "S3://b", "http://h", "https://h", "file:///tmp", "abfs://c", "hdfs://n")
+WITH_SCHEMES: Sequence[Sequence[str]] = (
+    ("collect", "--env", "tmaze", "--lake", "{}", "--steps", "20"),
+    ("collect", "--env", "tmaze", "--lake", "{}", "--steps", "20", "--dry-run"),
+    ("collect", "--env", "tmaze", "--run", "{}", "--steps", "20"),
+    ("train", "--from-lake", "small", "--run", "{}", "--steps", "1"),
+    ("train", "--from-lake", "{}", "--run", "r"),
+    ("lake", "copy", "small", "{}"),
+    ("lake", "info", "{}"),
+    ("export", "small", "--to", "{}"),
+    ("export", "small", "--format", "npz", "--to", "{}"),
+)
 
 
-@pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: "-".join(words[:2]))
+def words(value: Sequence[str] | str) -> str:
+    """Name a case."""
+    return value if isinstance(value, str) else "-".join(value[:4])
+
+
+@pytest.mark.parametrize(("command", "secret"), crossed(COMMANDS, SECRETS), ids=words)
 def test_credentials_are_not_echoed(amago: Amago, command: Sequence[str], secret: str) -> None:
-    words = [word.format(secret) for word in command]
+    given = [word.format(secret) for word in command]
     for more in ([], ["--output", "json"], ["-v"]):
-        refused = amago(*words, *more)
+        refused = amago(*given, *more)
         assert refused.code in (2, 3), refused.err
         assert KEY not in refused.out + refused.err
         assert "Secret" not in refused.out + refused.err
@@ -55,30 +72,13 @@ def test_credentials_of_an_endpoint_in_the_environment_are_refused(
     assert "AWS_PROFILE" in refused.err
 
 
-@pytest.mark.parametrize(
-    "scheme", ["gcs://b", "S3://b", "http://h", "https://h", "file:///tmp", "abfs://c", "hdfs://n"]
-)
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("collect", "--env", "tmaze", "--lake", "{}", "--steps", "20"),
-        ("collect", "--env", "tmaze", "--lake", "{}", "--steps", "20", "--dry-run"),
-        ("collect", "--env", "tmaze", "--run", "{}", "--steps", "20"),
-        ("train", "--from-lake", "small", "--run", "{}", "--steps", "1"),
-        ("train", "--from-lake", "{}", "--run", "r"),
-        ("lake", "copy", "small", "{}"),
-        ("lake", "info", "{}"),
-        ("export", "small", "--to", "{}"),
-        ("export", "small", "--format", "npz", "--to", "{}"),
-    ],
-    ids=lambda words: "-".join(words[:4]),
-)
+@pytest.mark.parametrize(("command", "scheme"), crossed(WITH_SCHEMES, SCHEMES), ids=words)
 def test_a_scheme_that_is_not_supported_is_refused(
-    amago: Amago, small: Path, scheme: str, command: Sequence[str]
+    amago: Amago, small: Path, command: Sequence[str], scheme: str
 ) -> None:
     before = sorted(os.listdir())
-    words = [word.format(f"{scheme}/x") for word in command]
-    refused = amago(*words, *(tiny() if command[0] == "train" else ()))
+    given = [word.format(f"{scheme}/x") for word in command]
+    refused = amago(*given, *(tiny() if command[0] == "train" else ()))
     assert refused.code == 2, refused.err
     assert "not supported" in refused.err
     assert sorted(os.listdir()) == before

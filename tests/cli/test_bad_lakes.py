@@ -15,7 +15,7 @@ import pytest
 from pipelines.lake import footer
 from pipelines.lake.store import Lake
 from pipelines.lake.wal import MAGIC
-from tests.cli.conftest import Amago, Call, tiny
+from tests.cli.conftest import Amago, Call, call, tiny
 from tests.tiers import some
 
 COUNT = "select count(*) as n from trajectories"
@@ -29,12 +29,19 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
 Damage = Callable[[Path], object]
 
 
+@pytest.fixture(scope="module")
+def _grown(_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = shutil.copytree(_prepared, tmp_path_factory.mktemp("grown") / "small", symlinks=True)
+    assert call("collect", "--env", "gym:CartPole-v1", "--run", run, "--steps", 800, "--actors", 4).code == 0
+    assert call("lake", "sql", run, COUNT).code == 0
+    return Path(run)
+
+
 @pytest.fixture
-def lake(amago: Amago, small: Path) -> Path:
-    """A lake of two segments."""
-    assert amago("collect", "--env", "gym:CartPole-v1", "--run", small, "--steps", 800, "--actors", 4).code == 0
-    assert amago(*QUESTIONS["sql"]).code == 0
-    return small / "lake"
+def lake(_grown: Path, amago: Amago, tmp_path: Path) -> Path:
+    """A lake of two segments, of the run `small`."""
+    shutil.copytree(_grown, tmp_path / "small", symlinks=True)
+    return Path("small") / "lake"
 
 
 def segments(lake: Path) -> list[Path]:
@@ -149,10 +156,10 @@ def test_what_verify_sets_aside_is_not_drawn_and_the_rest_is(amago: Amago, lake:
     assert amago(*QUESTIONS["train"]).code == 0
 
 
-def test_collecting_again_heals_a_damaged_schema(amago: Amago, lake: Path, small: Path) -> None:
+def test_collecting_again_heals_a_damaged_schema(amago: Amago, lake: Path) -> None:
     schema(lake).write_text("{}")
     said(amago(*QUESTIONS["train"]), "collect into the lake")
-    assert amago("collect", "--env", "gym:CartPole-v1", "--run", small, "--steps", 820, "--actors", 4).code == 0
+    assert amago("collect", "--env", "gym:CartPole-v1", "--run", "small", "--steps", 820, "--actors", 4).code == 0
     assert all(amago(*command).code == 0 for command in QUESTIONS.values())
 
 
@@ -213,4 +220,4 @@ def test_an_unsalvaged_log_that_cannot_be_read_is_named(amago: Amago, lake: Path
     call = amago(*QUESTIONS["verify"])
     assert call.code == 0
     said(call, "not the log of a writer")
-    assert Lake.open(lake).salvage() == 0
+    assert Lake(lake).salvage() == 0

@@ -92,6 +92,7 @@ def test_an_unknown_shell_is_refused_with_those_that_are_known(amago: Amago) -> 
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.system
 def test_bash_completes_the_part_of_a_word_after_a_colon(here: Path) -> None:
     program = here / "amago"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m amago_cli "$@"\n')

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
-from amago_cli.app import app
+from amago_cli.app import command as whole
 from amago_cli.help import DefaultGroup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +35,7 @@ def test_a_command_that_is_shown_is_understood(line: str) -> None:
     line = re.sub(r"\$\w+_ID\b", "3", line)  # a number that a scheduler sets
     words = shlex.split(line, comments=True)[1:]
     words = words[: words.index(">")] if ">" in words else words
-    command = typer.main.get_command(app)
+    command = whole()
     context = command.make_context("amago", list(words[:1]), resilient_parsing=True)
     while hasattr(command, "commands"):
         if isinstance(command, DefaultGroup) and words[:1] not in ([name] for name in command.commands):
@@ -44,7 +43,7 @@ def test_a_command_that_is_shown_is_understood(line: str) -> None:
         name, *words = words
         command = command.get_command(context, name)
         assert command is not None, f"no command '{name}'"
-    command.make_context("amago", list(words))
+    command.make_context("amago", list(words), parent=context)
 
 
 def test_documents_show_commands() -> None:

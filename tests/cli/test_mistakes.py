@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -9,9 +10,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipelines.config.settings import Settings
 from tests.cli.conftest import Amago, Call, tiny
+from tests.test_trust import reseal
 from tests.tiers import some, trials
 
 STEPS = ("--steps", 20, "--actors", 2, "-s", "collect.workers=0")
@@ -180,6 +183,40 @@ def test_a_record_of_other_types_is_named(amago: Amago, small: Path, name: str, 
     refused(amago("lake", "lineage", small), 4, str(small))
     train = ("train", "--from-lake", "small", "--steps", 4, "--encoder", "feedforward", *tiny())
     refused(amago(*train), 4, name.split("/")[-1])
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", "[" * 100_000, '{"env": [3]}', '{"policies": {"x": 3}}', '{"processes": "x"}', '{"run": []}']
+)
+def test_a_collector_s_record_of_other_types_harms_nobody(amago: Amago, small: Path, text: str) -> None:
+    next(small.glob("lake/collectors/*.json")).write_text(text)
+    for command in (
+        ("lake", "lineage", small),
+        ("lake", "info", small),
+        ("lake", "sql", small, "select * from collectors"),
+        ("lake", "copy", small, "copied"),
+    ):
+        done = amago(*command)
+        assert (done.code, "Traceback" in done.err) == (0, False), done.err
+
+
+class Forbidden:
+    """A class that no training state contains."""
+
+
+STATES = {"a list": [], "empty": {}, "another class": Forbidden(), "other fields": {"optimizer": []}}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
+def test_a_training_state_of_other_types_is_named(amago: Amago, small: Path, state: object) -> None:
+    """Its author makes the checksums fit."""
+    sink = io.BytesIO()
+    torch.save(state, sink)
+    path = small / "checkpoints" / "000003" / "checkpoint.json"
+    (path.parent / "training.pt").write_bytes(sink.getvalue())
+    reseal(path, {})
+    train = ("train", "--from-lake", "small", "--steps", 4, "--encoder", "feedforward", *tiny())
+    refused(amago(*train), 4, "000003")
 
 
 @pytest.mark.parametrize(

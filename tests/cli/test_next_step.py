@@ -27,6 +27,7 @@ RUN = Path("runs/a b")
         (Result(command="tune", run=RUN, outputs=["runs/t/best.toml"]), "amago run runs/t/best.toml"),
         (Result(command="run", run=RUN, outputs=[RUN, RUN / "report.html"]), "amago watch 'runs/a b'"),
         (Result(command="report", run=Path("runs/x")), "amago export runs/x"),
+        (Result(command="export", run=RUN, outputs=[RUN / "export"]), "amago evaluate 'runs/a b/export'"),
     ],
 )
 def test_result_suggests_the_next_stage(result: Result, step: str) -> None:
@@ -53,6 +54,11 @@ def test_answers_and_failures_suggest_nothing(outcome: Result | Document) -> Non
 def test_evaluating_an_environment_of_the_user_s_own_names_its_module(tmp_path: Path, env: str, option: str) -> None:
     (tmp_path / "config.toml").write_text(f'env.name = "{env}"\n')
     assert line(Result(command="train", run=tmp_path)) == f"next: amago evaluate {tmp_path}{option}"
+
+
+def test_an_exported_page_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "page.html").touch()
+    assert line(Result(command="export", outputs=[tmp_path])) == f"next: python -m webbrowser {tmp_path}/page.html"
 
 
 def test_relabelling_the_lake_of_a_run_suggests_the_run(tmp_path: Path) -> None:

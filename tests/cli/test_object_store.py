@@ -122,7 +122,7 @@ def test_training_goes_on_with_a_cache_smaller_than_the_lake(
 ) -> None:
     for seed in range(6):
         assert amago("collect", "--env", "tmaze", "--lake", place, "--steps", 600, "--seed", seed, "-q").code == 0
-    lake = Lake.open(place)
+    lake = Lake(place)
     names = [
         f"segments/{hour}/{name}"
         for hour in lake.storage.folders("segments")
@@ -197,7 +197,7 @@ def test_a_collector_follows_the_policy_that_a_training_publishes(
         trained = amago("train", "--from-lake", place, "--steps", steps, "--encoder", "feedforward", *tiny())
         assert trained.code == 0, trained.err
     monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "collector"))
-    for follow in (place, f"{place}/{Lake.open(place).storage.folders('policies')[0]}"):
+    for follow in (place, f"{place}/{Lake(place).storage.folders('policies')[0]}"):
         done = amago("collect", "--env", "tmaze", "--lake", place, "--add", 100, "--actors", 4, "--follow", follow)
         assert done.code == 0, done.err
     asked = amago(

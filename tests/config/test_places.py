@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,20 +20,23 @@ def _two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Lake.create(tmp_path / "runs" / name / "lake")
 
 
-def hint_of(place: str, kind: type[RunDirectory] | type[Lake]) -> str | None:
+Opening = Callable[[str], RunDirectory | Lake]
+
+
+def hint_of(place: str, opening: Opening) -> str | None:
     with pytest.raises(InputMissing) as caught:
-        kind.open(place)
+        opening(place)
     return caught.value.hint
 
 
-@pytest.mark.parametrize("kind", [RunDirectory, Lake])
+@pytest.mark.parametrize("opening", [RunDirectory.open, Lake])
 @pytest.mark.parametrize("place", ["cartpole", "runs/cartpol", "cartpoel"])
-def test_the_nearest_name_beside_it_or_in_runs_is_offered(place: str, kind: type[RunDirectory] | type[Lake]) -> None:
-    assert hint_of(place, kind) == "did you mean 'runs/cartpole'?"
+def test_the_nearest_name_beside_it_or_in_runs_is_offered(place: str, opening: Opening) -> None:
+    assert hint_of(place, opening) == "did you mean 'runs/cartpole'?"
 
 
 def test_a_directory_of_several_says_what_is_in_it() -> None:
-    assert hint_of("runs", RunDirectory) == "it contains runs: runs/cartpole, runs/maze"
+    assert hint_of("runs", RunDirectory.open) == "it contains runs: runs/cartpole, runs/maze"
     assert hint_of("runs", Lake) == "it contains lakes (amago lake ls runs): runs/cartpole, runs/maze"
 
 

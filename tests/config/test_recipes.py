@@ -14,25 +14,26 @@ from pipelines.stages.run import plan
 FILE = '[one]\nabout = "first"\n[two]\nabout = "second"\n'
 
 
-PROFILES = [(name, profile) for name, recipe in recipes.shipped_recipes().items() for profile in recipe["profiles"]]
+RECIPES = recipes.shipped_recipes()  # read once: a parse costs as much as a test
+PROFILES = [(name, profile) for name, recipe in RECIPES.items() for profile in recipe["profiles"]]
 
 
-@pytest.mark.parametrize("name", recipes.shipped_recipes())
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_shipped_recipe_resolves_and_says_what_it_is_about(name: str) -> None:
     """Parameters of an environment are looked at where its suite can be imported, everything else in any case."""
-    settings = resolve(recipes.shipped_recipes()[name], env_model=where_installed(env_model))
+    settings = resolve(RECIPES[name], env_model=where_installed(env_model))
     assert settings.about
     assert len(settings.about) <= 120
     assert settings.stages
     assert settings.env.name
     assert requirement(settings.env.name)
-    assert "smoke" in recipes.shipped_recipes()[name]["profiles"]
+    assert "smoke" in RECIPES[name]["profiles"]
 
 
 @pytest.mark.parametrize(("name", "profile"), PROFILES)
 def test_every_profile_of_a_recipe_runs_all_its_stages(name: str, profile: str) -> None:
     """The same stages as the recipe, each at least once, and `best` marked before it is judged."""
-    recipe = recipes.shipped_recipes()[name]
+    recipe = RECIPES[name]
     whole = resolve(recipe, env_model=where_installed(env_model))
     settings = resolve(recipe, [(["profile"], profile)], env_model=where_installed(env_model))
     assert settings.profile == profile
@@ -45,9 +46,9 @@ def test_every_profile_of_a_recipe_runs_all_its_stages(name: str, profile: str) 
         assert [one.mark_best for one in judged].index(True) < [one.checkpoint for one in judged].index("best")
 
 
-@pytest.mark.parametrize("name", recipes.shipped_recipes())
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_smoke_profile_is_small(name: str) -> None:
-    recipe = recipes.shipped_recipes()[name]
+    recipe = RECIPES[name]
     whole = resolve(recipe, env_model=where_installed(env_model))
     smoke = resolve(recipe, [(["profile"], "smoke")], env_model=where_installed(env_model))
     assert smoke.epochs == 2

@@ -8,7 +8,6 @@ import pytest
 from pipelines.config import reference
 from pipelines.config.load import assign
 from pipelines.config.recipes import shipped_recipes
-from pipelines.config.run_directory import dump
 from pipelines.config.settings import Settings
 from pipelines.errors import UsageError
 
@@ -45,7 +44,7 @@ def test_every_recipe_fits_the_schema(name: str) -> None:
 
 
 def test_what_a_run_writes_fits_the_schema() -> None:
-    assert fits(dump(Settings()), SCHEMA)
+    assert fits(Settings().document(), SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def watch():
 before = peak = private()
 threading.Thread(target=watch, daemon=True).start()
 strategy = Strategy(**json.loads(sys.argv[2]))
-lake = Lake.open(sys.argv[1])
+lake = Lake(sys.argv[1])
 began = time.monotonic()
 view = View(lake, next(iter(lake.schemas())), extra=strategy.extra)
 mixture = Mixture([(view, Share())], length=128, seed=0, strategy=strategy)

@@ -31,7 +31,7 @@ def mixture_of(
     lakes: list[Lake], shares: list[Share] | None = None, *, anneal: int = 0, strategy: Strategy | None = None
 ) -> Mixture:
     strategy = strategy or Strategy()
-    views = [View(Lake.open(lake.path), SCHEMA.id, extra=strategy.extra) for lake in lakes]
+    views = [View(Lake(lake.path), SCHEMA.id, extra=strategy.extra) for lake in lakes]
     shares = shares or [Share()] * len(views)
     pairs = list(zip(views, shares, strict=True))
     mixture = Mixture(pairs, length=6, seed=4, strategy=strategy, anneal_steps=anneal)

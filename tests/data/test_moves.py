@@ -31,7 +31,7 @@ def lake(tmp_path: Path) -> Lake:
 def twin(lake: Lake) -> Lake:
     """A copy of the lake that nobody will touch."""
     shutil.copytree(lake.path, lake.path.with_name("twin"))
-    return Lake.open(lake.path.with_name("twin"))
+    return Lake(lake.path.with_name("twin"))
 
 
 def sampler_of(lake: Lake, strategy: Strategy = EVERYTHING, told: list | None = None) -> SeededSampler:
@@ -98,7 +98,7 @@ def test_a_view_is_restored_from_compacted_segments_with_the_same_draws(lake: La
     expected = [sampler.sample(20) for _ in range(3)]
     sampler.rng = before
     rewrite(lake, [id for id in live_ids(lake) if not id.endswith(".ovl")])
-    again = sampler_of(Lake.open(lake.path), Strategy(weighting="task", placement="full"))
+    again = sampler_of(Lake(lake.path), Strategy(weighting="task", placement="full"))
     again.view.restore(saved)
     again.continue_from(sampler)
     for batch in expected:

@@ -62,7 +62,7 @@ def test_drawn_versions_are_the_stored_ones(
 ) -> None:
     settings = tiny(env=ENVS[env], collect={"steps": 240})
     collect.run(settings, lake=tmp_path / "lake")
-    lake = Lake.open(tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
     replay = ReplaySettings(relabeler=relabelers, share=1.0, copies=3, goal=goal)
     drawn = sampler(lake, replay, placement=placement)
     batches = [drawn.sample(16) for _ in range(12)]
@@ -90,7 +90,7 @@ def digest(start, window):
 
 def test_a_share_of_the_windows_and_of_the_trajectories(tmp_path: Path) -> None:
     collect.run(tiny(env=ENVS["mazerunner"], collect={"steps": 240}), lake=tmp_path / "lake")
-    lake = Lake.open(tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
 
     def doubled(**settings):
         drawn = sampler(lake, ReplaySettings(relabeler=("reward:7",), **settings))
@@ -109,7 +109,7 @@ def test_a_share_of_the_windows_and_of_the_trajectories(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said_before_anything_is_drawn(tmp_path: Path) -> None:
     collect.run(tiny(), lake=tmp_path / "lake")
-    lake = Lake.open(tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
     with pytest.raises(InputMissing, match="'tmaze' has no goal rule"):
         sampler(lake, ReplaySettings(relabeler=("hindsight",)))
     with pytest.raises(UsageError, match="nothing"):
@@ -121,7 +121,7 @@ def test_a_weight_makes_three_quarters_of_the_drawn_steps_relabelled(tmp_path: P
     env = ENVS["goal-frozen-lake"]
     collect.run(tiny(env=env, collect={"steps": 1000}), lake=tmp_path / "lake")
     relabel.run(tiny(env=env, relabel={"relabeler": "hindsight:future", "copies": 3}), lake=tmp_path / "lake")
-    lake = Lake.open(tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
     weight = re.search(r'--weight "(case when base_uid.*?)"', PAGE, re.DOTALL)
     assert weight is not None
     chosen = select(lake, weight=weight[1])

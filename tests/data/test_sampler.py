@@ -43,7 +43,7 @@ def check_batch(batch, written: dict, chosen: list[str], *, uniform: bool = True
     """Every window is the slice of the trajectory that it says it is, with zeros behind. It has all rows that there
     are; a `uniform` one may be cut short where it begins the trajectory."""
     windows = Counter()
-    rows = batch.time_index.shape[1]
+    rows = batch.columns["reward"].shape[1]
     for i, start in enumerate(batch.start.tolist()):
         n = int(batch.lengths[i])
         matches = [
@@ -97,7 +97,7 @@ def test_the_mask_counts_a_step_iff_the_next_row_is_real(lake: Lake) -> None:
     batch = SeededSampler(open_view(lake), length=5, seed=0, strategy=Strategy(placement="full")).sample(1)
     assert batch.lengths.tolist() == [4]
     assert batch.mask.tolist() == [[True, True, True, False, False]]
-    assert batch.time_index.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert batch.columns["reward"].shape == (1, 6)
     assert batch.start.tolist() == [0]
 
 
@@ -111,7 +111,7 @@ def test_draws_go_on_exactly_after_a_restart(lake: Lake) -> None:
     sampler.sample(3)
     saved = json.loads(json.dumps(view.snapshot()))
     fill(lake, [11, 12], seed=2)  # after the checkpoint, before the restart
-    again_view = View(Lake.open(lake.path), SCHEMA.id)
+    again_view = View(Lake(lake.path), SCHEMA.id)
     again_view.restore(saved)
     again = SeededSampler(again_view, length=8, seed=99)
     again.continue_from(sampler)

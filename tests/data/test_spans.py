@@ -125,7 +125,7 @@ def test_hosts_agree_after_a_compaction(lake: Lake) -> None:
     view = view_of(lake, Strategy())
     compact(lake)
     view.refresh()
-    fresh = view_of(Lake.open(lake.path), Strategy())
+    fresh = view_of(Lake(lake.path), Strategy())
     for span in HALVES:
         one, other = (Counter(files_of(each, span)) for each in (view, fresh))
         assert one == other
@@ -141,7 +141,7 @@ def test_windows_of_a_mixture_come_from_the_span_of_each_lake(lake: Lake, tmp_pa
     fill(other, LENGTHS, seed=1, seal_every=2)
     drawn = [np.zeros(len(LENGTHS) * 2), np.zeros(len(LENGTHS))]
     for span in HALVES:
-        views = [View(Lake.open(each.path), SCHEMA.id) for each in (lake, other)]
+        views = [View(Lake(each.path), SCHEMA.id) for each in (lake, other)]
         mixture = Mixture(
             [(views[0], Share(3.0)), (views[1], Share(1.0))], length=8, seed=4 if span[0] else 5, span=span
         )

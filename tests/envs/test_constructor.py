@@ -88,8 +88,8 @@ class Point:
 
 def plugged(monkeypatch, **points: str) -> None:
     found = [Point(name.replace("_", "-"), value) for name, value in points.items()]
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: found)
-    monkeypatch.setattr("pipelines.registry.Registry._entry_points", found)
+    monkeypatch.setattr(registry, "entry_points", lambda kind: found)
+    monkeypatch.setattr("pipelines.registry.entry_points", lambda kind: found)
 
 
 def test_an_entry_point_gives_its_name_to_what_it_makes(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from pipelines.envs.make import make
 from pipelines.lake.spaces import Discrete
 from tests.envs.literal import LiteralDarkKeyDoor, assert_equal
+from tests.tiers import crossed
 
 
 def literal_of(env):
@@ -28,16 +29,18 @@ def literal_of(env):
 
 
 @pytest.mark.parametrize(
-    "params",
-    [
-        {"size": 2, "attempt_steps": 7, "horizon": 40},
-        {"size": 4, "attempt_steps": 12, "horizon": 65, "light": True},
-        {"size": 3, "attempt_steps": 5, "horizon": 30, "shuffle_actions": True},
-        {"size": 1, "attempt_steps": 3, "horizon": 8},
-    ],
+    ("params", "good"),
+    crossed(
+        [
+            {"size": 2, "attempt_steps": 7, "horizon": 40},
+            {"size": 4, "attempt_steps": 12, "horizon": 65, "light": True},
+            {"size": 3, "attempt_steps": 5, "horizon": 30, "shuffle_actions": True},
+            {"size": 1, "attempt_steps": 3, "horizon": 8},
+        ],
+        [0.0, 0.7],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("good", [0.0, 0.7])
 def test_equals_the_literal_room(params, good):
     env = make("dark-key-door", num_envs=12, seed=2, params=params)
     assert assert_equal(env, literal_of(env), steps=200, good=good) >= 12

@@ -9,6 +9,7 @@ from pipelines.envs.make import make
 from pipelines.envs.suites import frozen_lake as fl
 from pipelines.errors import UsageError
 from tests.envs.literal import LiteralFrozenLake, assert_equal
+from tests.tiers import crossed
 
 STREAMS = {
     "slip": fl.SLIP,
@@ -41,20 +42,18 @@ def literal_of(env: fl.FrozenLake):
     return one
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"size": 3, "attempts": 5},
-        {"size": 4, "attempts": 3, "show_progress": False},
-        {"size": 5, "attempts": 4, "max_episode_steps": 7},
-        {"size": 4, "attempts": 3, "recover": True},
-        {"size": 4, "attempts": 2, "slip": 0.3},
-        {"size": 4, "attempts": 3, "hard": True},
-        {"size": 3, "attempts": 4, "hard": True, "recover": True, "slip": 0.2},
-    ],
-    ids=str,
+OPTIONS = (
+    {"size": 3, "attempts": 5},
+    {"size": 4, "attempts": 3, "show_progress": False},
+    {"size": 5, "attempts": 4, "max_episode_steps": 7},
+    {"size": 4, "attempts": 3, "recover": True},
+    {"size": 4, "attempts": 2, "slip": 0.3},
+    {"size": 4, "attempts": 3, "hard": True},
+    {"size": 3, "attempts": 4, "hard": True, "recover": True, "slip": 0.2},
 )
-@pytest.mark.parametrize("good", [0.0, 0.8])
+
+
+@pytest.mark.parametrize(("params", "good"), crossed(OPTIONS, [0.8, 0.0]), ids=str)
 def test_equals_the_literal_lake(params, good):
     env = make("meta-frozen-lake", num_envs=9, seed=3, params=params)
     assert assert_equal(env, literal_of(env), steps=260, good=good) > 9

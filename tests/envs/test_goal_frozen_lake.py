@@ -7,6 +7,7 @@ import pytest
 
 from pipelines.envs.make import make
 from tests.envs.literal import LiteralGoalFrozenLake, assert_equal
+from tests.tiers import crossed
 
 
 def literal_of(env):
@@ -19,8 +20,9 @@ def literal_of(env):
     return one
 
 
-@pytest.mark.parametrize("params", [{"size": 3}, {"size": 4, "max_episode_steps": 6}, {"size": 6}], ids=str)
-@pytest.mark.parametrize("good", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("params", "good"), crossed([{"size": 3}, {"size": 4, "max_episode_steps": 6}, {"size": 6}], [0.7, 0.0]), ids=str
+)
 def test_equals_the_literal_lake(params, good):
     env = make("goal-frozen-lake", num_envs=12, seed=2, params=params)
     assert assert_equal(env, literal_of(env), steps=120, good=good) > 12

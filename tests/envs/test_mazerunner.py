@@ -13,6 +13,7 @@ from pipelines.envs.suites.lake_maps import held_out
 from pipelines.errors import InputMissing, UsageError
 from tests.envs.literal import assert_equal
 from tests.envs.literal_maze import LiteralMazeRunner, grow
+from tests.tiers import crossed, some
 
 
 def made(num_envs=8, *, seed=3, split="train", **params):
@@ -20,16 +21,18 @@ def made(num_envs=8, *, seed=3, split="train", **params):
 
 
 @pytest.mark.parametrize(
-    "params",
-    [
-        {"max_episode_steps": 30},
-        {"size": 10, "goals": 2, "max_episode_steps": 25},
-        {"size": 9, "goals": 1, "shuffle_actions": True, "max_episode_steps": 40},
-        {"size": 15, "goals": 5, "max_episode_steps": 60},
-    ],
+    ("params", "good"),
+    crossed(
+        [
+            {"max_episode_steps": 30},
+            {"size": 10, "goals": 2, "max_episode_steps": 25},
+            {"size": 9, "goals": 1, "shuffle_actions": True, "max_episode_steps": 40},
+            {"size": 15, "goals": 5, "max_episode_steps": 60},
+        ],
+        [0.0, 0.9],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("good", [0.0, 0.9])
 def test_equals_the_literal_maze(params, good):
     env = made(num_envs=5, **params)
     assert (
@@ -43,7 +46,7 @@ def test_equals_the_literal_maze(params, good):
     )
 
 
-@pytest.mark.parametrize("size", [9, 11, 14])
+@pytest.mark.parametrize("size", some([9, 11, 14], 0))
 def test_mazes_grow_as_the_literal_ones(size):
     draws, side = Draws(1, "train", "maze"), size // 2 * 2 + 1
     episodes, candidates = np.arange(6), np.array([0, 0, 1, 1, 2, 5])
@@ -57,7 +60,7 @@ def test_mazes_grow_as_the_literal_ones(size):
         np.testing.assert_array_equal(walls.reshape(side, side), literal)
 
 
-@pytest.mark.parametrize("size", [9, 11, 21, 31])
+@pytest.mark.parametrize("size", some([9, 11, 21, 31], 1))
 def test_every_free_cell_can_be_reached_from_the_start(size):
     walls = mazerunner.grown(Draws(0, "train", "maze"), 0, np.arange(300), np.zeros(300, dtype=np.int64), size)
     boards = walls.reshape(-1, size, size)
@@ -98,7 +101,7 @@ def test_goals_are_distinct_free_cells_but_not_the_start():
     np.testing.assert_allclose(first, expected, atol=0.02)
 
 
-@pytest.mark.parametrize("size", [9, 11])
+@pytest.mark.parametrize("size", some([9, 11], 0))
 def test_train_and_test_share_no_maze(size):
     sides = {}
     for split in ("train", "test"):

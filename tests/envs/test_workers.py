@@ -17,6 +17,7 @@ from pipelines.envs.make import make
 from pipelines.envs.workers import WorkerEnv
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from tests.envs.contract import first_tasks, play, sample
+from tests.tiers import some
 
 WALK = "tests.envs.breaking:Walk"
 
@@ -24,7 +25,9 @@ WALK = "tests.envs.breaking:Walk"
 APART, OVERLAPPING = {"cores": 1}, {"cores": 64}  # workers of each part of the actors, or of all of them
 
 
-@pytest.fixture(scope="module", params=[APART, OVERLAPPING], ids=["apart", "overlapping"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(APART, marks=pytest.mark.system), OVERLAPPING], ids=["apart", "overlapping"]
+)
 def shared(request):
     """Seven actors in two processes; a test resets them all before it begins."""
     env = WorkerEnv(WALK, num_envs=7, workers=2, seed=3, **request.param)
@@ -139,7 +142,7 @@ def test_a_part_with_workers_of_its_own_tells_when_they_have_answered():
     env.close()
 
 
-@pytest.mark.parametrize("cores", [1, 64])
+@pytest.mark.parametrize("cores", some([1, 64], 1))
 def test_tasks_that_are_named_are_played(cores):
     names = first_tasks("tmaze", 8, seed=0)[::-1][:2]
     env = WorkerEnv("tmaze", num_envs=4, workers=2, seed=0, cores=cores)
@@ -241,11 +244,14 @@ def test_a_worker_that_is_killed_is_replaced_and_numbers_go_on(cores, told, gone
 
 @pytest.mark.parametrize(
     ("name", "error", "words"),
-    [
-        ("tests.envs.breaking:Shy", StageFailed, "not today"),
-        ("tests.envs.breaking:Nobody", InputMissing, "Nobody"),
-        ("no-such", UsageError, "unknown environment"),
-    ],
+    some(
+        [
+            ("tests.envs.breaking:Shy", StageFailed, "not today"),
+            ("tests.envs.breaking:Nobody", InputMissing, "Nobody"),
+            ("no-such", UsageError, "unknown environment"),
+        ],
+        0,
+    ),
 )
 def test_what_cannot_be_made_is_refused_as_here(name, error, words):
     with pytest.raises(error, match=words) as theirs:

@@ -11,8 +11,7 @@ import pytest
 from pipelines.envs.env import Score
 from pipelines.envs.make import make
 from pipelines.envs.suites.reference_scores import ATARI, PROCGEN
-from pipelines.evaluation.adaptation import metrics
-from pipelines.evaluation.published import achievement_score
+from pipelines.evaluation.adaptation import achievement_score, metrics
 from pipelines.evaluation.runner import EpisodeResults
 from pipelines.stages.evaluation_tables import tables
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.envs.make import make
-from pipelines.envs.spec import ActionCodec, ObservationCodec, convert_spaces
+from pipelines.envs.spec import ActionCodec, ObservationCodec
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.export.policy_bundle import executed, load_policy, write_bundle
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces, zeros
@@ -20,6 +20,7 @@ from pipelines.learning.agent import Agent
 from pipelines.rollout.policies import load_policy as run_policy
 from pipelines.stages import collect, export, train
 from tests.envs.own import Everything
+from tests.envs.spaces import convert_spaces
 from tests.learning.factories import agent, settings, values
 from tests.stages.recipes import tiny
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.envs.spec import convert_spaces
 from pipelines.export import forms, parity
 from pipelines.export.assets.policy import OnnxPolicy
 from pipelines.export.step_function import StepFunction
@@ -19,6 +18,7 @@ from pipelines.files.checksums import sealed
 from pipelines.learning.agent import Agent
 from pipelines.learning.bundle import FORMAT, VERSION
 from tests.envs.own import Everything, Told
+from tests.envs.spaces import convert_spaces
 from tests.export.node import NodePolicy
 from tests.export.test_policy_bundle import TAKEN
 from tests.export.test_step_function import CAPACITY, N, made, recording

@@ -10,8 +10,9 @@ import torch
 
 from pipelines.errors import UsageError
 from pipelines.export import forms, parity
+from pipelines.export.assets import policy as runtime
 from pipelines.export.step_function import StepFunction
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Space, Spaces
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from pipelines.learning.bundle import FORMAT, VERSION
@@ -131,6 +132,52 @@ def test_every_form_equals_acting(name: str) -> None:
     one = forms.opened(forms.ONNX, files[forms.FILES[forms.ONNX]], record, 1)
     alone = {key: rows[:, :1] for key, rows in recorded.items()}
     assert parity.compare(alone, one).greatest_difference <= parity.TOLERANCE
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_ring_is_written_in_place_where_it_is_large(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a graph made by hand: it takes the reward from its only ring, and says what it was."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = make.make_graph(
+        [
+            make.make_node("Sub", ["memory.keys.0", "reward"], ["next.keys.0"]),
+            make.make_node("Identity", ["next.keys.0"], ["greedy"]),
+        ],
+        "g",
+        [make.make_tensor_value_info(given, kind, [N]) for given in ("memory.keys.0", "reward")],
+        [make.make_tensor_value_info(found, kind, [N]) for found in ("next.keys.0", "greedy")],
+    )
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    spaces = Spaces(observation={}, action=Box(shape=())).to_json()
+    record = {"spaces": spaces, "memory": {"keys.0": ([], "float32")}, "noise": 1, "max_time": None}
+    policy = runtime.OnnxPolicy(given=(record, model), actors=N)
+    ring = policy.memory["keys.0"]
+    monkeypatch.setattr(runtime, "LARGE", ring.nbytes - large)
+    for reward in (np.arange(N, dtype=np.float32), np.ones(N, np.float32)):
+        found = policy.step({}, None, reward, np.zeros(N, bool))
+        assert (policy.memory["keys.0"] is ring) == large
+    np.testing.assert_array_equal(policy.memory["keys.0"], [-1, -2, -3])
+    np.testing.assert_array_equal(found["greedy"], [-1, -2, -3])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["transformer", "window"])
+def test_large_rings_are_written_in_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(runtime, "LARGE", 0)
+    owner = made(name)
+    function = StepFunction(owner, capacity=CAPACITY)
+    content = forms.make(function, (forms.ONNX,))[forms.FILES[forms.ONNX]]
+    record = {"spaces": owner.spaces.to_json(), **forms.described(function)}
+    policy = runtime.OnnxPolicy(given=(record, content), actors=N)
+    rings = {key: values for key, values in policy.memory.items() if key.startswith(("keys", "values"))}
+    assert len(rings) == 4
+    agreement = parity.compare(recording(owner), policy.step)
+    assert agreement.greatest_difference <= parity.TOLERANCE
+    assert (agreement.equal_greedy, agreement.equal_sampled) == (1.0, 1.0)
+    assert all(policy.memory[key] is values and values.any() for key, values in rings.items())
 
 
 def test_a_form_that_acts_otherwise_is_found() -> None:

@@ -19,6 +19,7 @@ from pipelines.learning import bundle
 from pipelines.rollout.policies import load_trained, trained
 from tests.export.node import NodePolicy
 from tests.export.zoo import with_onnx
+from tests.tiers import some
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["cartpole", "quickstart", "tmaze"]
@@ -43,7 +44,7 @@ def test_the_zoo_is_complete_and_packaged() -> None:
         assert set(bundle.read_record(zoo.directory(name))["files"]) | {"policy.json"} == {path.name for path in files}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 0))
 def test_each_policy_verifies(name: str) -> None:
     found = verify(zoo.directory(name), trust=False)
     assert found.holds
@@ -83,7 +84,7 @@ def require_near(name: str, returns: np.ndarray) -> None:
     assert abs(returns.mean() - scores["return_mean"]) <= 4 * error + 1e-6
 
 
-@pytest.mark.parametrize("name", ["quickstart", "tmaze", pytest.param("cartpole", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", some(NAMES, 2))
 def test_fresh_episodes_are_near_the_reported_score(name: str) -> None:
     env = environment(name, 25)
     acting = trained(load_trained(f"zoo:{name}").checkpoint, env, policy_id="", seed=0, greedy=True)

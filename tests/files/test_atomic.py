@@ -1,4 +1,5 @@
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -16,6 +17,21 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     write_atomically(path, lambda file: file.write(b"three"))
     assert path.read_text() == "three"
     assert os.listdir(path.parent) == ["file"]
+
+
+def test_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        state = os.fstat(descriptor)
+        done.append("directory" if stat.S_ISDIR(state.st_mode) else f"{state.st_size} bytes")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda old, new: done.append("name") or replace(old, new))
+    write_atomically(tmp_path / "file", b"three")
+    assert done == ["5 bytes", "name", "directory"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt()])

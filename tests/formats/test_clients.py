@@ -19,25 +19,26 @@ pytest.importorskip("h5py")
 ENVS = {"CartPole-v1": {}, "Pendulum-v1": {"g": 9.0, "max_episode_steps": 40}}
 
 
-@pytest.fixture(params=ENVS)
+@pytest.fixture(scope="module", params=ENVS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def lake(tmp_path: Path, name: str) -> Path:
-    """Episodes of an environment of gymnasium, half of them by worker processes."""
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Episodes of an environment of gymnasium, half of them by worker processes. Tests only read them."""
+    place = tmp_path_factory.mktemp("clients") / "lake"
     for number, workers in enumerate((0, 1)):
         env = {"name": f"gym:{name}", **ENVS[name]}
         settings = tiny(env=env, seed=number, collect={"steps": 160, "actors": 2, "workers": workers})
-        collect.run(settings, lake=tmp_path / "lake")
-    return tmp_path / "lake"
+        collect.run(settings, lake=place)
+    return place
 
 
 def exported(lake: Path, to: Path, form: str, **said: str) -> list[Trajectory]:
     """The trajectories in the order of the export."""
-    export.dataset(tiny(export={"to": str(to), "format": form, **said}), lake=lake)
-    return list(trajectories(Lake.open(lake)))
+    export.dataset(tiny(export={"to": str(to), "format": form, **said}).export, lake=lake)
+    return list(trajectories(Lake(lake)))
 
 
 def test_flat_flags_are_exclusive_and_all_ends_are_kept(tmp_path: Path, lake: Path) -> None:

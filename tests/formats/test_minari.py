@@ -14,11 +14,11 @@ import pytest
 from gymnasium import spaces
 
 from pipelines.config.source import SourceSettings
-from pipelines.envs.spec import convert_spaces
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.formats.make import open_importer
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectory
+from tests.envs.spaces import convert_spaces
 
 h5py = pytest.importorskip("h5py")
 

@@ -40,7 +40,7 @@ def source(folder: Path) -> Settings:
 
 def test_bounds_texts_seeds_and_what_is_said_come_out_again(tmp_path: Path, theirs: Path) -> None:
     ingest.run(source(theirs), lake=tmp_path / "lake")
-    export.dataset(tiny(export={"to": str(tmp_path / "ours-v0"), "format": "minari"}), lake=tmp_path / "lake")
+    export.dataset(tiny(export={"to": str(tmp_path / "ours-v0"), "format": "minari"}).export, lake=tmp_path / "lake")
     before, after = (json.loads((at / "data" / "metadata.json").read_text()) for at in (theirs, tmp_path / "ours-v0"))
     for name in ("observation_space", "env_spec", "description", "algorithm_name", "total_steps"):
         assert after[name] == before[name]
@@ -62,7 +62,7 @@ def test_bounds_texts_seeds_and_what_is_said_come_out_again(tmp_path: Path, thei
 def test_an_episode_has_the_seed_of_its_reset(tmp_path: Path) -> None:
     env = {"name": "gym:CartPole-v1"}
     collect.run(tiny(env=env, collect={"steps": 120, "actors": 2, "workers": 1}), lake=tmp_path / "lake")
-    export.dataset(tiny(export={"to": str(tmp_path / "x-v0"), "format": "minari"}), lake=tmp_path / "lake")
+    export.dataset(tiny(export={"to": str(tmp_path / "x-v0"), "format": "minari"}).export, lake=tmp_path / "lake")
     with h5py.File(tmp_path / "x-v0" / "data" / "main_data.hdf5") as file:
         for group in file.values():
             observation, _ = gymnasium.make("CartPole-v1").reset(seed=int(group.attrs["seed"]))
@@ -78,8 +78,8 @@ def test_it_comes_in_again_as_it_was(tmp_path: Path, theirs: Path) -> None:
     for number in range(2):
         lake, out = tmp_path / f"lake{number}", tmp_path / f"out{number}-v0"
         ingest.run(source(place), lake=lake)
-        found.append([dict(each.columns) for each in trajectories(Lake.open(lake))])
-        export.dataset(tiny(export={"to": str(out), "format": "minari"}), lake=lake)
+        found.append([dict(each.columns) for each in trajectories(Lake(lake))])
+        export.dataset(tiny(export={"to": str(out), "format": "minari"}).export, lake=lake)
         place = out
     for one, other in zip(*found, strict=True):
         assert one.keys() == other.keys()
@@ -91,7 +91,7 @@ def test_infos_that_came_in_go_out_as_infos(tmp_path: Path) -> None:
     place = with_infos(tmp_path / "theirs-v0", "hdf5", [4, 2])
     taken = {"source": {"name": f"minari:{place}", "columns": {"obs.qpos": "infos/qpos"}}}
     ingest.run(Settings.model_validate(taken), lake=tmp_path / "lake")
-    export.dataset(tiny(export={"to": str(tmp_path / "ours-v0"), "format": "minari"}), lake=tmp_path / "lake")
+    export.dataset(tiny(export={"to": str(tmp_path / "ours-v0"), "format": "minari"}).export, lake=tmp_path / "lake")
     before, after = (json.loads((at / "data" / "metadata.json").read_text()) for at in (place, tmp_path / "ours-v0"))
     assert after["observation_space"] == before["observation_space"]
     with h5py.File(tmp_path / "ours-v0" / "data" / "main_data.hdf5") as file:
@@ -99,7 +99,7 @@ def test_infos_that_came_in_go_out_as_infos(tmp_path: Path) -> None:
             np.testing.assert_array_equal(file[f"episode_{number}/infos/qpos"], numbers(number, length))
             assert "qpos" not in file[f"episode_{number}/observations"]
     ingest.run(source(tmp_path / "ours-v0"), lake=tmp_path / "again")
-    one, other = ([dict(each.columns) for each in trajectories(Lake.open(tmp_path / n))] for n in ("lake", "again"))
+    one, other = ([dict(each.columns) for each in trajectories(Lake(tmp_path / n))] for n in ("lake", "again"))
     for mine, theirs in zip(one, other, strict=True):
         assert mine.keys() == theirs.keys()
         for name in mine:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +19,8 @@ import pytest
 from pipelines.config.source import SourceSettings
 from pipelines.errors import AmagoError, IntegrityError
 from pipelines.formats.make import open_importer
-from tests.formats.d4rl_data import flat, write
+from tests.formats.d4rl_data import flat, without, write
+from tests.formats.test_npz import write_amago
 
 
 def read(name: str) -> None:
@@ -105,4 +110,77 @@ def test_a_flag_that_is_nan_is_refused(tmp_path: Path, make: Callable[[Path, np.
     with pytest.raises(IntegrityError, match="is NaN at row 2") as caught:
         read(name)
     assert "x.hdf5" in caught.value.message or str(tmp_path) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def _claims(shape: str) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+MEMBERS: dict[str, np.ndarray | bytes | None] = {
+    "short": np.ones((2, 1), np.float32),
+    "0-d": np.zeros((), np.float32),
+    "empty": np.zeros((0, 1), np.float32),
+    "text": np.array(["text"] * 4),
+    "5-d": np.zeros((4, 1, 2, 1, 2), np.float32),
+    "terabytes": _claims("(10000000000000,)"),
+    "no .npy": None,
+}
+
+
+@pytest.mark.parametrize("member", ["_OBS_KEY_observation", "actions", "rews", "dones"])
+@pytest.mark.parametrize("kind", MEMBERS)
+def test_an_odd_member_of_an_npz_file_is_one_line(tmp_path: Path, kind: str, member: str) -> None:
+    path, odd = tmp_path / "x.npz", MEMBERS[kind]
+    write_amago(path, np.zeros((4, 2)))
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    content = files.pop(f"{member}.npy")
+    if isinstance(odd, np.ndarray):
+        sink = io.BytesIO()
+        np.save(sink, odd)
+        content = sink.getvalue()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+        archive.writestr(f"{member}{'' if odd is None else '.npy'}", odd if isinstance(odd, bytes) else content)
+    if kind == "no .npy" or (kind, member) == ("5-d", "actions"):
+        read(f"npz:{path}")  # an array is found by its name alone, too, and a value may have any shape
+        return
+    with pytest.raises(AmagoError, match=r"x\.npz'") as caught:
+        read(f"npz:{path}")
+    assert "\n" not in caught.value.message
+
+
+def _ragged(file: Any) -> None:
+    file.create_dataset("rewards", (5,), h5py.vlen_dtype(np.float32))[0] = [1, 2]
+
+
+REWARDS: dict[str, Callable[[Any], None]] = {
+    "text": lambda file: file.create_dataset("rewards", data=np.array([b"x"] * 5)),
+    "two a step": lambda file: file.create_dataset("rewards", data=np.zeros((5, 2))),
+    "ragged": _ragged,
+    "complex": lambda file: file.create_dataset("rewards", data=np.zeros(5, np.complex64)),
+    "a group": lambda file: file.create_group("rewards"),
+}
+
+
+@pytest.mark.parametrize("kind", REWARDS)
+def test_odd_rewards_of_an_hdf5_file_are_one_line(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "x.hdf5", without(flat([3, 2]), "rewards"))
+    with h5py.File(path, "r+") as file:
+        REWARDS[kind](file)
+    with pytest.raises(AmagoError, match="reward") as caught:
+        read(f"d4rl:{path}")
+    assert "x.hdf5" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_an_empty_group_of_observations_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.hdf5", without(flat([3, 2]), "observations", "next_observations"))
+    with h5py.File(path, "r+") as file:
+        file.create_group("observations")
+    with pytest.raises(AmagoError, match=r"x\.hdf5.*observations") as caught:
+        read(f"d4rl:{path}")
     assert "\n" not in caught.value.message

@@ -83,7 +83,7 @@ def test_antmaze_has_a_score_where_the_goal_ends_it(prefix: str) -> None:
 )
 def test_the_papers_protocol_ends_antmaze_at_the_goal(params: dict[str, object], task: str | None) -> None:
     settings = Settings.model_validate({"env": {"name": "robotics:AntMaze_UMaze-v4", **params}})
-    found = known_returns(settings)
+    found = known_returns(settings.env, settings.evaluate.reference)
     assert (found.task if found else None) == task
 
 

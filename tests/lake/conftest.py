@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.lake.store import Lake
+from tests.lake.servers import azurite as azurite
+from tests.lake.servers import azurite_server as azurite_server
+from tests.lake.servers import ministack as ministack
+from tests.lake.servers import ministack_server as ministack_server
 
 
 @pytest.fixture

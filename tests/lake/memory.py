@@ -134,6 +134,9 @@ class MemoryStorage:
     def hold(self, name: str, *, what: str) -> Iterator[Callable[[], None]]:
         yield lambda: None
 
+    def held_by_another(self, name: str) -> str:
+        return ""
+
     def _inside(self, folder: str) -> list[str]:
         first = bisect.bisect_left(self._sorted, f"{folder}/")
         return self._sorted[first : bisect.bisect_left(self._sorted, f"{folder}0")]

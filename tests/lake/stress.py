@@ -64,7 +64,7 @@ def write(lake: Path, notes: Path, number: int, life: int, seed: int) -> None:
     ledger = Ledger(notes / f"writer-{number}-{life}")
     rng = random.Random(f"{seed}-{number}-{life}")
     keys = (rng.getrandbits(62) for _ in itertools.count())
-    writer = Lake.open(lake).writer(schema, name=f"w{number}", seal_seconds=1e9)
+    writer = Lake(lake).writer(schema, name=f"w{number}", seal_seconds=1e9)
     due = time.monotonic()
     while True:
         uids = []
@@ -80,7 +80,7 @@ def write(lake: Path, notes: Path, number: int, life: int, seed: int) -> None:
 
 def relabel(lake: Path, notes: Path, life: int, seed: int) -> None:
     """A relabeler, which works in rounds."""
-    ledger, opened = Ledger(notes / f"relabeler-{life}"), Lake.open(lake)
+    ledger, opened = Ledger(notes / f"relabeler-{life}"), Lake(lake)
     while True:
         relabel_once(opened, ledger)
         time.sleep(0.2)
@@ -119,7 +119,7 @@ def relabel_once(opened: Lake, ledger: Ledger) -> None:
 
 def follow(lake: Path, notes: Path, seed: int) -> None:
     """A trainer: takes in what is new, draws whole trajectories as windows, and compares every byte."""
-    ledger, opened = Ledger(notes / "follower"), Lake.open(lake)
+    ledger, opened = Ledger(notes / "follower"), Lake(lake)
     told: list[Any] = []
     view = View(opened, PLAIN.id, listener=told.append)
     sampler = SeededSampler(view, length=LONGEST, seed=seed, strategy=Strategy(placement="full"))
@@ -148,7 +148,7 @@ def follow(lake: Path, notes: Path, seed: int) -> None:
 
 def read(lake: Path, notes: Path, seed: int) -> None:
     """A reader of single trajectories, against their checksums, and a user who asks SQL."""
-    ledger, opened, rng = Ledger(notes / "reader"), Lake.open(lake), random.Random(seed)
+    ledger, opened, rng = Ledger(notes / "reader"), Lake(lake), random.Random(seed)
     told: list[Any] = []
     reader = Reader(opened, listener=told.append)
     for turn in itertools.count():
@@ -180,7 +180,7 @@ def read(lake: Path, notes: Path, seed: int) -> None:
 
 def maintain(lake: Path, notes: Path, seed: int) -> None:
     """Somebody who merges small segments, lets the oldest go, and removes files two seconds after they died."""
-    ledger, opened = Ledger(notes / f"maintainer-{os.getpid()}"), Lake.open(lake)
+    ledger, opened = Ledger(notes / f"maintainer-{os.getpid()}"), Lake(lake)
     carry_out = retention.carry_out
 
     def noted(lake: Lake, plan: retention.ExpiryPlan, *, reason: str) -> None:
@@ -331,7 +331,7 @@ class Storm:
         return self._outcome(took)
 
     def _outcome(self, seconds: float) -> Outcome:
-        lake = Lake.open(self.lake)
+        lake = Lake(self.lake)
         lake.salvage()
         relabel_once(lake, Ledger(self.notes / "relabeler-last"))  # however far those that were killed came
         left = Reader(lake).uids()

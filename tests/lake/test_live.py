@@ -14,10 +14,12 @@ from pipelines.lake.live import LiveTable
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
+from pipelines.lake.sql import catalog
 from pipelines.lake.storage import LocalStorage
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import Tombstone, write_tombstone
 from tests.lake.factories import derive, fill, live_ids, segment_files
+from tests.tiers import some
 
 
 def test_refresh_counts_what_is_new_and_keeps_what_it_knows(lake: Lake) -> None:
@@ -104,6 +106,54 @@ def test_a_trajectory_published_twice_counts_once(lake: Lake) -> None:
     assert follower.refresh().added == 1
 
 
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_what_expired_and_is_derived_again_is_live_again(lake: Lake, looks: bool, all_of_it: bool) -> None:
+    """By an open table and a new one, whether or not the table has looked between the two; SQL agrees."""
+    bases = list(fill(lake, [3, 4]))
+    derived = derive(
+        lake, {base: {"reward": np.ones(rows, np.float32)} for base, rows in zip(bases, (4, 5), strict=True)}
+    )
+    follower, ranks = LiveTable(lake), LiveTable(lake)
+    follower.refresh(), ranks.repeat(follower.findings())
+    gone = derived if all_of_it else derived[:1]
+    expire(lake, RetentionLimits(where="uid in ({})".format(", ".join(f"'{uid}'" for uid in gone))), grace_seconds=600)
+    if looks:
+        follower.refresh()
+    derive(lake, {bases[0]: {"reward": np.full(4, 2, np.float32)}})
+    follower.refresh(), ranks.repeat(follower.findings())
+    fresh = LiveTable(lake)
+    fresh.refresh()
+    expected = sorted({*bases, *derived} - {*gone} | {derived[0]})
+    for table in (follower, ranks, fresh):
+        assert sorted(uid for segment in table.segments for uid in hex_uids(segment.uids)) == expected
+    assert [uid for (uid,) in catalog.query(lake, "select uid from trajectories order by uid")[1]] == expected
+
+
+def test_a_copy_is_live_when_the_first_one_expires(lake: Lake) -> None:
+    """Also for a table that saw both together, and after the copy was rewritten."""
+    fill(lake, [3, 4])
+    path = segment_files(lake)[0]
+    shutil.copy(path, path.with_name("f" + path.name[1:]))
+    first, copy = live_ids(lake)
+    follower, ranks = LiveTable(lake), LiveTable(lake)
+    follower.refresh(), ranks.repeat(follower.findings())
+    fill(lake, [5])
+    assert [len(segment.uids) for segment in follower.segments] == [2, 0]
+    uid = hex_uids(follower.segments[0].uids)[1]
+    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", trajectories={first: [uid]}))
+    assert follower.refresh().added == 2
+    ranks.repeat(follower.findings())
+    for table in (follower, ranks):
+        assert [(segment.id, len(segment.uids)) for segment in table.segments[:2]] == [(first, 1), (copy, 0)]
+        assert sorted(len(segment.uids) for segment in table.segments[2:]) == [1, 1]
+        assert [hex_uids(each.uids) for each in table.segments[2:] if each.id == copy] == [[uid]]
+    write_tombstone(lake.storage, Tombstone(time=0.0, reason="test", trajectories={copy: [uid]}))
+    assert follower.refresh().added == 0
+    assert len(follower.segments) == 4
+    assert sum(len(segment.uids) for segment in follower.segments) == 2
+
+
 def test_restore_repeats_an_order(lake: Lake) -> None:
     follower = LiveTable(lake)
     fill(lake, [3, 4], seal_every=1)
@@ -180,7 +230,20 @@ def test_what_vanished_is_dead_at_the_second_look(lake: Lake) -> None:
     assert [len(segment.uids) for segment in follower.segments] == [0, 1]
 
 
-@pytest.mark.parametrize("seed", range(8))
+def test_what_vanished_and_is_back_at_the_second_look_stays(lake: Lake) -> None:
+    """As a listing of a file system over a network may leave out a file that is there."""
+    fill(lake, [3, 4], seal_every=1)
+    follower = LiveTable(lake)
+    follower.refresh()
+    (path, _), away = segment_files(lake), lake.path / "tmp" / "away"
+    path.rename(away)
+    follower.refresh()
+    away.rename(path)
+    assert follower.refresh().changed == ()
+    assert [len(segment.uids) for segment in follower.segments] == [1, 1]
+
+
+@pytest.mark.parametrize("seed", some(range(8), 0, 1, 2))
 def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     lake = Lake.create(tmp_path / "lake")
@@ -194,7 +257,7 @@ def test_a_follower_whose_storage_fails_now_and_then_misses_nothing(tmp_path: Pa
                 raise StorageError("no connection")
             return super().__getattribute__(name)
 
-    watched = Lake.open(tmp_path / "lake")
+    watched = Lake(tmp_path / "lake")
     watched.storage = Failing(tmp_path / "lake")
     follower, added = LiveTable(watched), 0
     for step in range(12):
@@ -235,7 +298,7 @@ def test_another_process_repeats_what_was_found_without_listing_anything(
 ) -> None:
     """Rank 0 lists a lake that changes in every way; the others take its findings, of several looks at once."""
     rng = np.random.default_rng(seed)
-    first, other = LiveTable(lake), LiveTable(Lake.open(lake.path))
+    first, other = LiveTable(lake), LiveTable(Lake(lake.path))
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("listed")

@@ -12,13 +12,13 @@ from tests.lake.factories import IMAGES, SCHEMA
 
 def test_a_run_directory_means_its_lake(tmp_path: Path) -> None:
     made = Lake.create(tmp_path / "run" / "lake")
-    assert Lake.open(tmp_path / "run").id == Lake.open(tmp_path / "run" / "lake").id == made.id
+    assert Lake(tmp_path / "run").id == Lake(tmp_path / "run" / "lake").id == made.id
     assert Lake.open_or_create(tmp_path / "run").path == made.path
 
 
 def test_a_missing_lake_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match="no lake at"):
-        Lake.open(tmp_path / "nowhere")
+        Lake(tmp_path / "nowhere")
     assert Lake.open_or_create(tmp_path / "new").id
 
 
@@ -41,7 +41,7 @@ def test_a_header_from_elsewhere_is_refused(lake: Lake, change: dict, error: typ
     path = lake.path / "lake.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(error, match=text):
-        Lake.open(lake.path)
+        Lake(lake.path)
     with pytest.raises(error, match=text):
         Lake.open_or_create(lake.path)
 
@@ -49,22 +49,22 @@ def test_a_header_from_elsewhere_is_refused(lake: Lake, change: dict, error: typ
 def test_a_torn_header_is_integrity(lake: Lake) -> None:
     (lake.path / "lake.json").write_text("{")
     with pytest.raises(IntegrityError):
-        Lake.open(lake.path)
+        Lake(lake.path)
 
 
 def test_schemas_are_named_by_content(lake: Lake) -> None:
     assert lake.register(SCHEMA) == lake.register(SCHEMA) == SCHEMA.id
-    assert Lake.open(lake.path).schemas() == {SCHEMA.id: SCHEMA}
+    assert Lake(lake.path).schemas() == {SCHEMA.id: SCHEMA}
     path = lake.path / "schemas" / f"{SCHEMA.id}.json"
     path.write_text(json.dumps(IMAGES.to_json()))
     with pytest.raises(IntegrityError, match="does not match"):
-        Lake.open(lake.path).schema(SCHEMA.id)
+        Lake(lake.path).schema(SCHEMA.id)
     for text, words in (("[]", "does not match"), ("{", "damaged")):
         path.write_text(text)
         with pytest.raises(IntegrityError, match=words):
-            Lake.open(lake.path).schema(SCHEMA.id)
+            Lake(lake.path).schema(SCHEMA.id)
     lake.register(SCHEMA)
-    assert Lake.open(lake.path).schemas() == {SCHEMA.id: SCHEMA}
+    assert Lake(lake.path).schemas() == {SCHEMA.id: SCHEMA}
     with pytest.raises(InputMissing):
         lake.schema("0" * 16)
 

@@ -33,7 +33,7 @@ def survives(folder: Path, *, seconds: float, writers: int, seed: int) -> Outcom
     assert not outcome.leftovers
     assert outcome.index == outcome.rebuilt
     assert [row[0] for row in outcome.index] == sorted(outcome.live)
-    lake = Lake.open(folder / "lake")
+    lake = Lake(folder / "lake")
     reader = Reader(lake)
     for uid in set(outcome.acknowledged) & set(outcome.live):
         schema = lake.schema(reader.locate(uid)[0].schema_id)

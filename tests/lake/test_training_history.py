@@ -28,8 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def by_run(history: TrainingHistory, lake: Lake, uid: str) -> dict[str, dict[str, object]]:
-    _, ((segment,),) = catalog.query(lake, f"select segment from trajectories where uid = '{uid}'")
+def by_run(history: TrainingHistory, uid: str, segment: str) -> dict[str, dict[str, object]]:
     return {Path(str(found["run"])).name: found for found in history.updates(uid, segment)}
 
 
@@ -45,16 +44,16 @@ def expected(run: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_the_first_update_is_that_of_the_lineage(runs: Path, rewritten: bool) -> None:
-    lake = Lake.open(runs / "a")
+    lake = Lake(runs / "a")
     if rewritten:
         compact(lake, grace_seconds=0)
     history = TrainingHistory(lake)
     first_a, first_b = expected(runs / "a"), expected(runs / "b")
     assert set(first_a.values()) >= {1, 3}
-    _, rows = catalog.query(lake, "select uid from trajectories")
+    _, rows = catalog.query(lake, "select uid, segment from trajectories")
     assert 0 < len(first_b) < len(rows)
-    for (uid,) in rows:
-        found = by_run(history, lake, uid)
+    for uid, segment in rows:
+        found = by_run(history, uid, segment)
         assert {name: each["first"] for name, each in found.items()} == {
             name: first[uid] for name, first in (("a", first_a), ("b", first_b)) if uid in first
         }
@@ -65,6 +64,6 @@ def test_a_damaged_run_beside_the_lake_is_left_out(runs: Path) -> None:
     (runs / "c" / "checkpoints" / "000001").mkdir(parents=True)
     (runs / "c" / "config.toml").write_text("x = [")
     (runs / "c" / "checkpoints" / "000001" / "checkpoint.json").write_text("{")
-    lake = Lake.open(runs / "a")
-    _, ((uid,), *_) = catalog.query(lake, "select uid from trajectories order by t_commit")
-    assert "a" in by_run(TrainingHistory(lake), lake, uid)
+    lake = Lake(runs / "a")
+    _, (first, *_) = catalog.query(lake, "select uid, segment from trajectories order by t_commit")
+    assert "a" in by_run(TrainingHistory(lake), *first)

@@ -70,6 +70,14 @@ def test_uid_set_equals_a_python_set(kind: str) -> None:
             theirs.add(value)
         assert ours.add(values).tolist() == expected
     assert len(ours._runs) <= 4
+    for size in [0, 1, 300, 40, 1000]:
+        gone, values = drawn(rng, kind, size), drawn(rng, kind, size // 2)
+        ours.discard(gone)
+        theirs -= set(gone.tolist())
+        assert ours.add(values).tolist() == [v not in theirs and v not in values[:i] for i, v in enumerate(values)]
+        theirs |= set(values.tolist())
+    ours.discard(np.array(sorted(theirs), "S16"))
+    assert not ours._runs
 
 
 @pytest.mark.parametrize("kind", ["texts", "first", "second", "both", "extremes"])

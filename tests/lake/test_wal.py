@@ -157,7 +157,7 @@ WRITER = textwrap.dedent(
     import numpy as np
     from pipelines.lake.store import Lake
     from tests.lake.factories import INFO, SCHEMA, columns
-    lake, rng = Lake.open(sys.argv[1]), np.random.default_rng(int(sys.argv[2]))
+    lake, rng = Lake(sys.argv[1]), np.random.default_rng(int(sys.argv[2]))
     writer = lake.writer(SCHEMA, seal_bytes=20_000, seal_seconds=0.05)
     while True:
         uid = writer.append(columns(rng, int(rng.integers(1, 60))), INFO)
@@ -212,6 +212,7 @@ def check_nothing_lost(lake: Lake, acknowledged: list[str]) -> None:
     assert list((lake.path / "tmp").iterdir()) == []
 
 
+@pytest.mark.system
 def test_kill_9_loses_nothing_acknowledged(lake: Lake) -> None:
     check_nothing_lost(lake, kill_writers(lake, 0))
     assert segment_files(lake)

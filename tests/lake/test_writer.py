@@ -29,7 +29,7 @@ from tests.lake.factories import (
     refuse,
     segment_files,
 )
-from tests.tiers import some
+from tests.tiers import some, trials
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, IMAGES, MIXED, RAGGED], ids=["plain", "images", "mixed", "ragged"])
@@ -66,6 +66,15 @@ def test_what_the_writer_says_of_a_trajectory_is_kept(lake: Lake) -> None:
     assert row["uid"].hex() == uid
     assert row["return"] == pytest.approx(float(values["reward"][1:].sum()))
     assert (row["length"], row["terminated"], row["truncated"], row["base_uid"]) == (9, True, False, None)
+
+
+def test_the_reward_in_the_first_row_is_part_of_no_return(lake: Lake) -> None:
+    """It belongs to no action, whatever is stored there."""
+    first, second = (columns(np.random.default_rng(seed), 3) for seed in (0, 1))
+    first["reward"][:], second["reward"][:] = [5, 1, 2, 4], [70, 10, 20, 40]
+    with lake.writer(SCHEMA) as writer:
+        writer.append_many(laid_together([first, second], [INFO, INFO]))
+    assert [row["return"] for row in rows_of(lake)] == [7, 70]
 
 
 def test_a_segment_is_one_plain_arrow_batch_for_anyone(lake: Lake) -> None:
@@ -148,16 +157,16 @@ def rows_of(lake: Lake) -> list[dict]:
 @pytest.mark.parametrize("schema", some([SCHEMA, IMAGES, MIXED], 2), ids=["plain", "images", "mixed"])
 @pytest.mark.parametrize("crash", [False, True], ids=["sealed", "salvaged"])
 def test_many_appended_at_once_are_each_as_if_appended_alone(lake: Lake, tmp_path: Path, schema, crash: bool) -> None:
-    rng, other = np.random.default_rng(0), Lake.create(tmp_path / "other")
-    values = [columns(rng, int(rng.integers(1, 20)), schema) for _ in range(700)]
-    infos = [replace(INFO, seed=i, attempts=(True,) * (i % 3), tags={"i": str(i)}) for i in range(700)]
+    rng, other, count = np.random.default_rng(0), Lake.create(tmp_path / "other"), trials(700, 300)
+    values = [columns(rng, int(rng.integers(1, 20)), schema) for _ in range(count)]
+    infos = [replace(INFO, seed=i, attempts=(True,) * (i % 3), tags={"i": str(i)}) for i in range(count)]
     writer = lake.writer(schema, seal_seconds=1e9)
     uids = writer.append_many(laid_together(values, infos))
-    assert (writer.trajectories, writer.steps) == (700, sum(len(v["reward"]) - 1 for v in values))
+    assert (writer.trajectories, writer.steps) == (count, sum(len(v["reward"]) - 1 for v in values))
     writer._abandon() if crash else writer.close()
     with other.writer(schema, seal_seconds=1e9) as one_by_one:
         alone = [one_by_one.append(v, info) for v, info in zip(values, infos, strict=True)]
-    assert lake.salvage() == (700 if crash else 0)
+    assert lake.salvage() == (count if crash else 0)
     ours, theirs = reading.Reader(lake), reading.Reader(other)
     assert ours.uids() == uids
     for a, b in zip(rows_of(lake), rows_of(other), strict=True):
@@ -294,7 +303,7 @@ def test_a_directory_that_turned_read_only(small_disk: Path) -> None:
         writer.append(columns(np.random.default_rng(0), 5), TrajectoryInfo())
     with pytest.raises(StageFailed, match="read-only"):
         Lake.create(small_disk / "other")
-    assert set(reading.Reader(Lake.open(lake.path)).uids()) == set(written)
+    assert set(reading.Reader(Lake(lake.path)).uids()) == set(written)
 
 
 def test_numpy_values_in_the_info_are_kept_as_plain_ones(lake: Lake) -> None:

@@ -104,8 +104,7 @@ class Literal:
             else:
                 step = bins[1] - bins[0]
                 normal = torch.distributions.Normal(y, settings.label_sigma * step)
-                for z in range(settings.bins):
-                    label[z] = normal.cdf(bins[z] + step / 2) - normal.cdf(bins[z] - step / 2)
+                label = normal.cdf(bins + step / 2) - normal.cdf(bins - step / 2)
                 label = label / label.sum()
             return -(label * self.outputs(critic, c, h, action, g).log_softmax(0)).sum()
         q = self.table(critic, c, h, g)[index] if self.is_table(critic) else self.value(critic, c, h, action, g)

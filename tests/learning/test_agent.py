@@ -9,6 +9,7 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, Spaces
 from pipelines.learning.batch import TensorBatch
 from pipelines.learning.objectives import draw, reduce
 from tests.learning.factories import ACTIONS, SEQUENCES, agent, batch, padded, windows
+from tests.tiers import crossed
 
 
 def generator(seed=0):
@@ -27,18 +28,17 @@ def gradients(owner):
 
 def update(owner, data, seed=0):
     """One whole update; returns the metrics."""
-    optimizer = torch.optim.AdamW(owner.trainable_parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(owner.trainable_parameters().values(), lr=1e-3)
     optimizer.zero_grad()
     loss, metrics = owner.loss(data, generator(seed))
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(owner.trainable_parameters(), 1.0)
+    torch.nn.utils.clip_grad_norm_(owner.trainable_parameters().values(), 1.0)
     optimizer.step()
     owner.update_targets()
     return metrics
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES)
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize(("action", "sequence"), crossed([*ACTIONS], [*SEQUENCES]))
 def test_an_update_on_every_action_space_and_sequence_encoder(action, sequence):
     owner = agent(action, sequence=sequence)
     before = copy.deepcopy(owner.state_dict())
@@ -60,8 +60,7 @@ def test_an_update_with_images_and_everything_else():
     assert torch.isfinite(update(owner, batch(owner))["loss"])
 
 
-@pytest.mark.parametrize("action", ["discrete", "box"])
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize(("action", "n_step"), crossed(["discrete", "box"], [1, 3]))
 def test_padding_changes_no_loss_and_no_gradient(action, n_step):
     results = []
     for extra in (0, 5):
@@ -144,7 +143,7 @@ def test_targets_take_no_gradient_and_follow_by_tau(action):
     assert {name for name, _ in owner.named_parameters()} - names == {
         name for name, _ in owner.named_parameters() if name.startswith("target_heads.")
     }
-    assert sum(p.numel() for p in owner.trainable_parameters()) == sum(
+    assert sum(p.numel() for p in owner.trainable_parameters().values()) == sum(
         p.numel() for n, p in owner.named_parameters() if not n.startswith("target_heads.")
     )
     owner.loss(batch(owner), generator())[0].backward()

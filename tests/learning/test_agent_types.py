@@ -128,7 +128,9 @@ def test_an_update_in_lower_precision(kind, action):
     same = agent(action, kind=kind)
     full, _ = same.loss(batch(same), generator())
     assert loss.item() == pytest.approx(full.item(), rel=0.05)
-    assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in owner.trainable_parameters())
+    assert all(
+        torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in owner.trainable_parameters().values()
+    )
     assert metrics["q"].dtype == torch.float32
 
 

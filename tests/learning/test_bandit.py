@@ -40,7 +40,7 @@ def learnt(action, changes, *, scales=(1.0,), episodes=EPISODES, updates=UPDATES
     observation = {"obs": Box(shape=(4,))}
     owner = agent(action, observation, sequence="identity", gammas=[], acting_gamma=0.5, **(SMALL | changes))
     space, rng = owner.spaces.action, np.random.default_rng(0)
-    optimizer = torch.optim.AdamW(owner.trainable_parameters(), lr=RATE)
+    optimizer = torch.optim.AdamW(owner.trainable_parameters().values(), lr=RATE)
     noise = torch.Generator().manual_seed(0)
     task = np.arange(episodes) % len(scales)
 
@@ -59,7 +59,7 @@ def learnt(action, changes, *, scales=(1.0,), episodes=EPISODES, updates=UPDATES
         source.columns["reward"][:, 1] = pay(source.columns["action"][:, 1], wanted) * np.asarray(scales)[task]
         optimizer.zero_grad()
         owner.loss(TensorBatch.from_numpy(source, owner.spaces), noise)[0].backward()
-        torch.nn.utils.clip_grad_norm_(owner.trainable_parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(owner.trainable_parameters().values(), 1.0)
         optimizer.step()
         owner.update_targets()
     source, wanted = play()
@@ -69,13 +69,13 @@ def learnt(action, changes, *, scales=(1.0,), episodes=EPISODES, updates=UPDATES
     return [pay(chosen, wanted)[task == number].mean() for number in range(len(scales))]
 
 
-@pytest.mark.parametrize("case", some(CASES, 0, 3, 5))
+@pytest.mark.parametrize("case", some(CASES, 3))  # `discrete` learns in another test of the quick tier
 def test_the_policy_comes_to_match_what_it_sees(case):
     (reached,) = learnt(*CASES[case], updates=UPDATES * SLOWER.get(case, 1))
     assert reached > 0.9
 
 
-@pytest.mark.parametrize("action", some(["discrete", "box"], 0))
+@pytest.mark.parametrize("action", some(["discrete", "box"]))
 def test_the_multi_task_agent_learns_tasks_whose_rewards_differ_a_thousandfold(action):
     small, large = learnt(action, MULTI, scales=(1.0, 1000.0), updates=150)
     assert small > 0.95

@@ -10,6 +10,7 @@ from pipelines.learning.diagnostics import inspect
 from pipelines.nets.attention import BACKENDS, AttentionWindow
 from pipelines.nets.packing import Packing
 from tests.learning.factories import ACTIONS, agent, batch, windows
+from tests.tiers import crossed
 
 ELSEWHERE = torch.device("meta")  # where a tensor has no data: one that got there by default cannot be used
 SEQUENCES = {
@@ -29,10 +30,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("kind", "action", "more"), CASES, ids=lambda value: str(value)[:60])
-def test_an_update_is_computed_where_its_batch_is(kind, action, more, packed):
-    losses = []
+@pytest.mark.parametrize(("case", "packed"), crossed(CASES, [False, True]), ids=lambda value: str(value)[:80])
+def test_an_update_is_computed_where_its_batch_is(case, packed):
+    (kind, action, more), losses = case, []
     for default in ("cpu", ELSEWHERE):
         learner = agent(action, kind=kind, **({"critic": {"hidden": [16, 16]}} | more))
         learner.packed = packed

@@ -155,7 +155,7 @@ def test_what_was_altered_is_refused(lake: Lake, damage: str, tmp_path: Path, mo
     PolicyWriter(lake, "run-1").write(checkpoint(200))
     DAMAGE[damage](lake)
     monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "elsewhere"))
-    there = Lake.open(lake.name)
+    there = Lake(lake.name)
 
     def act() -> None:
         found = newest(there)

@@ -104,7 +104,7 @@ def test_dropout_zeroes_single_weights_and_scales_the_others(backend, packed):
 def masks_alive():
     """Elements of all boolean tensors there are."""
     gc.collect()
-    return sum(x.numel() for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.dtype == torch.bool)
+    return sum(x.numel() for x in gc.get_objects() if type(x) is torch.Tensor and x.dtype == torch.bool)
 
 
 @pytest.mark.parametrize(("backend", "window"), some([("sdpa", 700), ("banded", 300), ("dense", 700)], 0))
@@ -119,8 +119,8 @@ def test_masks_of_long_windows_are_not_kept_and_of_short_ones_are_bounded(backen
     assert masks_alive() == before
     for length in range(5, 31):  # each its own mask
         attend(*qkv(batch=1, heads=1, length=length).detach(), window=AttentionWindow(size=4), backend="sdpa")
-    assert 0 < masks_alive() - before <= 16 * (1 << 10)
     kept = masks_alive()
+    assert 0 < kept - before <= 16 * (1 << 10)
     attend(*qkv(batch=1, heads=1, length=30).detach(), window=AttentionWindow(size=4), backend="sdpa")
     assert masks_alive() == kept
 
@@ -151,7 +151,15 @@ def compare(backend, window, packing, real, *, size=4, device=CPU, dtype=torch.f
     torch.testing.assert_close(ours.grad, theirs.grad, **tolerance)
 
 
-@pytest.mark.parametrize(("backend", "window", "packed"), list(usable(CPU)))
+def on_cpu():
+    """The quick tier has each mask of `flex`, which is slow here, packed or padded only."""
+    for case in usable(CPU):
+        backend, window, packed = case.values
+        rest = backend == "flex" and packed != SIGHTS.index(window) % 2
+        yield pytest.param(*case.values, id=case.id, marks=[pytest.mark.full] if rest else [])
+
+
+@pytest.mark.parametrize(("backend", "window", "packed"), list(on_cpu()))
 def test_backend_equals_dense_in_value_and_gradient(backend, window, packed):
     packing = Packing(LENGTHS, time=7) if packed else None
     real = packing.real_RW if packed else torch.ones(3, 7, dtype=torch.bool)

@@ -33,6 +33,7 @@ def test_a_compiler_holds_the_answer():
     assert len(asked) == 1
 
 
+@pytest.mark.system
 def test_no_stage_imports_the_compiler():
     stages = "collect", "relabel", "train", "evaluate", "export", "run"
     told = subprocess.run(

@@ -5,6 +5,7 @@ import torch
 
 from pipelines.nets import scan, selective
 from pipelines.nets.selective import selective_scan
+from tests.tiers import some
 
 
 def given(length=11, dtype=torch.float64, batch=2, channels=3, states=4):
@@ -68,7 +69,7 @@ def test_it_is_a_sound_operator():
     torch.library.opcheck(torch.ops.amago.selective_scan.default, parts)
 
 
-@pytest.mark.parametrize("slowest", [1e-3, 30.0])
+@pytest.mark.parametrize("slowest", some([1e-3, 30.0], 0))
 def test_long_windows_neither_overflow_nor_lose_what_they_remember(slowest):
     """Decays next to one over thousands of tokens, and decays that are zero in float32."""
     length, generator = 3_000, torch.Generator().manual_seed(0)

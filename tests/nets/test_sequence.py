@@ -12,6 +12,7 @@ from pipelines.errors import UsageError
 from pipelines.nets.packing import Packing
 from pipelines.nets.positions import Sinusoid
 from pipelines.nets.sequence import sequence_encoder
+from tests.tiers import crossed
 
 INPUT, ACTORS, STEPS = 6, 5, 24
 TRANSFORMER = {"kind": "transformer", "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 32}
@@ -85,8 +86,7 @@ def whole(encoder, x_STD, starts):
     return out
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("case", "training"), crossed([*CASES], [False, True]))
 @torch.no_grad()
 def test_cached_steps_equal_the_full_forward_with_staggered_actors(case, training):
     encoder, starts = build(case), episodes()
@@ -107,8 +107,7 @@ def test_a_full_cache_equals_windowed_attention(case):
     torch.testing.assert_close(actual, whole(encoder, x, starts), atol=5e-5, rtol=0)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("capacity", [4, STEPS])
+@pytest.mark.parametrize(("case", "capacity"), crossed([*CASES], [4, STEPS]))
 @torch.no_grad()
 def test_prefill_leaves_what_steps_would(case, capacity):
     encoder = build(case).eval()

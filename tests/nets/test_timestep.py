@@ -8,8 +8,7 @@ from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Spaces
 from pipelines.nets import cnn
 from pipelines.nets.cnn import ImageEncoder, shifted
-from pipelines.nets.timestep import timestep_encoder
-from pipelines.nets.tokens import TokenEncoder
+from pipelines.nets.timestep import TokenEncoder, timestep_encoder
 
 SMALL = TimestepSettings(hidden=(8,), output=6, normalize=False)
 

@@ -108,6 +108,7 @@ def table_of(page: Any, chart: str) -> list[list[str]]:
     if figure.locator("details[open]").count() == 0:
         figure.locator("summary").click()
     rows = figure.locator("details tr")
+    rows.first.wait_for()  # made when the table is opened
     return [row.locator("th, td").all_inner_texts() for row in rows.all()]
 
 

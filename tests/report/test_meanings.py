@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.report.meanings import meaning_of, meanings, ordered
+from pipelines.report.training import meaning_of, meanings, ordered
 
 
 def test_patterns_match_any_ending_and_exact_names_come_first() -> None:

@@ -18,6 +18,7 @@ from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.report import onnxruntime_web, policy_page
 
 ASSETS = Path(policy_page.__file__).parent / "assets"
+GRU = {"sequence": {"kind": "gru"}}
 QUICKSTART = {"name": "meta-frozen-lake", "size": 4, "attempts": 5, "max_episode_steps": 10}
 
 
@@ -128,8 +129,14 @@ def test_shortest_ways_are_found() -> None:
 )
 def test_policies_of_other_environments_are_refused(env: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="a page shows meta-frozen-lake"):
-        policy_page.lakes_of(env)
-    assert policy_page.lakes_of(QUICKSTART).settings.attempt_steps == 10
+        policy_page.lakes_of({"env": env, "agent": GRU})
+    assert policy_page.lakes_of({"env": QUICKSTART, "agent": GRU}).settings.attempt_steps == 10
+
+
+@pytest.mark.parametrize("kind", ["feedforward", "identity"])
+def test_policies_without_memory_are_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match=f"one with the encoder '{kind}' has none"):
+        policy_page.lakes_of({"env": QUICKSTART, "agent": {"sequence": {"kind": kind}}})
 
 
 def test_the_runtime_must_be_the_known_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,44 @@
-"""The page of the zoo's quickstart, from a file, without a network: it plays, and adapts as evaluated."""
+"""The page of the zoo's quickstart, from a file, without a network: it plays, and adapts as evaluated. Pages of other
+memories play, too."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pipelines.config import zoo
 from pipelines.errors import AmagoError
 from pipelines.events import silent
+from pipelines.export import forms
+from pipelines.export.step_function import StepFunction
 from pipelines.files.checksums import read_sealed
+from pipelines.learning.agent import Agent
+from pipelines.learning.bundle import FORMAT, VERSION
 from pipelines.report import onnxruntime_web, policy_page
 from tests.browser.harness import Browser, BrowserPage
+from tests.export.test_step_function import TRANSFORMER
 from tests.export.zoo import with_onnx
+from tests.learning.factories import settings
 
 pytest.importorskip("onnxruntime")
-_HANGS = 180_000  # milliseconds, on a busy host too
 INK = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data].some(part => part)"
+LAST = "document.querySelector('#memory').dispatchEvent(new KeyboardEvent('keydown', { key: 'End' }))"
+CHOSEN = "document.querySelector('#chosen').textContent"
 LAKES = 60
+
+
+def runtime() -> dict[str, bytes]:
+    """Return ONNX Runtime for pages; skip the test where it cannot be had."""
+    try:
+        return onnxruntime_web.files("", silent)
+    except AmagoError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +51,11 @@ def evaluated() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def lakes(tmp_path_factory: pytest.TempPathFactory, evaluated: dict[str, Any]) -> Path:
     """The page, made once."""
-    try:
-        runtime = onnxruntime_web.files("", silent)
-    except AmagoError as error:
-        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("page")
     exported = with_onnx("quickstart", folder / "bundle")
     record = read_sealed(exported / "policy.json")
     files = {name: (exported / name).read_bytes() for name in record.pop("files")}
-    content = policy_page.page(policy_page.lakes_of(record["env"]), record, files, evaluated, runtime)
+    content = policy_page.page(policy_page.lakes_of(record), record, files, evaluated, runtime())
     assert len(content) < 8_000_000
     (folder / "page.html").write_bytes(content)
     return folder / "page.html"
@@ -54,7 +68,6 @@ def until(page: Any, condition: str) -> None:
 def opened(browser: Browser, lakes: Path, **more: Any) -> BrowserPage:
     """Open the page, which draws its lakes from a seed, and wait until the policy is there."""
     found = browser.open(f"{lakes.as_uri()}#seed=1", **more)
-    found.page.set_default_timeout(_HANGS)
     until(found.page, "!document.querySelector('#step').disabled")
     return found
 
@@ -163,7 +176,7 @@ def test_an_altered_policy_does_not_play(browser: Browser, lakes: Path, tmp_path
     place = text.index('"model":"') + 1000
     (tmp_path / "page.html").write_text(text[:place] + ("B" if text[place] == "A" else "A") + text[place + 1 :])
     found = browser.open(tmp_path / "page.html")
-    found.page.wait_for_selector("#failure:not([hidden])", timeout=_HANGS)
+    found.page.wait_for_selector("#failure:not([hidden])")
     assert "policy.onnx is not as it was written" in found.page.inner_text("#failure")
     assert found.page.is_disabled("#play")
     found.errors.clear()
@@ -175,3 +188,77 @@ def test_an_altered_script_does_not_run(browser: Browser, lakes: Path, tmp_path:
     assert any("Content Security Policy" in error for error in found.errors)
     assert found.page.is_disabled("#play")
     found.errors.clear()
+
+
+STATES = {"kind": "gru", "num_layers": 2, "hidden": 12, "output": 10}
+MEMORIES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "gru": (STATES, ["state, layer 1", "state, layer 2"]),
+    "mingru": ({"kind": "mingru", "d_model": 16, "num_layers": 1}, ["state, layer 1"]),
+    "mamba": ({"kind": "mamba", "d_model": 16, "num_layers": 1}, ["state 1, layer 1", "state 2, layer 1"]),
+    "window": (TRANSFORMER | {"num_layers": 1, "position": "rope", "window": 4}, ["keys, layer 1", "values, layer 1"]),
+}
+SMALL = {"name": "meta-frozen-lake", "size": 3, "attempts": 3, "max_episode_steps": 4}
+
+
+def untrained(sequence: dict[str, Any], to: Path) -> Path:
+    """Write the page of a policy with random weights, whose probabilities depend on its memory."""
+    agent_settings = settings(sequence=sequence)
+    record = {"env": SMALL, "agent": agent_settings.model_dump(mode="json"), "update": 0}
+    shown = policy_page.lakes_of(record)
+    owner = Agent(shown.spec.spaces, agent_settings).eval()
+    with torch.no_grad():
+        owner.heads.actor.net.last.weight.mul_(100)
+    function = StepFunction(owner, capacity=12)
+    about = record | {"spaces": owner.spaces.to_json(), **forms.described(function), "format": FORMAT}
+    files = forms.make(function, (forms.ONNX,))
+    to.write_bytes(policy_page.page(shown, about | {"version": VERSION}, files, None, runtime()))
+    return to
+
+
+def step(page: Any) -> str:
+    """Take a step; return what the page says of it."""
+    before = page.evaluate(f"({LAST}, {CHOSEN})")
+    page.click("#step")
+    until(page, f"({LAST}, {CHOSEN} !== {json.dumps(before)})")
+    return str(page.inner_text("#chosen"))
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_other_memories_are_shown_step_by_step(browser: Browser, tmp_path: Path, kind: str) -> None:
+    sequence, titles = MEMORIES[kind]
+    found = opened(browser, untrained(sequence, tmp_path / "page.html"))
+    page = found.page
+    while not page.inner_text("#status").startswith("Done"):
+        step(page)
+    effect = "effect on the last action" if kind == "window" else "effect on each action"
+    assert [each.inner_text() for each in page.query_selector_all("#memory > span")] == [
+        "what happened",
+        effect,
+        *titles,
+    ]
+    assert all(canvas.evaluate(INK) for canvas in page.query_selector_all("#memory canvas"))
+    page.focus("#memory")
+    page.keyboard.press("Home")
+    assert ("Erased from memory." in page.inner_text("#chosen")) == (kind == "window")  # it is out of the window
+    assert "probabilities would move" not in page.inner_text("#chosen")  # nothing was remembered yet
+    if kind != "window":
+        assert "effect is that of the whole state" in page.inner_text("#memory-about")
+        effects = []
+        for _ in range(4):
+            page.keyboard.press("ArrowRight")
+            effects += re.findall(r"Without the state, this action's .* by (\d+)%", page.inner_text("#chosen"))
+        assert len(effects) == 4
+        assert kind != "gru" or max(map(int, effects)) > 0
+    page.click("#many")
+    until(page, f"document.querySelector('#played').textContent.startsWith('{LAKES + 1} lakes')")
+    if kind == "gru":
+        assert found.accessibility_problems(least="moderate") == []
+
+
+def test_an_erased_state_has_no_effect_on_the_next_action(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, untrained(STATES, tmp_path / "page.html")).page
+    page.check("#forget")
+    said = [step(page)]
+    while not said[-1].startswith(f"Step {len(said)}, attempt 2:"):
+        said.append(step(page))
+    assert ["Without the state" in text for text in said] == [False, *[True] * (len(said) - 2), False]

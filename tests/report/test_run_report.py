@@ -44,6 +44,16 @@ def test_scores_are_drawn_with_their_intervals_and_environment_steps(tmp_path: P
     assert [axis["name"] for axis in data["axes"]] == ["updates", "steps", "seconds"]
 
 
+def test_an_evaluation_without_an_interval_leaves_the_band_of_the_others(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "maze", scores={10: 0.5, 30: 1.5})
+    write_evaluation(run, 20, 1.0, metrics={"episodes": 1, "return_mean": 1.0})
+    data = data_of(page_of(run))
+    assert column(data, "return", "test tasks") == [0.5, 1.0, 1.5]
+    low, without, high = column(data, "return", "test tasks", "low")
+    assert (low, high) == pytest.approx((0.4, 1.4))
+    assert without is None
+
+
 def test_metrics_are_small_charts_in_the_documented_order(tmp_path: Path) -> None:
     html = page_of(make_run(tmp_path / "maze", metrics=("mine", "q", "q@0.9", "loss")))
     assert re.findall(r"<h3>(loss|q|mine)</h3>", html) == ["loss", "q", "mine"]

@@ -39,7 +39,7 @@ def learn(home: Path, steps: int) -> None:
 
 def versions(lake: Path) -> list[tuple]:
     sql = "select policy_id, policy_version from trajectories where collector like 'c-%' group by all order by all"
-    return query(Lake.open(lake), sql)[1]
+    return query(Lake(lake), sql)[1]
 
 
 def following(
@@ -90,6 +90,20 @@ def test_a_follower_gives_each_checkpoint_once_and_looks_no_more_often_than_it_i
         newer = eager.newer()
         assert newer is not None
         assert newer.version == 6
+
+
+def test_the_draws_of_a_new_checkpoint_go_on_where_those_of_the_last_ended(home: Path) -> None:
+    learn(home, 3)
+    with collector_at(home) as collector:
+        follower = following(home, collector)
+        first = follower.first()
+        collector.act_by(first)
+        collector.rollout.step()
+        learn(home, 6)
+        newer = follower.newer()
+        assert newer is not None
+        before, after = (each.policy.state_dict()["generator"].numpy() for each in (first, newer))
+        np.testing.assert_array_equal(after, before)
 
 
 def test_a_reload_in_mid_episode_acts_as_if_the_new_policy_had_always_watched(home: Path) -> None:
@@ -172,7 +186,7 @@ def test_two_processes_feed_each_other(tmp_path: Path) -> None:
         if trainer.poll() is None:
             return
         assert trainer.returncode == 0
-        if query(Lake.open(tmp_path / "c"), newest)[1][0][0] > 0:
+        if query(Lake(tmp_path / "c"), newest)[1][0][0] > 0:
             raise Interrupted("enough")
 
     settings = tiny(collect={"follow": str(tmp_path / "t"), "reload_seconds": 0.1, "seal_seconds": 0.2, "steps": 10**9})

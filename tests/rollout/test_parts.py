@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from itertools import product
 
 import numpy as np
 import pytest
@@ -90,8 +91,7 @@ def test_what_is_collected_does_not_depend_on_the_parts(sizes):
     assert there.exploration.steps == here.exploration.steps == 53
 
 
-@pytest.mark.parametrize("cores", [1, 64])
-@pytest.mark.parametrize("workers", some([1, 2, 3], 1))
+@pytest.mark.parametrize(("workers", "cores"), some([*product([1, 2, 3], [1, 64])], 3))
 def test_what_is_collected_does_not_depend_on_the_workers(workers, cores):
     here, expected = rollout_in(make(WALK, num_envs=6, seed=0))
     there, stored = rollout_in(WorkerEnv(WALK, num_envs=6, workers=workers, seed=0, cores=cores))
@@ -224,8 +224,10 @@ def test_a_worker_that_dies_costs_its_own_actors_episodes_only(fault, how, cores
 
 @pytest.mark.system
 @pytest.mark.parametrize("cores", [1, 64])
-def test_a_worker_that_dies_soon_after_each_start_is_given_up_although_episodes_end(cores):
-    params = {"fault": "wear", "at": 80, "length": 6}
+@pytest.mark.parametrize(
+    ("params", "ends"), [({"fault": "wear", "at": 80, "length": 6}, True), ({"fault": "leave"}, False)]
+)
+def test_a_worker_that_dies_soon_after_each_start_is_given_up_whether_or_not_episodes_end(params, ends, cores):
     env = WorkerEnv(WALK, num_envs=4, workers=2, seed=0, params=params, cores=cores)
     told = []
     rollout, stored = rollout_in(env, on_env_error="restart", on_failure=told.append)
@@ -233,7 +235,7 @@ def test_a_worker_that_dies_soon_after_each_start_is_given_up_although_episodes_
         rollout.run(steps=5_000)
     env.close()
     assert 4 <= len(told) <= 8
-    assert stored
+    assert bool(stored) == ends
 
 
 @pytest.mark.system

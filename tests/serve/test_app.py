@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pipelines.export import forms
 from pipelines.export.assets import policy as runtime
+from pipelines.export.policy_bundle import write_bundle
+from pipelines.export.step_function import StepFunction
 from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged, Spaces, zeros
+from pipelines.learning import bundle
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
 from tests.learning.factories import ACTIONS, SEQUENCES, agent, settings
+from tests.tiers import crossed
 
 for module in ("starlette", "httpx"):
     pytest.importorskip(module, reason='no server here: pip install "amago[serve]"')
@@ -23,6 +30,7 @@ for module in ("starlette", "httpx"):
 from starlette.testclient import TestClient  # noqa: E402
 from starlette.websockets import WebSocketDisconnect  # noqa: E402
 
+from pipelines.serve.acting import FormPolicy, RowPolicy, of_weights  # noqa: E402
 from pipelines.serve.app import application  # noqa: E402
 from pipelines.serve.sessions import SessionPool  # noqa: E402
 
@@ -31,7 +39,11 @@ SEEN = {"obs": Box(shape=(2,))}
 
 
 def client(owner: Agent, *, most: int = 8, idle: float = 600.0, body: int = 1 << 16, **options: Any) -> TestClient:
-    pool = SessionPool(owner.eval(), capacity=CAPACITY, most=most, idle_seconds=idle, **options)
+    return serving(of_weights(owner.eval(), capacity=CAPACITY, most=most, **options), most=most, idle=idle, body=body)
+
+
+def serving(policy: RowPolicy, *, most: int = 8, idle: float = 600.0, body: int = 1 << 16) -> TestClient:
+    pool = SessionPool(policy, most=most, idle_seconds=idle)
     app = application(pool, about={"policy": "x"}, token=TOKEN, hosts={"127.0.0.1"}, body_bytes=body)
     return TestClient(app, base_url="http://127.0.0.1", headers={"authorization": f"Bearer {TOKEN}"})
 
@@ -69,8 +81,7 @@ class Reference:
         return runtime.executed(self._action, self._spaces.to_json()["action"])[0]
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES)
-@pytest.mark.parametrize("action", [*ACTIONS][:3])
+@pytest.mark.parametrize(("action", "sequence"), crossed([*ACTIONS][:3], [*SEQUENCES]))
 def test_interleaved_sessions_act_as_each_would_alone(action: str, sequence: str) -> None:
     """Over single requests, batches and a socket; reset, ended and begun again at different times."""
     owner, rng = agent(action, SEEN, sequence=sequence), np.random.default_rng(0)
@@ -111,6 +122,85 @@ def test_interleaved_sessions_act_as_each_would_alone(action: str, sequence: str
             np.testing.assert_allclose(found, np.array(expected), atol=1e-5)
 
 
+@pytest.mark.parametrize("form", [pytest.param(forms.ONNX, marks=pytest.mark.full), forms.TORCH])
+def test_a_form_serves_as_the_weights_do(tmp_path: Path, form: str) -> None:
+    if form == forms.ONNX:
+        pytest.importorskip("onnxruntime")
+    owner, rng = agent("discrete", SEEN).eval(), np.random.default_rng(0)
+    function = StepFunction(owner, capacity=CAPACITY)
+    record = {"spaces": owner.spaces.to_json(), "agent": owner.settings.model_dump(mode="json"), "update": 0, "env": {}}
+    about = forms.described(function) | {"forms": [form]}
+    record["context_length"] = CAPACITY
+    write_bundle(owner.state_dict(), record, tmp_path, forms=forms.make(function, (form,)), about=about)
+    file = forms.FormFile.read(bundle.read(tmp_path), form, trust=True)
+    with serving(FormPolicy(file, most=8)) as server:
+        ids = server.post("/sessions", json={"count": 5}).json()["sessions"]
+        alone = {id: Reference(owner) for id in ids}
+        for step in range(3 * CAPACITY):
+            chosen = ids if step % 3 == 0 else [id for id in ids if rng.random() < 0.6] or ids[:1]
+            if step % 5 == 3:
+                server.post(f"/sessions/{chosen[0]}/reset")
+                alone[chosen[0]].reset()
+            seen, reward = rng.standard_normal((len(chosen), 2), np.float32), rng.standard_normal(len(chosen))
+            body = {"sessions": chosen, "observation": seen.tolist(), "reward": reward.tolist()}
+            expected = [alone[id].act(seen[i], reward[i]) for i, id in enumerate(chosen)]
+            assert server.post("/act", json=body).json()["actions"] == expected
+
+
+def packed(about: dict[str, Any], *arrays: np.ndarray) -> bytes:
+    text = json.dumps(about).encode()
+    return struct.pack("<I", len(text)) + text + b"".join(array.tobytes() for array in arrays)
+
+
+def test_packed_observations_are_those_of_json() -> None:
+    image = Box(shape=(4, 5, 3), dtype="uint8")
+    spaces = Spaces(observation={"obs.a": Discrete(n=3, start=5), "obs.i": image}, action=Discrete(n=4))
+    rng = np.random.default_rng(0)
+    binary = {"content-type": "application/octet-stream"}
+    with client(Agent(spaces, settings())) as server, server.websocket_connect("ws://127.0.0.1/ws") as socket:
+        plain, one, many, socketed = (begun(server) for _ in range(4))
+        found = []
+        for step in range(4):
+            pixels, choice = rng.integers(0, 256, (4, 5, 3), np.uint8), np.array(5 + step % 3, "<i4")
+            body = {"observation": {"a": int(choice), "i": pixels.tolist()}, "reward": 0.5}
+            expected = server.post(f"/sessions/{plain}/act", json=body).json()["action"]
+            content = packed({"reward": 0.5}, choice, pixels)
+            found.append(server.post(f"/sessions/{one}/act", content=content, headers=binary).json()["action"])
+            content = packed({"sessions": [many], "reward": [0.5]}, choice, pixels)
+            found += server.post("/act", content=content, headers=binary).json()["actions"]
+            socket.send_bytes(packed({"do": "act", "session": socketed, "reward": 0.5}, choice, pixels))
+            found.append(socket.receive_json()["action"])
+            assert found[-3:] == [expected] * 3
+        for content, status, words in (
+            (b"", 422, "'observation' is missing"),
+            (b"\x01", 400, "only 0 follow"),
+            (struct.pack("<I", 1 << 31) + b"{}", 400, "and only 2 follow"),
+            (packed({}, pixels), 422, "60 bytes, not 64"),
+            (packed({}, choice, pixels, pixels), 422, "124 bytes, not 64"),
+            (packed({}, np.array(8, "<i4"), pixels), 422, "'obs.a': it has a choice outside of 0 to 2"),
+            (packed({"observation": 1}, choice, pixels), 400, "follows the object"),
+            (packed({"more": 1}, choice, pixels), 422, "'more' is unknown"),
+            (packed({}, np.zeros(1 << 17, np.uint8)), 413, "at most"),
+        ):
+            refused = server.post(f"/sessions/{one}/act", content=content, headers=binary)
+            assert (refused.status_code, words in refused.json()["error"]) == (status, True), refused.text
+        good = server.post(f"/sessions/{one}/act", content=packed({}, choice, pixels), headers=binary)
+        assert good.status_code == 200
+        refused = server.request("DELETE", f"/sessions/{one}", content=packed({}, choice), headers=binary)
+        assert (refused.status_code, "unknown" in refused.json()["error"]) == (422, True)
+        schema = server.get("/openapi.json").json()["paths"]["/act"]["post"]["requestBody"]["content"]
+        assert "obs.a: <i4 []; obs.i: |u1 [4, 5, 3]" in schema["application/octet-stream"]["schema"]["description"]
+
+
+def test_texts_cannot_be_packed() -> None:
+    text = Ragged(max_length=6, dtype="uint32", scale=255.0, text=True)
+    spaces = Spaces(observation={"obs": text, "obs.length": text.length_space}, action=Discrete(n=4))
+    with client(Agent(spaces, settings())) as server:
+        headers = {"content-type": "application/octet-stream"}
+        refused = server.post(f"/sessions/{begun(server)}/act", content=packed({}, np.zeros(6, "<u4")), headers=headers)
+        assert (refused.status_code, "as JSON" in refused.json()["error"]) == (422, True)
+
+
 def test_dict_and_text_observations_and_shifted_actions() -> None:
     text = Ragged(max_length=6, dtype="uint32", scale=255.0, text=True)
     seen = {"obs.a": Discrete(n=3, start=5), "obs.b.c": MultiBinary(n=2), "obs.t": text}
@@ -144,8 +234,8 @@ def test_dict_and_text_observations_and_shifted_actions() -> None:
     [
         ('{"observation": [0]}', 422, "its shape is [1], not [2]"),
         ('{"observation": [[0, 0]]}', 422, "shape"),
-        ('{"observation": [0, NaN]}', 400, "NaN"),
-        ('{"observation": [0, 1e999]}', 422, "not finite"),
+        ('{"observation": [0, NaN]}', 400, "line 1 column 21"),
+        ('{"observation": [0, 1e999]}', 400, "number is infinity"),
         ('{"observation": [0, "1"]}', 422, "not an array of numbers"),
         ('{"observation": [0, null]}', 422, "not an array of numbers"),
         ('{"observation": {"x": 1}}', 422, "not an array of numbers"),
@@ -159,7 +249,7 @@ def test_dict_and_text_observations_and_shifted_actions() -> None:
         ("[]", 400, "not a JSON object"),
         ("{", 400, "cannot be read"),
         ("\xff", 400, "cannot be read"),
-        ("[" * 50_000, 400, "nested too deeply"),
+        ("[" * 50_000, 400, "depth limit exceeded"),
         ('{"observation": [' + "0," * 40_000 + "0]}", 413, "at most 65,536 bytes"),
     ],
 )

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,12 @@ from pipelines.lake.store import Lake
 
 
 def uids(lake: Path | Lake) -> list[str]:
-    opened = lake if isinstance(lake, Lake) else Lake.open(lake)
+    opened = lake if isinstance(lake, Lake) else Lake(lake)
     return [uid for (uid,) in query(opened, "select uid from trajectories")[1]]
 
 
 def total(lake: Path) -> int:
-    return query(Lake.open(lake), "select sum(length) from trajectories")[1][0][0]
+    return query(Lake(lake), "select sum(length) from trajectories")[1][0][0]
 
 
 COMMAND = [sys.executable, "-m", "amago_cli", "collect", "--env", "tmaze", "--collectors", "2", "--output", "json"]
@@ -88,33 +87,33 @@ def is_alive(pid: int) -> bool:
 
 def stored_by(run: Path) -> dict[str, int]:
     """Steps in sealed segments, by collector."""
-    rows = query(Lake.open(run), "select collector, sum(length) from trajectories group by collector")[1]
+    rows = query(Lake(run), "select collector, sum(length) from trajectories group by collector")[1]
     return {name: int(steps) for name, steps in rows}
 
 
-def segments_by(run: Path) -> Counter[str]:
-    """Count segments by the collector in their names: without reading them, however much was played."""
+def segments(run: Path) -> dict[str, str]:
+    """Find the collectors of segments by the segments' names: without reading them, however much was played."""
     names = (_WRITER.fullmatch(file.stem) for file in run.glob("lake/segments/*/*.arrow"))
-    return Counter(found[1] for found in names if found)
+    return {found[0]: found[1] for found in names if found and found[1] != "compact"}
 
 
 def await_play(process: subprocess.Popen[str], run: Path) -> None:
-    """Wait until both collectors have stored something that is new."""
-    before = segments_by(run)
+    """Wait until both collectors have stored something that is new; meanwhile small segments are merged."""
+    before = segments(run)
     while process.poll() is None:
-        if len(segments_by(run) - before) == 2:
+        if len({collector for name, collector in segments(run).items() if name not in before}) == 2:
             return
         time.sleep(0.1)
     raise AssertionError(process.communicate())
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     return process.returncode, json.loads(out or "{}"), err
 
 
 def require_sound(run: Path, steps: int) -> None:
-    lake = Lake.open(run)
+    lake = Lake(run)
     found = uids(lake)
     assert len(found) == len(set(found))
     assert not verify(lake).corrupt
@@ -125,7 +124,7 @@ def require_sound(run: Path, steps: int) -> None:
 
 def salvaged(run: Path) -> int:
     """The steps that are stored once the logs of processes that were killed are sealed."""
-    Lake.open(run).salvage()
+    Lake(run).salvage()
     return total(run / "lake")
 
 
@@ -168,6 +167,6 @@ def await_end(pids: Sequence[int]) -> None:
     """Wait until these processes have ended; what took how long is printed."""
     began = time.monotonic()
     while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < began + 120, "processes outlived their driver"  # only a hang reaches it
+        assert time.monotonic() < began + 600, "processes outlived their driver"  # only a hang reaches it
         time.sleep(0.1)
     print(f"{len(pids)} processes ended after {time.monotonic() - began:.1f} s")

@@ -16,13 +16,14 @@ from pipelines.lake.reading import trajectories
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
-from pipelines.stages import collect, train
+from pipelines.stages import collect
 from pipelines.stages.collector import stored_steps
 from tests.stages.recipes import tiny
+from tests.tiers import some
 
 
 def rows(lake: Path, sql: str) -> list[tuple]:
-    return query(Lake.open(lake), sql)[1]
+    return query(Lake(lake), sql)[1]
 
 
 def test_every_step_taken_is_in_the_lake(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_every_step_taken_is_in_the_lake(tmp_path: Path) -> None:
 
 def test_unfinished_episodes_are_truncated_and_tagged(tmp_path: Path) -> None:
     collect.run(tiny(collect={"steps": 12}), run=tmp_path / "run")  # 4 actors, 3 of 5 steps
-    found = list(trajectories(Lake.open(tmp_path / "run/lake")))
+    found = list(trajectories(Lake(tmp_path / "run/lake")))
     assert len(found) == 4
     for trajectory in found:
         assert trajectory.info.tags == {"unfinished": "true"}
@@ -49,7 +50,7 @@ def test_the_same_command_is_done_and_a_larger_target_goes_on_with_new_tasks(tmp
     assert skipped.metrics["return_mean"] is None
     more = collect.run(tiny(collect={"steps": 160}), run=tmp_path / "run")
     assert more.metrics["steps"] == 60
-    actions = [t.columns["action"].tobytes() for t in trajectories(Lake.open(tmp_path / "run/lake"))]
+    actions = [t.columns["action"].tobytes() for t in trajectories(Lake(tmp_path / "run/lake"))]
     assert len(set(actions)) > len(actions) / 2
 
 
@@ -66,9 +67,8 @@ def test_an_interruption_keeps_all_steps(tmp_path: Path) -> None:
     assert done.metrics["steps"] == 8
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_trained_policy_acts_and_is_recorded(tmp_path: Path) -> None:
-    collect.run(tiny(), run=tmp_path / "run")
-    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
     collect.run(tiny(collect={"policy": f"{tmp_path}/run@6"}), run=tmp_path / "run")
     versions = rows(
         tmp_path / "run/lake",
@@ -84,14 +84,13 @@ def test_runs_of_one_name_on_one_lake_count_their_own_steps(tmp_path: Path) -> N
     assert collect.run(tiny(), run=tmp_path / "x" / "a", lake=tmp_path / "lake").status == "skipped"
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_lake_is_told_who_fills_it(tmp_path: Path) -> None:
-    collect.run(tiny(), run=tmp_path / "run")
-    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
     collect.run(tiny(), run=tmp_path / "other", lake=tmp_path / "run/lake")
     collect.run(tiny(collect={"steps": 120}), run=tmp_path / "other", lake=tmp_path / "run/lake")
     acting = tiny(collect={"policy": f"{tmp_path}/run@6"})
     trained = collect.run(acting, run=tmp_path / "other", lake=tmp_path / "run/lake").metrics["collector"]
-    lake, other = Lake.open(tmp_path / "run"), RunDirectory(tmp_path / "other")
+    lake, other = Lake(tmp_path / "run"), RunDirectory(tmp_path / "other")
     found = collectors.read_all(lake)
     assert set(found) == {RunDirectory(tmp_path / "run").identity, other.identity, trained}
     record = found[other.identity]
@@ -124,7 +123,7 @@ def test_lineage_in_sql_repeats_the_trajectories_by_segment_and_policy_version(t
         expert: None,
     }
     joined = "select count(*) from trajectories join lineage using (segment, collector) where run is not null"
-    assert query(Lake.open(tmp_path / "run"), joined, limits=QueryLimits())[1][0][0] > 0
+    assert query(Lake(tmp_path / "run"), joined, limits=QueryLimits())[1][0][0] > 0
 
 
 def test_a_named_policy_acts_as_it_is_unless_it_explores(tmp_path: Path) -> None:
@@ -144,13 +143,17 @@ def test_a_policy_that_could_explore_says_that_it_did_not(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"env": {"corridor": 4, "penalty": -0.1}},
-        {"collect": {"policy": "expert"}},
-        {"collect": {"explore": True}},
-        {"collect": {"explore": True}, "exploration": {"start": 0.3}},
-        {"seed": 1},
-    ],
+    some(
+        [
+            {"env": {"corridor": 4, "penalty": -0.1}},
+            {"collect": {"policy": "expert"}},
+            {"collect": {"explore": True}},
+            {"collect": {"explore": True}, "exploration": {"start": 0.3}},
+            {"seed": 1},
+        ],
+        0,
+        3,
+    ),
 )
 def test_a_changed_environment_policy_or_exploration_is_another_collector(tmp_path: Path, changed: dict) -> None:
     first = collect.run(tiny(), lake=tmp_path / "lake").metrics["collector"]
@@ -160,10 +163,10 @@ def test_a_changed_environment_policy_or_exploration_is_another_collector(tmp_pa
         (name, 100) for name in sorted((first, other["collector"]))
     ]
     assert collect.run(tiny(**changed), lake=tmp_path / "lake").status == "skipped"
-    assert collectors.read(Lake.open(tmp_path / "lake"), first)["env"] == tiny().env.model_dump()
+    assert collectors.read(Lake(tmp_path / "lake"), first)["env"] == tiny().env.model_dump()
 
 
-@pytest.mark.parametrize("changed", [{"collect": {"policy": "expert"}}, {"collect": {"explore": True}}])
+@pytest.mark.parametrize("changed", some([{"collect": {"policy": "expert"}}, {"collect": {"explore": True}}], 1))
 def test_another_policy_or_exploration_of_a_run_counts_its_own_steps(tmp_path: Path, changed: dict) -> None:
     collect.run(tiny(), run=tmp_path / "run")
     assert collect.run(tiny(**changed), run=tmp_path / "run").metrics["steps"] == 100
@@ -171,15 +174,14 @@ def test_another_policy_or_exploration_of_a_run_counts_its_own_steps(tmp_path: P
     assert collect.run(tiny(), run=tmp_path / "run").status == "skipped"
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_run_is_one_policy_from_wherever_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    collect.run(tiny(), run=tmp_path / "run")
-    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
     collect.run(tiny(collect={"policy": f"{tmp_path}/run@6"}), lake=tmp_path / "lake")
     monkeypatch.chdir(tmp_path)
     assert collect.run(tiny(collect={"policy": "run@6"}), lake=tmp_path / "lake").status == "skipped"
 
 
-@pytest.mark.parametrize("place", ["run", "lake"])
+@pytest.mark.parametrize("place", some(["run", "lake"], 0))
 def test_adding_collects_more_each_time(tmp_path: Path, place: str) -> None:
     taken = [collect.run(tiny(collect={"steps": 20}), **{place: tmp_path / "x"}, add=True).metrics for _ in range(3)]
     assert [(metrics["steps"], metrics["steps_total"]) for metrics in taken] == [(20, 20), (20, 40), (20, 60)]
@@ -209,7 +211,7 @@ def scripted(observation, prev_action, prev_reward, time):  # type: ignore[no-un
 def test_a_scripted_policy_acts(tmp_path: Path) -> None:
     policy = "tests.stages.test_collect:scripted"
     collect.run(tiny(collect={"policy": policy}), lake=tmp_path / "lake")
-    assert all(not t.columns["action"].any() for t in trajectories(Lake.open(tmp_path / "lake")))
+    assert all(not t.columns["action"].any() for t in trajectories(Lake(tmp_path / "lake")))
 
 
 @pytest.mark.parametrize(
@@ -298,4 +300,4 @@ def test_a_bounded_lake_keeps_the_newest_and_the_target_counts_what_went(tmp_pat
         run=tmp_path / "run",
     )
     assert more.metrics["steps"] == 400
-    assert stored_steps(Lake.open(tmp_path / "run/lake"), RunDirectory(tmp_path / "run").identity) == 2400
+    assert stored_steps(Lake(tmp_path / "run/lake"), RunDirectory(tmp_path / "run").identity) == 2400

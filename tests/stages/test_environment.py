@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import Settings
+from pipelines.config.settings import CollectSettings, Settings
 from pipelines.envs import gymnasium_env
 from pipelines.envs.env import Env, Trial
 from pipelines.envs.make import make
@@ -16,6 +17,7 @@ from pipelines.errors import StageFailed
 from pipelines.stages import collect, environment
 from pipelines.stages import run as chain
 from pipelines.stages.environment import enough, make_env, share_out, with_actors, workers
+from tests.tiers import some
 
 WALK = "tests.envs.breaking:Walk"
 
@@ -23,6 +25,14 @@ WALK = "tests.envs.breaking:Walk"
 def try_out(env: Env, longest: float = 0.0) -> Trial | None:
     with contextlib.closing(env):
         return env.try_out(longest)
+
+
+def sized(given: Settings, stored: dict[str, Any] | None = None, **more: Any) -> CollectSettings:
+    return with_actors(given.collect, given.env, stored, **more)
+
+
+def processes(given: Settings, *, actors: int) -> int:
+    return workers(given.env, given.collect, actors=actors)
 
 
 def settings(name="meta-frozen-lake", *, env=None, **collect):
@@ -41,33 +51,39 @@ def settings(name="meta-frozen-lake", *, env=None, **collect):
     ],
 )
 def test_more_actors_where_they_step_as_a_batch_and_have_time_for_episodes(name, steps, actors):
-    assert with_actors(settings(name, steps=steps)).collect.actors == actors
+    assert sized(settings(name, steps=steps)).actors == actors
 
 
 @pytest.mark.parametrize(
     ("milliseconds", "length", "collect", "actors"),
-    [
-        (0.05, 9.0, {"workers": 2}, 256),
-        (0.15, 9.0, {"workers": 2}, 256),
-        (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32}, 32),
-        (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32 - 1}, 16),
-        (0.15, None, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # at most 12 steps
-        (0.15, None, {"workers": 2, "steps": 4 * 12 * 32 - 1}, 16),
-        (1e9, 9.0, {"workers": 2}, 16),
-        (0.05, 9.0, {"workers": 0}, 32),  # the loop about them takes a part of it
-        (0.015, 9.0, {"workers": 0}, 128),
-        (0.015, 9.0, {"workers": 0, "steps": 4 * 9 * 32}, 32),
-        (0.1, 9.0, {"workers": 0}, 16),
-        (0.05, 9.0, {"workers": 2, "actors": 24}, 24),
-        (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32, "policy": "random"}, 32),
-        (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32 - 1, "policy": "expert"}, 16),  # may last as long as any
-        (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32, "policy": "expert"}, 32),
-        (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32 - 1, "follow": "runs/it"}, 16),
-    ],
+    some(
+        [
+            (0.05, 9.0, {"workers": 2}, 256),
+            (0.15, 9.0, {"workers": 2}, 256),
+            (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32}, 32),
+            (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32 - 1}, 16),
+            (0.15, None, {"workers": 2, "steps": 4 * 12 * 32}, 32),  # at most 12 steps
+            (0.15, None, {"workers": 2, "steps": 4 * 12 * 32 - 1}, 16),
+            (1e9, 9.0, {"workers": 2}, 16),
+            (0.05, 9.0, {"workers": 0}, 32),  # the loop about them takes a part of it
+            (0.015, 9.0, {"workers": 0}, 128),
+            (0.015, 9.0, {"workers": 0, "steps": 4 * 9 * 32}, 32),
+            (0.1, 9.0, {"workers": 0}, 16),
+            (0.05, 9.0, {"workers": 2, "actors": 24}, 24),
+            (0.15, 9.0, {"workers": 2, "steps": 4 * 9 * 32, "policy": "random"}, 32),
+            (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32 - 1, "policy": "expert"}, 16),  # may last as long as any
+            (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32, "policy": "expert"}, 32),
+            (0.15, 9.0, {"workers": 2, "steps": 4 * 12 * 32 - 1, "follow": "runs/it"}, 16),
+        ],
+        2,
+        5,
+        9,
+        11,
+    ),
 )
 def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, length, collect, actors):
     quick, seen = settings(WALK, **({"steps": 10**9} | collect)), Trial(seconds=milliseconds * 1e-3, length=length)
-    assert with_actors(quick, trial=lambda env, longest: seen).collect.actors == actors
+    assert sized(quick, trial=lambda env, longest: seen).actors == actors
 
 
 @pytest.mark.parametrize(
@@ -81,7 +97,7 @@ def test_more_actors_where_a_step_in_workers_is_quick(milliseconds, length, coll
     ],
 )
 def test_actors_of_a_chain_end_an_episode_the_first_time_and_four_in_all(collects, actors):
-    assert with_actors(settings("tmaze", steps=4 * 11 * 32), collects=collects).collect.actors == actors
+    assert sized(settings("tmaze", steps=4 * 11 * 32), collects=collects).actors == actors
 
 
 @pytest.mark.parametrize(
@@ -96,23 +112,23 @@ def test_actors_of_a_chain_end_an_episode_the_first_time_and_four_in_all(collect
     ],
 )
 def test_steps_and_actors_are_such_that_each_actor_ends_two_episodes(horizon, collect, expected):
-    sized = with_actors(settings("dark-key-door", env={"horizon": horizon}, **collect)).collect
-    assert (sized.steps, sized.actors) == expected
+    found = sized(settings("dark-key-door", env={"horizon": horizon}, **collect))
+    assert (found.steps, found.actors) == expected
 
 
 def test_a_chain_collects_as_many_steps_however_long_episodes_are():
-    sized = with_actors(settings("dark-key-door", env={"horizon": 6000}), collects=[10_000] * 4).collect
-    assert (sized.steps, sized.actors) == (10_000, 16)
+    found = sized(settings("dark-key-door", env={"horizon": 6000}), collects=[10_000] * 4)
+    assert (found.steps, found.actors) == (10_000, 16)
 
 
 def test_episodes_that_are_short_at_random_need_no_fewer_actors():
     walk = settings(WALK, env={"length": 6000}, workers=0)
-    assert with_actors(walk, trial=lambda env, longest: Trial(seconds=1e-3, length=180.0)).collect.actors == 16
-    assert with_actors(walk, trial=lambda env, longest: Trial(seconds=1e-3, length=None)).collect.actors == 1
+    assert sized(walk, trial=lambda env, longest: Trial(seconds=1e-3, length=180.0)).actors == 16
+    assert sized(walk, trial=lambda env, longest: Trial(seconds=1e-3, length=None)).actors == 1
 
 
 def test_a_run_goes_on_with_the_steps_that_it_began_with():
-    assert with_actors(settings(), {"collect": {"steps": 700, "actors": 2}}).collect.steps == 700
+    assert sized(settings(), {"collect": {"steps": 700, "actors": 2}}).steps == 700
 
 
 def test_a_chain_counts_all_its_epochs(tmp_path):
@@ -159,15 +175,15 @@ def test_a_message_to_a_worker_is_some_milliseconds_of_work(milliseconds, most, 
 
 
 def test_a_number_that_is_given_stays():
-    assert with_actors(settings(steps=10**6, actors=5)).collect.actors == 5
-    assert with_actors(settings(steps=10**6, actors=5), {"collect": {"actors": 7}}).collect.actors == 5
-    assert workers(settings(workers=3), actors=5) == 3
+    assert sized(settings(steps=10**6, actors=5)).actors == 5
+    assert sized(settings(steps=10**6, actors=5), {"collect": {"actors": 7}}).actors == 5
+    assert processes(settings(workers=3), actors=5) == 3
 
 
 def test_a_run_goes_on_with_as_many_as_it_began_with():
-    assert with_actors(settings(steps=10**6), {"collect": {"actors": 7}}).collect.actors == 7
-    assert with_actors(settings(steps=10**6), {"collect": {"actors": "auto"}}).collect.actors == 128
-    assert with_actors(settings(steps=10**6), {}).collect.actors == 128
+    assert sized(settings(steps=10**6), {"collect": {"actors": 7}}).actors == 7
+    assert sized(settings(steps=10**6), {"collect": {"actors": "auto"}}).actors == 128
+    assert sized(settings(steps=10**6), {}).actors == 128
 
 
 @pytest.mark.parametrize(
@@ -184,21 +200,23 @@ def test_a_trial_finds_out_what_a_step_takes():
     assert 2e-3 <= slow.seconds < 60
     assert try_out(make("tmaze", num_envs=1, seed=0)) is None
     assert try_out(make(WALK, num_envs=1, seed=0, params={"fault": "raise"})) is None
-    assert workers(settings(), actors=16) == 0
-    assert workers(settings(WALK, env={"fault": "raise"}), actors=16) == 0
+    assert processes(settings(), actors=16) == 0
+    assert processes(settings(WALK, env={"fault": "raise"}), actors=16) == 0
 
 
+@pytest.mark.system
 def test_a_users_environment_is_tried_in_a_process_that_it_may_end(monkeypatch):
     monkeypatch.setattr(environment, "available_cores", lambda: 2)
     ends = settings(WALK, env={"fault": "leave"})
-    assert workers(ends, actors=16) == 2
-    assert workers(ends, actors=1) == 1
-    assert with_actors(ends).collect.actors
+    assert processes(ends, actors=16) == 2
+    assert processes(ends, actors=1) == 1
+    assert sized(ends).actors
     with pytest.raises(StageFailed, match=r"cannot be stepped in this process.* exit code 7") as caught:
-        with_actors(settings(WALK, env={"fault": "leave"}, workers=0))
+        sized(settings(WALK, env={"fault": "leave"}, workers=0))
     assert caught.value.hint == "give --workers 1"
 
 
+@pytest.mark.system
 def test_an_environment_that_ends_its_process_is_one_line(tmp_path):
     with pytest.raises(StageFailed, match=r"is gone: worker process .* ended with exit code 7"):
         collect.run(settings(WALK, env={"fault": "leave"}), lake=tmp_path / "lake")
@@ -232,7 +250,7 @@ def test_a_trial_does_not_wait_for_an_end_that_is_far(monkeypatch):
 
 
 def test_environments_are_where_they_are_asked_to_be():
-    here, there = (make_env(settings("tmaze"), actors=2, seed=0, workers=count) for count in (0, 1))
+    here, there = (make_env(settings("tmaze").env, actors=2, seed=0, workers=count) for count in (0, 1))
     assert not isinstance(here, WorkerEnv)
     assert isinstance(there, WorkerEnv)
     there.close()

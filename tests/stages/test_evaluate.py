@@ -15,10 +15,8 @@ from tests.stages.recipes import tiny
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    collect.run(tiny(), run=tmp_path / "run")
-    train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
-    return tmp_path / "run"
+def run(trained: Path) -> Path:
+    return trained
 
 
 def test_the_same_evaluation_is_read_back_and_another_seed_is_another(run: Path) -> None:

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
+from pipelines.config.exploration import ExplorationSettings
+from pipelines.config.settings import CollectSettings
 from pipelines.errors import InputMissing, IntegrityError, RequirementNotMet, UsageError
 from pipelines.files.checksums import read_sealed, sealed
 from pipelines.lake import collectors
 from pipelines.lake.store import Lake
-from pipelines.stages import collect, evaluate, evaluate_bundle, export, library, train
-from pipelines.stages.collector import behaviour
+from pipelines.stages import collect, evaluate, evaluate_bundle, export, library
+from pipelines.stages.collector import behaviour_of
 from tests.stages.recipes import tiny
+from tests.tiers import some
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("bundle") / "run"
-    collect.run(tiny(), run=run)
-    train.run(tiny(), run=run, lakes=[(run / "lake", 1.0)])
-    return run
+def run(_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(_prepared, tmp_path_factory.mktemp("bundle") / "run", symlinks=True))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def figures(metrics: Any) -> dict[str, Any]:
     return {key: value for key, value in metrics.items() if "seconds" not in key}
 
 
-@pytest.mark.parametrize("tables", [{}, {"greedy": False}, {"evaluators": 2, "actors": 4}])
+@pytest.mark.parametrize("tables", some([{}, {"greedy": False}, {"evaluators": 2, "actors": 4}], 0, 1))
 def test_a_bundle_scores_what_its_checkpoint_scores(run: Path, bundle: Path, tables: dict) -> None:
     settings = tiny(evaluate=tables, collect={"workers": 0})
     files = {path.name: path.read_bytes() for path in bundle.iterdir()}
@@ -162,13 +162,13 @@ def test_a_bundle_collects_as_a_collector_of_its_own(bundle: Path, run: Path, tm
     again = collect.run(tiny(collect={"policy": str(moved)}), lake=lake)
     assert (first.status, again.status) == ("done", "skipped")
     assert again.metrics["collector"] == first.metrics["collector"]
-    [record] = collectors.read_all(Lake.open(lake)).values()
-    [rows] = Lake.open(lake).sql("select distinct policy_id, policy_version from trajectories")
+    [record] = collectors.read_all(Lake(lake)).values()
+    [rows] = Lake(lake).sql("select distinct policy_id, policy_version from trajectories")
     assert rows == {"policy_id": first.metrics["policy"], "policy_version": 6}
     checksum = record["behaviour"]["policy"].removeprefix("bundle:")
     assert (len(checksum), first.metrics["policy"]) == (64, f"bundle-{checksum[:12]}")
     of_run = collect.run(tiny(collect={"policy": str(run)}), lake=lake)
     assert of_run.metrics["collector"] != first.metrics["collector"]
     assert of_run.metrics["return_mean"] == first.metrics["return_mean"]  # the same policy and seeds
-    other = behaviour(tiny(collect={"policy": str(changed(moved, update=7))}))
+    other = behaviour_of(CollectSettings(policy=str(changed(moved, update=7))), ExplorationSettings())
     assert other["policy"] != record["behaviour"]["policy"]

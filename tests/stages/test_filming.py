@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,17 @@ ENV = {"name": "dark-room", "size": 3, "attempts": 2, "attempt_steps": 4}
 SAMPLED = {"greedy": False, "actors": 4, "episodes": 6}
 
 
+@pytest.fixture(scope="module")
+def _run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings, run = tiny(env=ENV), tmp_path_factory.mktemp("filmed") / "run"
+    collect.run(settings, run=run)
+    train.run(settings, run=run, lakes=[(run / "lake", 1.0)])
+    return run
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    settings = tiny(env=ENV)
-    collect.run(settings, run=tmp_path / "run")
-    train.run(settings, run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
-    return tmp_path / "run"
+def run(_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(_run, tmp_path / "run", symlinks=True))
 
 
 @pytest.fixture
@@ -128,7 +134,7 @@ def test_values_are_those_of_the_same_steps_in_a_lake(run: Path) -> None:
     watched = filming.watch(tiny(env=everywhere), run=run).film
     collecting = {"steps": 400, "greedy": True, "policy": str(run)}
     collect.run(tiny(env=everywhere, collect=collecting), run=run.parent / "again")
-    lake, values = Lake.open(run.parent / "again"), Values(str(run))
+    lake, values = Lake(run.parent / "again"), Values(str(run))
     alike = next(each for each in reading.trajectories(lake) if each.info.task == watched.task)
     assert alike.columns["reward"][1:].tolist() == watched.rewards
     np.testing.assert_allclose(values(alike, lake.only_schema())["v"][:, -1], watched.values, atol=1e-5)

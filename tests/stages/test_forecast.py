@@ -78,6 +78,9 @@ def test_a_resumed_chain_counts_what_was_done_and_measures_only_what_it_does_its
     event = chain.report("train", 29, 30, after=8.0)
     assert event.run_seconds_left == pytest.approx(2.0 + 20.0)
     assert event.run_share == pytest.approx(29 / 40)
+    chain.now += 2.0
+    chain.forecast.finish()  # five updates in ten seconds
+    assert chain.report("train", 30, 40, after=0.0).run_seconds_left == pytest.approx(20.0)
 
 
 def test_a_stage_that_had_nothing_to_do_has_no_cost() -> None:

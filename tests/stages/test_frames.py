@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, report
-from pipelines.stages.frames import drawn
+from pipelines.view.replay import drawn
 from tests.lake import factories
 from tests.report.test_markup import Elements
 from tests.report.test_run_report import make_run
@@ -22,7 +22,7 @@ def frames(page: Path) -> list[str]:
 def test_episodes_of_built_in_environments_are_drawn(tmp_path: Path) -> None:
     collect.run(tiny(env={"name": "meta-frozen-lake", "size": 3, "attempts": 2}), run=tmp_path / "run")
     report.run([tmp_path / "run"], episodes=1)
-    lake = Lake.open(tmp_path / "run/lake")
+    lake = Lake(tmp_path / "run/lake")
     [row] = lake.sql("select uid, length from trajectories limit 1")
     pictures = drawn(lake, row["uid"], 1000)
     assert pictures is not None
@@ -42,6 +42,6 @@ def test_images_are_shown_as_they_were_observed(tmp_path: Path) -> None:
 def test_other_environments_are_not_made(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     written = factories.fill(Lake.create(run / "lake"), [6])
-    assert drawn(Lake.open(run / "lake"), next(iter(written)), 10) is None
+    assert drawn(Lake(run / "lake"), next(iter(written)), 10) is None
     report.run([run], episodes=1)
     assert frames(run / "report.html") == []

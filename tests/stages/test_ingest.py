@@ -41,7 +41,7 @@ def take(path: Path | str, lake: Path, *, fresh: bool = False, listener: object 
 
 def numbers(lake: Path) -> list[int]:
     sql = "select map_extract(tags, 'episode')[1]::int from trajectories order by all"
-    return [number for (number,) in query(Lake.open(lake), sql)[1]]
+    return [number for (number,) in query(Lake(lake), sql)[1]]
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -61,7 +61,7 @@ def test_all_of_it_once(file: Path, tmp_path: Path) -> None:
     assert numbers(tmp_path / "lake") == list(range(8))
     wanted = flat(LENGTHS)["rewards"].sum(dtype=np.float64)
     ((total, env, collector),) = query(
-        Lake.open(tmp_path / "lake"), "select sum(return), any_value(env), any_value(collector) from trajectories"
+        Lake(tmp_path / "lake"), "select sum(return), any_value(env), any_value(collector) from trajectories"
     )[1]
     assert total == pytest.approx(wanted, rel=1e-5)
     assert (env, collector.startswith("set-")) == ("set", True)
@@ -100,7 +100,7 @@ def test_an_interruption_goes_on(file: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_what_has_expired_does_not_come_again(file: Path, tmp_path: Path) -> None:
     take(file, tmp_path / "lake", steps=16)  # four trajectories, in a segment of their own
-    expire(Lake.open(tmp_path / "lake"), RetentionLimits(where="length > 0"), grace_seconds=0.0)
+    expire(Lake(tmp_path / "lake"), RetentionLimits(where="length > 0"), grace_seconds=0.0)
     assert take(file, tmp_path / "lake").metrics["trajectories"] == 4
     assert numbers(tmp_path / "lake") == [4, 5, 6, 7]
 
@@ -179,10 +179,10 @@ def test_the_environment_is_named_and_fits(tmp_path: Path) -> None:
     path = write(tmp_path / "set.hdf5", flat([4, 5], size=3, actions=1))
     document = {"source": {"name": f"d4rl:{path}", "action_low": -2.0}, "env": {"name": "gym:Pendulum-v1"}}
     ingest.run(Settings.model_validate(document), lake=tmp_path / "lake")
-    assert query(Lake.open(tmp_path / "lake"), "select distinct env from trajectories")[1] == [("gym:Pendulum-v1",)]
-    action = Lake.open(tmp_path / "lake").only_schema().spaces.action
+    assert query(Lake(tmp_path / "lake"), "select distinct env from trajectories")[1] == [("gym:Pendulum-v1",)]
+    action = Lake(tmp_path / "lake").only_schema().spaces.action
     assert action.high == (2.0,)
-    ((mean,),) = query(Lake.open(tmp_path / "lake"), "select avg(abs(action[1])) from steps")[1]
+    ((mean,),) = query(Lake(tmp_path / "lake"), "select avg(abs(action[1])) from steps")[1]
     assert mean == pytest.approx(np.abs(flat([4, 5], size=3, actions=1)["actions"]).sum() / 2 / 11, rel=1e-5)
 
 
@@ -221,11 +221,11 @@ def test_kill_9_again_and_again(tmp_path: Path) -> None:
         process.wait()
         acknowledged += [line for line in lines if line]
     take(path, lake)
-    found = [uid for (uid,) in query(Lake.open(lake), "select uid from trajectories")[1]]
+    found = [uid for (uid,) in query(Lake(lake), "select uid from trajectories")[1]]
     assert len(set(acknowledged)) == len(acknowledged) > 1000
     assert set(acknowledged) <= set(found)
     assert numbers(lake) == list(range(4000))
-    assert not verify(Lake.open(lake)).corrupt
+    assert not verify(Lake(lake)).corrupt
 
 
 @pytest.mark.parametrize("check", [True, False])

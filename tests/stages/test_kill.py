@@ -67,8 +67,8 @@ def survives_collect(tmp_path: Path, kills: int, seed: int) -> None:
     for _ in range(kills):
         lines = killed(_COLLECT, str(run), "100000000", after_lines=rng.randint(1, 60), delay=rng.random() * 0.4)
         acknowledged += lines
-    Lake.open(run).salvage()
-    lake = Lake.open(run)
+    Lake(run).salvage()
+    lake = Lake(run)
     found = [uid for (uid,) in query(lake, "select uid from trajectories")[1]]
     assert len(found) == len(set(found))
     assert set(acknowledged) <= set(found)

@@ -94,7 +94,7 @@ def test_an_update_whose_checkpoint_is_gone_is_told_by_a_later_one(home: Path) -
 
 
 def test_trajectories_are_those_of_the_lake_at_that_update(home: Path) -> None:
-    _, rows = query(Lake.open(home / "b"), "select uid, policy_version from trajectories")
+    _, rows = query(Lake(home / "b"), "select uid, policy_version from trajectories")
     assert set(trajectories(home / "b")) == {uid for uid, _ in rows}
     assert set(trajectories(home / "b", "6")) == {uid for uid, version in rows if version == 3}
 
@@ -116,7 +116,7 @@ def test_depth_ends_the_walk(home: Path) -> None:
 
 
 def test_what_expired_is_gone_with_its_reason(home: Path) -> None:
-    lake = Lake.open(home / "b")
+    lake = Lake(home / "b")
     first, second = (segment for (segment,) in query(lake, "select segment from segments order by segment")[1])
     write_tombstone(lake.storage, Tombstone(time=7.0, reason="older than a day", segments=(first,)))
     (uid,) = query(lake, f"select any_value(uid) from trajectories where segment = '{second}'")[1][0]
@@ -141,7 +141,7 @@ def test_derived_trajectories_show_their_method_and_their_bases(tmp_path: Path) 
     assert original.relabel_method is None
     assert derived.relabel_method is not None
     assert derived.relabel_method.startswith("hindsight")
-    _, rows = query(Lake.open(tmp_path / "g"), "select base_uid from trajectories where base_uid is not null")
+    _, rows = query(Lake(tmp_path / "g"), "select base_uid from trajectories where base_uid is not null")
     assert (derived.trajectories, derived.bases) == (len(rows), len({base for (base,) in rows}))
     assert derived.base_segments == original.segments
 
@@ -152,7 +152,7 @@ def test_a_selection_leaves_out_what_it_left_out(home: Path) -> None:
     (drawn,) = trace(home / "c").lakes
     assert drawn.where == "policy_version = 6"
     assert [source.policy_version for source in drawn.sources] == [6]
-    reader = Reader(Lake.open(home / "b"))
+    reader = Reader(Lake(home / "b"))
     assert {reader.read(uid).info.policy_version for uid in trajectories(home / "c")} == {6}
 
 

@@ -44,7 +44,7 @@ def ray_command(*words: str) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
     }
     command = [str(Path(sys.executable).with_name("ray")), *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ def lake(tmp_path: Path) -> Path:
 
 
 def derived(lake: Path) -> list:
-    return list(trajectories(Lake.open(lake), "base_uid is not null"))
+    return list(trajectories(Lake(lake), "base_uid is not null"))
 
 
 def test_every_relabelled_trajectory_obeys_the_goal_rule(lake: Path) -> None:
@@ -53,10 +53,10 @@ def test_repeating_adds_nothing_and_more_copies_add_the_difference(lake: Path) -
 def test_a_predicate_and_a_share_choose(lake: Path) -> None:
     relabel.run(tiny(env=GOALS, relabel={"where": "not success", "fraction": 0.5}), lake=lake)
     bases = query(
-        Lake.open(lake),
+        Lake(lake),
         "select b.success from trajectories t join trajectories b on t.base_uid = b.uid",
     )[1]
-    total = query(Lake.open(lake), "select count(*) from trajectories where not success and base_uid is null")[1][0][0]
+    total = query(Lake(lake), "select count(*) from trajectories where not success and base_uid is null")[1][0][0]
     assert 0 < len(bases) < total
     assert not any(success for (success,) in bases)
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_relabelled_is_named(lake: Path, tmp_path: Path) -> None:
 
 
 def test_a_lake_may_be_compacted_and_lose_trajectories_while_it_is_relabelled(lake: Path) -> None:
-    store, told = Lake.open(lake), []
+    store, told = Lake(lake), []
     before = len(list(trajectories(store)))
     for number in range(3):  # several segments, so that some files are not open yet
         collect.run(tiny(env=GOALS, seed=number + 1, collect={"steps": 100}), lake=lake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +22,17 @@ MAZE = {"name": "mazerunner", "size": 9, "goals": 2, "max_episode_steps": 20}
 SOME = {"relabeler": ["instruction:all", "return:0.9"], "copies": 2}
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def _lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lake = tmp_path_factory.mktemp("relabelled") / "lake"
     for seed in range(3):  # a segment each
-        collect.run(tiny(seed=seed, env=MAZE, collect={"steps": 120}), lake=tmp_path / "lake")
-    return tmp_path / "lake"
+        collect.run(tiny(seed=seed, env=MAZE, collect={"steps": 120}), lake=lake)
+    return lake
+
+
+@pytest.fixture
+def lake(_lake: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(_lake, tmp_path / "lake", symlinks=True))
 
 
 def files(lake: Path) -> list[str]:
@@ -35,7 +42,7 @@ def files(lake: Path) -> list[str]:
 
 
 def versions(lake: Path) -> dict[str, tuple[str, ...]]:
-    found = trajectories(Lake.open(lake), "base_uid is not null")
+    found = trajectories(Lake(lake), "base_uid is not null")
     return {each.uid: (each.columns["reward"].tobytes(), str(dict(each.info.tags))) for each in found}
 
 
@@ -72,7 +79,7 @@ def test_an_interruption_keeps_what_was_derived_and_the_rest_follows(lake: Path,
     assert some.items() <= whole.items()
     assert all("return@0.9" in tags for _, tags in whole.values())
     assert relabel.run(settings, lake=lake).metrics["trajectories"] == 0
-    report = verify(Lake.open(lake))
+    report = verify(Lake(lake))
     assert report.corrupt == ()
     assert not [name for name in files(lake) if name.startswith(("tmp/", "wal/"))]
 
@@ -81,7 +88,7 @@ def test_other_seeds_and_relabelers_add_other_versions(lake: Path) -> None:
     for seed in (0, 1):
         relabel.run(tiny(seed=seed, env=MAZE, relabel={"relabeler": "instruction:all"}), lake=lake)
     relabel.run(tiny(env=MAZE, relabel={"relabeler": "hindsight", "strategy": "random"}), lake=lake)
-    found = list(trajectories(Lake.open(lake), "base_uid is not null"))
+    found = list(trajectories(Lake(lake), "base_uid is not null"))
     assert len({each.uid for each in found}) == len(found)
     assert {each.info.source for each in found} == {"relabel"}
     assert all(each.info.success for each in found if each.columns["reward"].sum() == 2)

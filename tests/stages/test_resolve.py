@@ -50,7 +50,7 @@ def test_the_window_is_the_horizon_up_to_a_bound(
 ) -> None:
     heard: list[Event] = []
     settings = Settings.model_validate({"train": train, "agent": {"sequence": {"kind": kind}}})
-    assert with_window(settings, horizon, heard.append).train.context_length == expected
+    assert with_window(settings.train, settings.agent, horizon, heard.append).context_length == expected
     assert len(warnings(heard)) == warned
     assert not warned or (f"{expected:,}" in warnings(heard)[0] and f"{horizon:,}" in warnings(heard)[0])
 
@@ -71,10 +71,10 @@ def test_the_window_is_the_horizon_up_to_a_bound(
 )
 def test_recipes_of_the_built_in_environments_see_whole_episodes(recipe: str, expected: int) -> None:
     settings = resolve(shipped_recipes()[recipe], env_model=env_model)
-    env = make_env(settings, actors=1, seed=0)
+    env = make_env(settings.env, actors=1, seed=0)
     heard: list[Event] = []
     assert settings.train.context_length == "auto"
-    assert with_window(settings, env.spec.horizon, heard.append).train.context_length == expected
+    assert with_window(settings.train, settings.agent, env.spec.horizon, heard.append).context_length == expected
     assert not heard
 
 
@@ -144,7 +144,7 @@ def test_several_environments_of_a_lake_are_told(tmp_path: Path) -> None:
 
 def test_the_environment_of_a_foreign_lake_is_not_imported(tmp_path: Path) -> None:
     collect.run(tiny(), lake=tmp_path / "lake")
-    lake = Lake.open(tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
     (name,) = collectors.read_all(lake)
     record = collectors.read(lake, name)
     assert record is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from pipelines.config.load import resolve
 from pipelines.config.recipes import find
+from pipelines.config.settings import Settings
 from pipelines.errors import IntegrityError, Interrupted, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -32,6 +34,23 @@ STAGES = [
 
 def lake_env() -> dict:
     return {"name": "meta-frozen-lake", "size": 3, "attempts": 2}
+
+
+def one_epoch() -> Settings:
+    return tiny(env=lake_env(), epochs=1, stages=STAGES)
+
+
+@pytest.fixture(scope="module")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    chain.run(one_epoch(), run=run)
+    return run
+
+
+@pytest.fixture
+def finished(_finished: Path, tmp_path: Path) -> Path:
+    """The run of a chain of `one_epoch()`, free to be changed."""
+    return Path(shutil.copytree(_finished, tmp_path / "run", symlinks=True))
 
 
 def test_the_plan_follows_every_start_and_stop() -> None:
@@ -74,8 +93,8 @@ def test_a_chain_learns_is_judged_and_is_exported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = chain.run(tiny(env=lake_env(), epochs=3, stages=STAGES), run=run)
     assert result.metrics["updates"] == 6
-    assert query(Lake.open(run / "lake"), "select sum(length) from trajectories")[1] == [(360,)]
-    versions = query(Lake.open(run / "lake"), "select distinct policy_version from trajectories order by 1")[1]
+    assert query(Lake(run / "lake"), "select sum(length) from trajectories")[1] == [(360,)]
+    versions = query(Lake(run / "lake"), "select distinct policy_version from trajectories order by 1")[1]
     assert versions[-1] == (4,)
     assert (run / "export/policy.json").is_file()
     assert (run / "adaptation.png").read_bytes().startswith(b"\x89PNG")
@@ -109,8 +128,11 @@ def test_a_chain_writes_a_page_and_records_where_its_time_went(tmp_path: Path) -
     again = chain.run(settings, run=run)
     assert again.status == "skipped"
     assert (run / "report.html").exists()
-    chain.run(settings.model_copy(update={"report": False}), run=tmp_path / "other")
-    assert not (tmp_path / "other/report.html").exists()
+
+
+def test_a_chain_writes_no_page_where_none_is_wanted(finished: Path) -> None:
+    assert not one_epoch().report
+    assert not (finished / "report.html").exists()
 
 
 def test_the_page_of_a_stopped_chain_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +145,8 @@ def test_the_page_of_a_stopped_chain_says_so(tmp_path: Path, monkeypatch: pytest
     assert "finished" in (tmp_path / "run/report.html").read_text()
 
 
-def test_a_finished_chain_is_skipped(tmp_path: Path) -> None:
-    settings = tiny(env=lake_env(), epochs=2, stages=STAGES)
-    chain.run(settings, run=tmp_path / "run")
-    again = chain.run(settings, run=tmp_path / "run")
+def test_a_finished_chain_is_skipped(finished: Path) -> None:
+    again = chain.run(one_epoch(), run=finished)
     assert again.status == "skipped"
     assert again.tables
 
@@ -139,15 +159,13 @@ def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> No
     result = chain.run(settings, run=tmp_path / "run")
     assert result.status == "done"
     assert checkpoints.numbers(tmp_path / "run/checkpoints")[-1] == 6
-    assert query(Lake.open(tmp_path / "run/lake"), "select sum(length) from trajectories")[1][0][0] >= 360
+    assert query(Lake(tmp_path / "run/lake"), "select sum(length) from trajectories")[1][0][0] >= 360
     assert json.loads((tmp_path / "run/chain.json").read_text())["passed"] == 9
 
 
-def test_a_resolved_configuration_runs_again(tmp_path: Path) -> None:
-    settings = tiny(env=lake_env(), epochs=1, stages=STAGES)
-    chain.run(settings, run=tmp_path / "run")
-    _, document = find(str(tmp_path / "run/config.toml"))
-    assert resolve(document, env_model=env_model) == settings
+def test_a_resolved_configuration_runs_again(finished: Path) -> None:
+    _, document = find(str(finished / "config.toml"))
+    assert resolve(document, env_model=env_model) == one_epoch()
 
 
 def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:
@@ -155,14 +173,12 @@ def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:
         chain.run(tiny(), run=tmp_path / "run")
 
 
-def test_a_damaged_ledger_is_refused_and_a_fresh_start_helps(tmp_path: Path) -> None:
-    settings = tiny(env=lake_env(), epochs=1, stages=STAGES)
-    chain.run(settings, run=tmp_path / "run")
-    (tmp_path / "run/chain.json").write_text('{"passed": "x"}')
+def test_a_damaged_ledger_is_refused_and_a_fresh_start_helps(finished: Path) -> None:
+    (finished / "chain.json").write_text('{"passed": "x"}')
     with pytest.raises(IntegrityError, match=r"chain.json"):
-        chain.run(settings, run=tmp_path / "run")
-    assert chain.run(settings, run=tmp_path / "run", fresh=True).status == "done"
-    assert checkpoints.load(tmp_path / "run/checkpoints", "best").update == 2
+        chain.run(one_epoch(), run=finished)
+    assert chain.run(one_epoch(), run=finished, fresh=True).status == "done"
+    assert checkpoints.load(finished / "checkpoints", "best").update == 2
 
 
 def test_nothing_is_made_or_lost_for_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
@@ -170,7 +186,9 @@ def test_nothing_is_made_or_lost_for_an_environment_that_cannot_be_made(tmp_path
     with pytest.raises(UsageError):
         chain.run(wrong, run=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-    chain.run(tiny(env=lake_env(), epochs=1, stages=STAGES), run=tmp_path / "run")
+
+
+def test_a_finished_chain_survives_a_fresh_start_that_cannot_be_made(finished: Path) -> None:
     with pytest.raises(UsageError):
-        chain.run(wrong, run=tmp_path / "run", fresh=True)
-    assert chain.run(tiny(env=lake_env(), epochs=1, stages=STAGES), run=tmp_path / "run").status == "skipped"
+        chain.run(tiny(env={"name": "gym:Nothing-v7", "corridor": 1}, stages=STAGES), run=finished, fresh=True)
+    assert chain.run(one_epoch(), run=finished).status == "skipped"

@@ -52,7 +52,7 @@ def offline(**tables: Any) -> Settings:
 
 
 def count(lake: Path) -> int:
-    ((steps,),) = query(Lake.open(lake), "select coalesce(sum(length), 0) from trajectories")[1]
+    ((steps,),) = query(Lake(lake), "select coalesce(sum(length), 0) from trajectories")[1]
     return int(steps)
 
 
@@ -82,7 +82,7 @@ def test_data_is_taken_in_learnt_from_and_joined_by_rollouts(tmp_path: Path) -> 
     assert count(run / "offline") == EPISODES * LENGTH
     assert count(run / "lake") >= 60
     assert drawn_from(run) == {"offline": [0, 0], "lake": [0.75, 0.75]}
-    versions = query(Lake.open(run / "lake"), "select distinct policy_version from trajectories order by 1")[1]
+    versions = query(Lake(run / "lake"), "select distinct policy_version from trajectories order by 1")[1]
     assert versions[0] == (2,), "the pretrained policy acts from the first rollout on"
 
 

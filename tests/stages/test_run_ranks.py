@@ -14,7 +14,6 @@ import pytest
 import tomli_w
 import torch
 
-from pipelines.config.run_directory import dump
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
@@ -23,7 +22,7 @@ from tests.ranks import assert_alike, environment, gone, lines, processes, wait_
 from tests.stages.recipes import tiny
 
 STAGES = [{"stage": "collect"}, {"stage": "train"}, {"stage": "evaluate", "start_epoch": -1}]
-TRAIN = {"steps": 3, "grad_accumulation": 2, "log_every": 1, "checkpoint_every": 1000, "rank_timeout": 60}
+TRAIN = {"steps": 3, "grad_accumulation": 2, "log_every": 1, "checkpoint_every": 1000, "rank_timeout": 600}
 LONG = 100_000_000
 
 
@@ -37,7 +36,7 @@ def recipe(
         collect={"actors": 4, "workers": 0, "steps": collect},
         train=TRAIN | {"steps": train},
     )
-    place.write_text(tomli_w.dumps(dump(settings)))
+    place.write_text(tomli_w.dumps(settings.document()))
     return place
 
 
@@ -47,7 +46,7 @@ def command(file: Path, run: Path, *options: str) -> list[str]:
 
 def call(file: Path, run: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(file, run, *options), capture_output=True, text=True, env=environment(), timeout=300, cwd=run.parent
+        command(file, run, *options), capture_output=True, text=True, env=environment(), timeout=600, cwd=run.parent
     )
 
 
@@ -70,7 +69,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
 
 
 def steps_of(run: Path) -> int:
-    lake = Lake.open(run / "lake")
+    lake = Lake(run / "lake")
     lake.salvage()
     assert not verify(lake).corrupt
     uids = [uid for (uid,) in query(lake, "select uid from trajectories")[1]]
@@ -79,11 +78,12 @@ def steps_of(run: Path) -> int:
 
 
 @pytest.mark.system
-def test_a_chain_with_two_ranks_does_what_one_process_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_a_chain_with_two_ranks_does_what_one_process_does(tmp_path: Path, sharding: str) -> None:
     """The policies of later epochs are trained by both ranks: the same steps are collected with them."""
     file = recipe(tmp_path / "recipe.toml")
     results = []
-    for run, options in (("one", ()), ("two", ("--ranks", "2"))):
+    for run, options in (("one", ()), ("two", ("--ranks", "2", "--set", f"train.sharding={sharding}"))):
         done = call(file, tmp_path / run, *options)
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout)["metrics"])
@@ -117,7 +117,7 @@ def test_a_signal_while_steps_are_collected_stores_them_and_ends_all_ranks(tmp_p
     with start(file, run, "--ranks", "2") as process:
         wait_for_line(process, "collect")
         process.send_signal(number)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert json.loads(out)["status"] == "interrupted"
     assert err.count("error: ") == 1
@@ -132,7 +132,7 @@ def test_a_signal_in_training_saves_that_update_and_the_chain_goes_on(tmp_path: 
     with start(recipe(tmp_path / "long.toml", epochs=1, train=LONG), run, "--ranks", "2") as process:
         wait_for_updates(process, run, 3)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 143
     assert json.loads(out)["status"] == "interrupted"
     assert err.count("error: ") == 1
@@ -155,7 +155,7 @@ def test_all_ranks_end_with_one_that_is_killed(tmp_path: Path, stage: str, rank:
         if stage == "train":
             wait_for_updates(process, run, 2)
         os.kill(processes(run)[rank], signal.SIGKILL)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 137
     assert out.count("\n") == 1
     assert f"rank {rank} was killed by SIGKILL" in err
@@ -210,7 +210,7 @@ def test_what_rank_0_refuses_ends_all_and_is_reported_once(tmp_path: Path) -> No
         wait_for_line(holder, "collect")
         done = call(file, run, "--ranks", "2")
         holder.terminate()
-        holder.communicate(timeout=60)
+        holder.communicate(timeout=600)
     assert done.returncode == 75
     assert done.stderr.count("error: ") == 1
     done = call(file, run, "--ranks", "2", "--set", "train.learning_rate=1")

@@ -129,11 +129,27 @@ def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
         run([], directory=tmp_path, command=command())
 
 
-def test_a_run_is_done_if_the_same_command_finished_it(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "a")
+def finished(path: Path) -> Path:
+    """A run that `amago run x` has finished."""
+    make_run(path)
     record = json.loads((path / "run.json").read_text())
     record["stages"]["run"]["argv"] = ["amago", "run", "x", "--output", "json"]
     (path / "run.json").write_text(json.dumps(record))
+    return path
+
+
+def test_progress_counts_the_runs_that_were_done_before(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    cells = [PlannedRun(path=finished(tmp_path / name), arguments=("run", "x")) for name in "ab"]
+    cells.append(PlannedRun(path=tmp_path / "c", arguments=("run", "x")))
+    with pytest.raises(StageFailed):
+        run(cells, directory=tmp_path, command=["false"], listener=heard.append)
+    assert [event.text[:3] for event in heard if isinstance(event, Notice)] == ["2 o", "3/3"]
+    assert heard[-1] == Progress(stage="sweep", done=3, total=3, unit="runs")
+
+
+def test_a_run_is_done_if_the_same_command_finished_it(tmp_path: Path) -> None:
+    path = finished(tmp_path / "a")
     assert PlannedRun(path=path, arguments=("run", "x")).is_done
     assert not PlannedRun(path=path, arguments=("run", "y")).is_done
     assert not PlannedRun(path=tmp_path / "b", arguments=("run", "x")).is_done

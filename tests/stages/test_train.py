@@ -21,12 +21,12 @@ from pipelines.stages import collect, evaluate, train
 from pipelines.stages.train import Source
 from pipelines.training.metrics_log import MetricsLog
 from tests.stages.recipes import tiny
+from tests.tiers import some
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    collect.run(tiny(), lake=tmp_path / "lake")
-    return tmp_path / "lake"
+def lake(collected: Path) -> Path:
+    return collected
 
 
 def weights(run: Path, which: str = "latest") -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ def test_metrics_have_one_line_a_logged_update_after_a_resume(tmp_path: Path, la
     assert [line["update"] for line in lines] == [2, 4, 6]
 
 
-@pytest.mark.parametrize("stopped", ["a signal", "a target", "a kill"])
+@pytest.mark.parametrize("stopped", some(["a signal", "a target", "a kill"], 0))
 def test_metrics_after_a_resume_are_those_of_an_uninterrupted_run(tmp_path: Path, lake: Path, stopped: str) -> None:
     def stop(event: Event) -> None:
         if isinstance(event, Progress) and event.done == 3:
@@ -124,7 +124,7 @@ def test_metrics_after_a_resume_are_those_of_an_uninterrupted_run(tmp_path: Path
 
 def test_the_replay_ratio_is_steps_trained_on_by_steps_collected(tmp_path: Path, lake: Path) -> None:
     result = train.run(tiny(), run=tmp_path / "run", lakes=[(lake, 1.0)])
-    collected = sum(row[0] for row in query(Lake.open(lake), "select length from trajectories")[1])
+    collected = sum(row[0] for row in query(Lake(lake), "select length from trajectories")[1])
     assert result.metrics["env_steps"] == collected > 0
     assert result.metrics["replay_ratio"] == result.metrics["steps_seen"] / collected
     lines = MetricsLog(tmp_path / "run/metrics.jsonl").read()
@@ -159,7 +159,7 @@ def test_nothing_is_made_or_lost_for_a_training_that_cannot_start(tmp_path: Path
 
 
 def test_trajectories_beyond_the_learned_positions_are_refused_at_the_start(tmp_path: Path, lake: Path) -> None:
-    longest = query(Lake.open(lake), "select max(length) from trajectories")[1][0][0]
+    longest = query(Lake(lake), "select max(length) from trajectories")[1][0][0]
     for rows, refused in ((longest, True), (longest + 1, False)):
         settings = tiny(agent={"sequence": {"position": "learned", "max_time": rows}})
         with pytest.raises(UsageError, match="max_time") if refused else nullcontext():
@@ -188,7 +188,7 @@ def same_training(a: Path, b: Path) -> None:
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", some([0, 1, 3], 1))
 def test_batches_read_ahead_change_nothing(tmp_path: Path, lake: Path, prefetch: int) -> None:
     two_parts = {"grad_accumulation": 2, "prefetch": prefetch}
     train.run(tiny(train={"grad_accumulation": 2, "prefetch": 0}), run=tmp_path / "plain", lakes=[(lake, 1.0)])
@@ -224,7 +224,7 @@ def test_a_checkpoint_says_what_was_drawn_from(tmp_path: Path, lake: Path) -> No
     settings = tiny(train={"anneal_steps": 4, "where": "length > 0", "weight": "length"})
     train.run(settings, run=tmp_path / "run", lakes=[(lake, 0.8, 0.2), (tmp_path / "other", 0.5)])
     first, second = checkpoints.load(tmp_path / "run/checkpoints").record["data"]["lakes"]
-    assert (first["id"], first["name"]) == (Lake.open(lake).id, Lake.open(lake).name)
+    assert (first["id"], first["name"]) == (Lake(lake).id, Lake(lake).name)
     assert (first["share"], second["share"]) == ([0.8, 0.2], [0.5, 0.5])
     assert (first["where"], first["weight"]) == ("length > 0", "length")
     assert first["history"] == [[1, len(first["segments"])]]
@@ -283,9 +283,7 @@ def test_a_follower_waits_for_a_lake_and_takes_in_what_comes(tmp_path: Path) -> 
     assert any(isinstance(event, Notice) and event.text.startswith("waiting for lake") for event in told)
     data = checkpoints.load(tmp_path / "run/checkpoints").record["data"]["lakes"][0]
     assert [update for update, _ in data["history"]] == [1, 3, 5]  # seen after an update, drawn from by the next
-    assert (
-        data["history"][-1][1] == len(data["segments"]) == len(list(Lake.open(tmp_path / "lake").path.rglob("*.arrow")))
-    )
+    assert data["history"][-1][1] == len(data["segments"]) == len(list(Lake(tmp_path / "lake").path.rglob("*.arrow")))
 
 
 def test_a_follower_that_waits_can_be_interrupted(tmp_path: Path) -> None:
@@ -313,7 +311,7 @@ def test_windows_are_drawn_from_the_selected_by_their_weights(tmp_path: Path, la
     from pipelines.lake.store import Lake
     from pipelines.training.data import make_mixture
 
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     settings = tiny(train={"where": "uid < '8' and length > 4", "weight": "length / count(*) over ()"}).train
     mixture = make_mixture([(opened, Share())], opened.only_schema(), settings, seed=0, listener=lambda event: None)
     mixture.refresh(0)
@@ -359,7 +357,7 @@ def test_a_log_line_of_skipped_updates_alone_has_no_loss(tmp_path: Path, lake: P
 
 def test_the_summary_gives_the_mean_return_of_the_finished_episodes(tmp_path: Path) -> None:
     collect.run(tiny(collect={"steps": 108}), run=tmp_path / "a")
-    stored = list(trajectories(Lake.open(tmp_path / "a")))
+    stored = list(trajectories(Lake(tmp_path / "a")))
     returns = [float(each.columns["reward"].sum()) for each in stored if not each.info.tags]
     assert 0 < len(returns) < len(stored)
     lakes = [Source(tmp_path / "a")]

@@ -65,7 +65,7 @@ class ThreadEngine:
             task.stop()
             task._thread.join()
 
-    def start(self, task: Task, *, name: str) -> ThreadTask:
+    def start(self, task: Task) -> ThreadTask:
         number = len(self._tasks)
         self._tasks.append(ThreadTask(task, lambda kind: self._fatal(number, kind)))
         return self._tasks[-1]

@@ -61,4 +61,4 @@ class Blocked(Memory):
     """Takes for ever, or until `BLOCKED` is set."""
 
     def close(self, ending: Ending) -> None:
-        BLOCKED.wait(60)
+        BLOCKED.wait(600)

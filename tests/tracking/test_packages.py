@@ -218,7 +218,7 @@ print(json.dumps({"runs": runs, "logs": logs, "config": config}, default=str))
         env=env,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

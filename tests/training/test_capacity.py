@@ -82,11 +82,11 @@ def test_growth_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_object_store_s_limit_is_the_cache_of_this_host(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Lake.create(f"s3://{bucket}/lake")
     monkeypatch.setenv("AMAGO_CACHE_BYTES", "10K")
-    lake = Lake.open(f"s3://{bucket}/lake")
+    lake = Lake(f"s3://{bucket}/lake")
     fill(lake, [300] * 8, seal_every=1)
     [text] = checked(mixture_of(lake))
     assert "caches 0.01 MB" in text
     assert "raise AMAGO_CACHE_BYTES" in text
     assert "train.shard = 'host'" in text
     monkeypatch.setenv("AMAGO_CACHE_BYTES", "1G")
-    assert checked(mixture_of(Lake.open(f"s3://{bucket}/lake"))) == []
+    assert checked(mixture_of(Lake(f"s3://{bucket}/lake"))) == []

@@ -84,7 +84,7 @@ def test_every_agent_and_action_space_gives_the_loss_of_the_cpu(kind: str, actio
         loss.backward()
         agent.update_targets()
         losses.append(
-            (loss.detach().cpu(), *(p.grad.cpu() for p in agent.trainable_parameters() if p.grad is not None))
+            (loss.detach().cpu(), *(p.grad.cpu() for p in agent.trainable_parameters().values() if p.grad is not None))
         )
     for a, b in zip(*losses, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-4)

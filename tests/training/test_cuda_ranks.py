@@ -15,6 +15,7 @@ from amago_cli.ranks import _free_port
 from pipelines.nets import ranks
 from pipelines.training.learner import Learner
 from tests.ranks import lines, small_lake, train
+from tests.tiers import crossed
 from tests.training.test_learner import batch, learner
 
 CUDA = [
@@ -34,7 +35,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     with monkeypatch.context() as joining:
         joining.setattr(ranks, "announced", lambda: 2)  # else nothing is joined
         joining.setattr(ctypes, "CDLL", _no_library)  # this process shall outlive its parent's threads
-        ranks.join(found, timeout_seconds=60)
+        ranks.join(found, timeout_seconds=600)
     assert distributed.is_initialized()
     yield found
     ranks.leave()
@@ -65,12 +66,15 @@ def test_tensors_and_objects_go_through_the_group(device: torch.device) -> None:
     distributed.barrier(orders)
 
 
-@pytest.mark.parametrize("way", [{}, {"packing": True}, {"precision": "bf16"}], ids=["plain", "packing", "bf16"])
+@pytest.mark.parametrize(
+    ("way", "sharding"), crossed([{}, {"packing": True}, {"precision": "bf16"}], ["none", "fsdp"]), ids=str
+)
 def test_updates_through_the_group_are_those_without_it(
-    device: torch.device, way: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    device: torch.device, way: dict[str, object], sharding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"device": device.type, "grad_accumulation": 2, **way}
-    plain, parallel = learner(**settings), learner(**settings)
+    settings = {"device": device.type, "grad_accumulation": 2, "ema_decay": 0.9, **way}
+    plain, parallel = learner(**settings), learner(**settings, sharding=sharding)
+    parallel.is_sharded = sharding == "fsdp"  # as with several ranks
 
     def wrapped() -> object:
         with monkeypatch.context() as several:
@@ -84,17 +88,23 @@ def test_updates_through_the_group_are_those_without_it(
         for name in ("loss", "grad_norm"):
             torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
     assert isinstance(parallel._parallel, torch.nn.parallel.DistributedDataParallel)
-    for one, other in zip(plain.parameters, parallel.parameters, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert bool(parallel.shards.of) == (sharding == "fsdp")
+    for of, its in zip(plain.state().values(), parallel.state().values(), strict=True):
+        torch.testing.assert_close(its, of, rtol=1e-4, atol=1e-5, check_device=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("way", ["plain", "bf16", "compile"])
+@pytest.mark.parametrize("way", ["plain", "bf16", "compile", "fsdp"])
 def test_two_devices_do_what_one_does(tmp_path: Path, way: str) -> None:
     lake = small_lake(tmp_path / "lake")
-    more: dict[str, object] = {"bf16": {"train__precision": "bf16"}, "compile": {"train__compile": True}}.get(way, {})
+    ways: dict[str, dict[str, object]] = {
+        "bf16": {"train__precision": "bf16"},
+        "compile": {"train__compile": True},
+        "fsdp": {"train__sharding": "fsdp", "train__activation_checkpointing": True},
+    }
+    more = ways.get(way, {})
     for run, options in (("one", ()), ("two", ("--ranks", "2"))):
         done = train(lake, tmp_path / run, "--steps", "6", *options, train__device="cuda", **more)
         assert done.returncode == 0, done.stderr

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pipelines.config.recipes import shipped_recipes
 from pipelines.errors import Interrupted, UsageError
+from pipelines.evaluation.statistics import iqm
 from pipelines.events import Event, Progress
 from tests.benchmarks import learning_reference
 from tests.benchmarks.learning_parts import book, draw, one, results, schedule, summary, tasks
 
 TASKS = tasks.load_tasks()
 LAKE = TASKS["lake-4x4"]
+RESULTS = Path(__file__).parents[2] / "docs/results.jsonl"
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 SMALL = {"epochs": 2, "train.steps": 3, "train.batch_size": 4, "collect.actors": 8, "collect.steps": 640}
 
 
@@ -196,6 +202,32 @@ def test_the_book_has_a_row_a_seed_set_and_the_command_that_repeats_it(tmp_path:
 
 
 def test_results_of_the_repository_can_be_read() -> None:
-    file = Path(__file__).parents[2] / "docs/results.jsonl"
-    for line in file.read_text().splitlines() if file.is_file() else []:
+    for line in RESULTS.read_text().splitlines():
         assert {"task", "seed", "commit", "curve"} <= json.loads(line).keys()
+
+
+def test_what_a_recipe_expects_is_what_the_book_says() -> None:
+    """Figures of our own are those of the recipe's row, to the digit; others are bounds or name who reports them."""
+    rows = {
+        TASKS[row["task"]].recipe: row
+        for row in summary.groups(RESULTS, TASKS)
+        if row["variant"] == "default" and not row["cpu_limit"] and not TASKS[row["task"]].set
+    }
+    assert len(rows) >= 7
+    for name, recipe in shipped_recipes().items():
+        expected = recipe.get("expected", "at most")
+        if name in rows:
+            require_quoted(expected, rows[name])
+        else:
+            assert re.search(r"at most|random|\((AMAGO|[A-Z]\w+ et al\. 20\d\d)", expected), name
+
+
+def require_quoted(expected: str, row: dict[str, Any]) -> None:
+    figures, seeds, cost = re.match(r"(.*?) \((\w+) seeds\)(?:, in (\d+) CPU seconds)?", expected).groups()  # type: ignore[union-attr]
+    by_attempt = np.mean([each for each in row["attempts"] if each] or [[]], axis=0)
+    known = [iqm(np.array(row["scores"])), *row["scores"], *by_attempt, row["env_steps"] / 1e6]
+    for text in re.findall(r"-?\d*\.?\d+", figures):
+        digits = len(text.partition(".")[2])
+        assert any(round(value, digits) == float(text) for value in known), (expected, text)
+    assert seeds == COUNTS[len(row["seeds"])], expected
+    assert cost is None or int(cost) == round(row["cpu_seconds"]), expected

@@ -140,7 +140,7 @@ def test_every_trainable_parameter_is_in_one_group() -> None:
     agent = made(sequence=SEQUENCES["mamba"][0])
     optimizer = make_optimizer(agent, TrainSettings())
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in agent.trainable_parameters())
+    assert sorted(grouped) == sorted(id(p) for p in agent.trainable_parameters().values())
 
 
 def test_moments_of_both_groups_survive_a_checkpoint(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ KINDS: dict[str, dict[str, object]] = {
     "feedforward": {"agent__sequence": "{ kind = 'feedforward', num_layers = 1, d_model = 8, d_ff = 8 }"},
     "averaged": {"train__ema_decay": 0.9, "train__activation_checkpointing": True},
 }
+SHARDED = ("actor-critic", "multi-task", "packed-bf16", "mingru", "mamba", "feedforward", "averaged")
+KINDS |= {f"{kind}-sharded": {**KINDS[kind], "train__sharding": "fsdp"} for kind in SHARDED}
 
 
 @pytest.mark.system
@@ -74,7 +76,7 @@ def test_two_ranks_do_what_one_does(tmp_path: Path, lake: Path, kind: str) -> No
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
         assert result["metrics"].get("ranks", 1) == (2 if options else 1)
-    if kind == "packed-bf16":  # alike until weights that differ by a rounding of float32 are rounded to bf16
+    if kind.startswith("packed-bf16"):  # alike until weights that differ by a rounding of float32 are rounded to bf16
         one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
         assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-6)
         assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=0.02)
@@ -126,4 +128,4 @@ def test_two_ranks_follow_a_growing_lake_as_one_does(
     steps = [line["env_steps"] for line in lines(tmp_path / "one/run")]
     assert steps == [line["env_steps"] for line in lines(tmp_path / "two/run")]
     assert len(set(steps)) == 4  # three segments came while it trained
-    assert steps[-1] == query(Lake.open(whole), "select sum(length) from trajectories")[1][0][0]
+    assert steps[-1] == query(Lake(whole), "select sum(length) from trajectories")[1][0][0]

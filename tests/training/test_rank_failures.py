@@ -91,7 +91,7 @@ CASES: dict[str, tuple[int, str, dict[str, object]]] = {
 def test_an_early_end_is_that_of_one_process(tmp_path: Path, lake: Path, case: str) -> None:
     code, message, settings = CASES[case]
     run = tmp_path / "run"
-    done = train(lake, run, "--steps", "8", "--ranks", "2", train__rank_timeout=20, **settings)
+    done = train(lake, run, "--steps", "8", "--ranks", "2", train__rank_timeout=600, **settings)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -105,7 +105,7 @@ def test_an_early_end_is_that_of_one_process(tmp_path: Path, lake: Path, case: s
 @pytest.mark.system
 @pytest.mark.slow
 def test_runs_and_lakes_that_do_not_fit_are_refused_once(tmp_path: Path, lake: Path) -> None:
-    run, common = tmp_path / "run", {"train__rank_timeout": 20}
+    run, common = tmp_path / "run", {"train__rank_timeout": 600}
     assert train(lake, run, "--steps", "3", "--ranks", "2", **common).returncode == 0
     Lake.create(tmp_path / "empty")
     shutil.copytree(lake, tmp_path / "copy")
@@ -135,7 +135,7 @@ def test_runs_and_lakes_that_do_not_fit_are_refused_once(tmp_path: Path, lake: P
 @pytest.mark.slow
 def test_what_another_rank_refuses_names_it(tmp_path: Path, lake: Path) -> None:
     """Rank 0 raises something else at the same moment, which is its own."""
-    done = train(lake, tmp_path / "run", "--steps", "5", "--ranks", "2", train__rank_timeout=20, **plugin("Refusing"))
+    done = train(lake, tmp_path / "run", "--steps", "5", "--ranks", "2", train__rank_timeout=600, **plugin("Refusing"))
     assert done.returncode in (1, 2)
     assert "not on this rank" in done.stderr or "ValueError" in done.stderr
     assert gone(tmp_path / "run")

@@ -53,7 +53,7 @@ def test_a_signal_saves_the_same_update_on_all_ranks(tmp_path: Path, lake: Path)
     with start(lake, run, "--steps", "1000000", "--ranks", "2") as process:
         wait_for_updates(process, run, 3)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 143
     assert json.loads(out)["status"] == "interrupted"
     assert err.count("error: ") == 1
@@ -69,10 +69,10 @@ def test_a_signal_saves_the_same_update_on_all_ranks(tmp_path: Path, lake: Path)
 @pytest.mark.system
 def test_all_ranks_end_with_one_that_is_killed(tmp_path: Path, lake: Path) -> None:
     run = tmp_path / "run"
-    with start(lake, run, "--steps", "1000000", "--ranks", "2", train__rank_timeout=60) as process:
+    with start(lake, run, "--steps", "1000000", "--ranks", "2", train__rank_timeout=6000) as process:
         wait_for_updates(process, run, 3)
         os.kill(processes(run)[-1], signal.SIGKILL)
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=600)
     assert process.returncode != 0
     assert "Traceback" not in err
     assert gone(run)
@@ -82,7 +82,7 @@ def test_all_ranks_end_with_one_that_is_killed(tmp_path: Path, lake: Path) -> No
 @pytest.mark.system
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path, lake: Path) -> None:
     run = tmp_path / "run"
-    with start(lake, run, "--steps", "1000000", "--ranks", "2", train__rank_timeout=60) as process:
+    with start(lake, run, "--steps", "1000000", "--ranks", "2", train__rank_timeout=6000) as process:
         wait_for_updates(process, run, 3)
         process.kill()
         process.wait()
@@ -95,7 +95,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path, lake: Path) ->
 @pytest.mark.timeout(1800)
 def test_ranks_killed_at_ten_moments_are_started_again_and_change_nothing(tmp_path: Path, lake: Path) -> None:
     """torchrun restarts all ranks from the last checkpoint: the weights are those of an undisturbed run, to the bit."""
-    steps, settings = 200, {"train__checkpoint_every": 5, "train__rank_timeout": 60}
+    steps, settings = 200, {"train__checkpoint_every": 5, "train__rank_timeout": 600}
     rng = random.Random(19)
     done = train(lake, tmp_path / "whole", "--steps", str(steps), "--ranks", "2", **settings)
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_what_one_rank_refuses_all_refuse_and_it_is_reported_once(tmp_path: Path
         wait_for_updates(holder, tmp_path / "run", 1)
         done = train(lake, tmp_path / "run", "--steps", "2", "--ranks", "2")
         holder.terminate()
-        holder.communicate(timeout=60)
+        holder.communicate(timeout=600)
     assert done.returncode == 75
     assert done.stderr.count("is in use by train") == 1
 
@@ -191,7 +191,7 @@ def test_ranks_meet_although_the_store_has_what_an_earlier_attempt_has_left() ->
     found: dict[int, str] = {}
 
     def come(rank: int) -> None:
-        found[rank] = ranks.meet(store, rank, 2, timeout_seconds=60)
+        found[rank] = ranks.meet(store, rank, 2, timeout_seconds=600)
 
     late = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
     late[0].start()

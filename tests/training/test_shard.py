@@ -32,7 +32,7 @@ def on_two_hosts(
 ) -> list[subprocess.CompletedProcess[str]]:
     """Call `amago train` as one rank on each of two hosts."""
     port = str(_free_port())
-    chosen = {"train__shard": "host", "train__batch_size": BATCH, "train__rank_timeout": 60, **settings}
+    chosen = {"train__shard": "host", "train__batch_size": BATCH, "train__rank_timeout": 600, **settings}
     command = [*COMMAND, *words(lake, run, "--steps", str(UPDATES), *options, **chosen), "--output", "json"]
     started = []
     for number in ("0", "1"):
@@ -49,7 +49,7 @@ def on_two_hosts(
                 cwd=lake.parent,
             )
         )
-    ends = [process.communicate(timeout=300) for process in started]
+    ends = [process.communicate(timeout=600) for process in started]
     return [
         subprocess.CompletedProcess(command, process.returncode, *end)
         for process, end in zip(started, ends, strict=True)
@@ -58,7 +58,7 @@ def on_two_hosts(
 
 def steps_of(lake: Path, spans: list[tuple[float, float]]) -> list[int]:
     """Steps after each update, if micro-batch n is drawn from span n % 2, worked out without a trainer."""
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     [schema] = opened.schemas()
     hosts = [Mixture([(View(opened, schema), Share())], length=WINDOW, seed=0, span=span) for span in spans]
     for host in hosts:

@@ -15,6 +15,7 @@ from pipelines.errors import StageFailed
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.training.learner import Learner
 from tests.stages.recipes import tiny
+from tests.tiers import crossed
 from tests.training.test_learner import SPACES, batch
 
 CASES: dict[str, dict[str, Any]] = {
@@ -51,8 +52,7 @@ def state(trained: Learner) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "value"), crossed([*CASES], [np.nan, np.inf, -np.inf]))
 def test_an_update_that_is_not_finite_leaves_weights_targets_average_and_optimiser_alone(
     case: str, value: float
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake.factories import SCHEMA, columns, derive, fill
+from tests.tiers import crossed
 from tests.view.lakes import episode, put
 
 pytest.importorskip("starlette", reason='no server here: pip install "amago[view]"')
@@ -87,19 +88,21 @@ def test_the_token_is_taken_in_the_address_of_the_page_only(filled: Lake) -> Non
 
 
 @pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "127.0.0.1.evil.example",
-        "evil.example:8642",
-        "127.0.0.2",
-        "[::1]",
-        "",
-        "localhost:x",
-        "a@localhost",
-    ],
+    ("host", "path"),
+    crossed(
+        [
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "evil.example:8642",
+            "127.0.0.2",
+            "[::1]",
+            "",
+            "localhost:x",
+            "a@localhost",
+        ],
+        ["/", "/api/lake", "/app.js"],
+    ),
 )
-@pytest.mark.parametrize("path", ["/", "/api/lake", "/app.js"])
 def test_another_host_header_is_refused(filled: Lake, host: str, path: str) -> None:
     reply = client(filled).get(path, headers={"host": host})
     assert reply.status_code == 421
@@ -111,8 +114,13 @@ def test_this_host_may_be_reached_through_a_forwarded_port(filled: Lake, host: s
     assert client(filled).get("/api/lake", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "MKCOL"])
-@pytest.mark.parametrize("path", ["/", "/api/lake", "/api/trajectories", "/app.js"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    crossed(
+        ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "MKCOL"],
+        ["/", "/api/lake", "/api/trajectories", "/app.js"],
+    ),
+)
 def test_every_method_that_could_write_is_refused(filled: Lake, method: str, path: str) -> None:
     reply = client(filled).request(method, path)
     assert (reply.status_code, reply.headers["allow"]) == (405, "GET, HEAD")
@@ -260,6 +268,7 @@ def test_a_query_can_only_read_the_lake(filled: Lake, sql: str) -> None:
     assert "root:" not in reply.text
 
 
+@pytest.mark.system
 def test_a_query_is_limited_in_time(filled: Lake) -> None:
     reading = client(filled, seconds=0.2)
     reply = reading.post("/api/sql", json={"sql": "select count(*) from range(1000000000) a, range(1000) b"})

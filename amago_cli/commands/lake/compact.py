@@ -42,7 +42,7 @@ def compact(
     from pipelines.stages.result import Result, Table
 
     rules = engine.CompactionRules(small_bytes=small, target_bytes=target, settle_seconds=settle)
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     with common.listening() as listener:
         done = engine.compact(opened, rules, grace_seconds=grace, dry_run=dry_run, listener=listener)

@@ -64,7 +64,7 @@ def _copy(common: Common, sources: Sequence[str], target: str, where: str, comma
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result, Table
 
-    opened = [Lake.open(source) for source in sources]
+    opened = [Lake(source) for source in sources]
     for lake in opened:
         copying.refuse_nested(lake, target)
     if where.strip() and Lake.find(target) is None:

@@ -60,7 +60,7 @@ def expire(
         max_age=max_age or 0.0,
         where=where,
     )
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     with common.listening() as listener:
         done = engine.expire(opened, limits, grace_seconds=grace, dry_run=dry_run, listener=listener)

@@ -24,7 +24,7 @@ def info(common: Common, lake: LakeArgument) -> Any:
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
 
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     with common.listening() as listener:
         found = describe(opened, listener=listener)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from amago_cli import completion
 from amago_cli.options import Common, reader
+from amago_cli.render import escaping
+
+if TYPE_CHECKING:
+    from pipelines.report.lineage_tree import Node
 
 
 @reader
@@ -41,7 +46,6 @@ def lineage(
     Example: amago lake lineage runs/quickstart@500
     """
     from amago_cli.render.output import Document
-    from amago_cli.render.tree import draw
     from amago_cli.streams import carries_unicode
     from pipelines.lake import lineage as engine
     from pipelines.report.lineage_tree import tree
@@ -53,4 +57,18 @@ def lineage(
             uids = list(engine.trajectories(path, which, lakes=lake or (), listener=listener))
             return Document(text="\n".join(uids), fields={"trajectories": uids})
         found = engine.trace(path, which, lakes=lake or (), depth=depth, listener=listener)
-    return Document(text=draw(tree(found), unicode=carries_unicode()), fields={"lineage": asdict(found)})
+    return Document(text=_draw(tree(found), unicode=carries_unicode()), fields={"lineage": asdict(found)})
+
+
+def _draw(node: Node, *, unicode: bool = True) -> str:
+    """Draw the tree, one line per node; in ASCII without `unicode`."""
+    marks = ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  ")
+    return "\n".join([escaping.line(node.text), *_below(node.children, marks)])
+
+
+def _below(children: Sequence[Node], marks: tuple[str, str, str]) -> Iterator[str]:
+    branch, last, through = marks
+    for place, child in enumerate(children, 1):
+        end = place == len(children)
+        yield (last if end else branch) + escaping.line(child.text)
+        yield from (("   " if end else through) + line for line in _below(child.children, marks))

@@ -46,7 +46,7 @@ def protect(
 
     if sum((snapshot is not None, whole, off is not None)) > 1:
         raise UsageError("--all, --snapshot and --off exclude each other", hint="give one of them")
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     if whole:
         engine.protect(opened)

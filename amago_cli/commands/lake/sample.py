@@ -54,7 +54,7 @@ def sample(
     from pipelines.lake import reading
     from pipelines.lake.store import Lake
 
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     width, unicode = shutil.get_terminal_size().columns, carries_unicode()
     texts: list[str] = []

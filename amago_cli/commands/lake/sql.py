@@ -30,7 +30,7 @@ def sql(
     from pipelines.lake.sql.sandbox import QueryLimits
     from pipelines.lake.store import Lake
 
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     limits = QueryLimits(seconds=timeout, megabytes=memory, adjustable=True)
     with reporter(quiet=common.quiet, verbose=common.verbose) as show:  # Ctrl-C stops it at once

@@ -37,7 +37,7 @@ def verify(
     from pipelines.lake.store import Lake
     from pipelines.stages.result import Result
 
-    opened = Lake.open(lake)
+    opened = Lake(lake)
     common.concerns(lake=opened.name)
     repaired: RepairResult | None = None
     with common.listening() as listener:

@@ -9,7 +9,7 @@ import typer
 from amago_cli import completion
 from amago_cli.options import Common, DryRun, reader
 
-Force = Annotated[bool, typer.Option("--force", help="Also remove runs that other runs depend on.")]
+_Force = Annotated[bool, typer.Option("--force", help="Also remove runs that other runs depend on.")]
 
 
 @reader
@@ -21,7 +21,7 @@ def rm(
             metavar="RUN...", help="Runs, or patterns such as 'runs/maze-*'.", autocompletion=completion.runs
         ),
     ],
-    force: Force = False,
+    force: _Force = False,
     dry_run: DryRun = False,
 ) -> Any:
     """Remove runs: their directories with checkpoints, evaluations and lakes.

@@ -1,7 +1,7 @@
 """Symbolic Alchemy (Wang et al., NeurIPS 2021 Datasets and Benchmarks; the level with perceptual mapping, rotation
 and bottlenecks).
 
-A stone is a corner of the cube {-1, 1}^3: vertex 4 a + 2 b + c for the bits of its three coordinates, or `GONE`. A
+A stone is a corner of the cube {-1, 1}^3: vertex 4 a + 2 b + c for the bits of its three coordinates, or `_GONE`. A
 potion pushes along one axis in one direction: 2 axis + (direction + 1) / 2, or `EMPTY`. A graph says which edges
 of the cube can be walked: for each axis i and each other axis j, nothing or the value that coordinate j must have; of
 all such rules those are kept that leave the corners connected. A chemistry is a graph, the signs and the rotation with
@@ -28,9 +28,9 @@ from pipelines.envs.scenes import WIDTH
 from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
-GONE, EMPTY = 8, 6
+_GONE, EMPTY = 8, 6
 VERTICES = np.array(list(product((-1, 1), repeat=3)))
-BEST = 7
+_BEST = 7
 SIGNS = VERTICES
 ORDERS = np.array(list(permutations(range(3))))
 ROTATIONS = np.array(
@@ -52,7 +52,7 @@ def _edges(rules: np.ndarray) -> np.ndarray:
 
 
 def _moves(rules: np.ndarray) -> np.ndarray:
-    """(9, 7): the vertex that each potion makes of each; `GONE` and `EMPTY` change nothing."""
+    """(9, 7): the vertex that each potion makes of each; `_GONE` and `EMPTY` change nothing."""
     table = np.tile(np.arange(9)[:, None], (1, 7))
     edges = _edges(rules)
     for vertex, axis in np.argwhere(edges):
@@ -64,10 +64,10 @@ def _moves(rules: np.ndarray) -> np.ndarray:
 def _steps_to_best(moves: np.ndarray) -> np.ndarray:
     """(9,) fewest potions from each vertex to the best; a large number where there is no way."""
     steps = np.full(9, 99)
-    steps[BEST] = 0
+    steps[_BEST] = 0
     for _ in range(8):
         steps = np.minimum(steps, steps[moves].min(axis=1) + 1)
-    steps[GONE] = 99
+    steps[_GONE] = 99
     return steps
 
 
@@ -79,7 +79,7 @@ def _all_graphs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             rule[i, j] = value
         table = _moves(rule)
         distance = _steps_to_best(table)
-        if (distance[:GONE] < 99).all():  # edges are walked both ways, so this is connectedness
+        if (distance[:_GONE] < 99).all():  # edges are walked both ways, so this is connectedness
             rules.append(rule)
             moves.append(table)
             steps.append(distance)
@@ -87,22 +87,22 @@ def _all_graphs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(rules)[order], np.array(moves)[order], np.array(steps)[order]
 
 
-RULES, MOVES, STEPS_TO_BEST = _all_graphs()
+RULES, MOVES, _STEPS_TO_BEST = _all_graphs()
 """(109, 3, 3), (109, 9, 7) and (109, 9), by the number of constraints."""
 _CONSTRAINTS = np.count_nonzero(RULES, axis=(1, 2))
 _FIRST = np.searchsorted(_CONSTRAINTS, np.arange(5))
-NUM_POTION_MAPS = len(ORDERS) * len(SIGNS)
-NUM_CHEMISTRIES = len(RULES) * len(SIGNS) * len(ROTATIONS) * NUM_POTION_MAPS
+_NUM_POTION_MAPS = len(ORDERS) * len(SIGNS)
+NUM_CHEMISTRIES = len(RULES) * len(SIGNS) * len(ROTATIONS) * _NUM_POTION_MAPS
 
 
 def _stone_looks() -> np.ndarray:
     """(8 signs, 4 rotations, 9, 5) float32: what an observation says of a stone."""
     looks = np.empty((len(SIGNS), len(ROTATIONS), 9, 5), dtype=np.float32)
     back = np.linalg.inv(ROTATIONS)
-    looks[..., :GONE, :3] = np.rint(np.einsum("rij,svj->srvi", back, SIGNS[:, None] * VERTICES))
-    looks[..., :GONE, 3] = VERTICES.sum(axis=1) / np.float32(3)
-    looks[..., :GONE, 4] = 0
-    looks[..., GONE, :] = (2, 2, 2, 2, 1)
+    looks[..., :_GONE, :3] = np.rint(np.einsum("rij,svj->srvi", back, SIGNS[:, None] * VERTICES))
+    looks[..., :_GONE, 3] = VERTICES.sum(axis=1) / np.float32(3)
+    looks[..., :_GONE, 4] = 0
+    looks[..., _GONE, :] = (2, 2, 2, 2, 1)
     return looks
 
 
@@ -116,10 +116,10 @@ def _potion_looks() -> np.ndarray:
                     colour = 2 * shown + (up if signs[axis] > 0 else 1 - up)
                     looks[order, sign, 2 * axis + up] = colour / 3 - 1, 0
     looks[..., EMPTY, :] = 1
-    return looks.reshape(NUM_POTION_MAPS, 7, 2)
+    return looks.reshape(_NUM_POTION_MAPS, 7, 2)
 
 
-STONE_LOOKS, POTION_LOOKS = _stone_looks(), _potion_looks()
+STONE_LOOKS, _POTION_LOOKS = _stone_looks(), _potion_looks()
 
 
 def parts_of(chemistry: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -179,19 +179,19 @@ def _spelled(rules: np.ndarray) -> str:
     return "/".join("".join(".+-"[rules[i, j]] for j in range(3) if j != i) for i in range(3))
 
 
-_SIZES = (len(RULES), len(SIGNS), len(ROTATIONS), NUM_POTION_MAPS)
+_SIZES = (len(RULES), len(SIGNS), len(ROTATIONS), _NUM_POTION_MAPS)
 _GRAPHS = [_spelled(rules) for rules in RULES]
 _SIGNS = ["".join("-+"[value > 0] for value in signs) for signs in SIGNS.tolist()]
 _POTION_MAPS = ["".join(map(str, order)) + signs for order in ORDERS.tolist() for signs in _SIGNS]
 
 
-NUM_STONES, NUM_POTIONS = 3, 12
-NUM_ACTIONS = 1 + NUM_STONES * (1 + NUM_POTIONS)
-PAID = np.append(VERTICES.sum(axis=1) + 12 * (VERTICES > 0).all(axis=1), 0).astype(np.float32)  # by vertex; GONE: 0
-CHEMISTRY, STONES, POTIONS = range(3)  # purposes of random draws
+_NUM_STONES, _NUM_POTIONS = 3, 12
+NUM_ACTIONS = 1 + _NUM_STONES * (1 + _NUM_POTIONS)
+_PAID = np.append(VERTICES.sum(axis=1) + 12 * (VERTICES > 0).all(axis=1), 0).astype(np.float32)  # by vertex; GONE: 0
+_CHEMISTRY, STONES, POTIONS = range(3)  # purposes of random draws
 
 
-class AlchemySettings(ProtocolSettings):
+class _AlchemySettings(ProtocolSettings):
     """Parameters of `alchemy`."""
 
     PAPER: ClassVar = {"holdout": 0.0}
@@ -211,22 +211,22 @@ class Alchemy(NativeEnv):
     the trial), `trial`.
     """
 
-    def __init__(self, name: str, settings: AlchemySettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _AlchemySettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings, self._test = settings, split == "test"
         self.chemistry, self.graph, self.clock, self.trial = np.zeros((4, num_envs), dtype=np.int64)
-        self.stones = np.zeros((num_envs, NUM_STONES), dtype=np.int64)
-        self.potions = np.zeros((num_envs, NUM_POTIONS), dtype=np.int64)
+        self.stones = np.zeros((num_envs, _NUM_STONES), dtype=np.int64)
+        self.potions = np.zeros((num_envs, _NUM_POTIONS), dtype=np.int64)
         self._stone_looks = np.zeros((num_envs, 9, 5), dtype=np.float32)
         self._potion_looks = np.zeros((num_envs, 7, 2), dtype=np.float32)
         self._row = np.arange(num_envs)
         used = np.arange(NUM_ACTIONS) - 1
         ending = [-1] if settings.end_trial else []
-        self._stone_of = np.append(ending, np.maximum(used, 0) // (1 + NUM_POTIONS)).astype(np.int64).clip(0)
-        self._slot_of = np.append(ending, np.where(used < 0, -1, used % (1 + NUM_POTIONS))).astype(np.int64)
+        self._stone_of = np.append(ending, np.maximum(used, 0) // (1 + _NUM_POTIONS)).astype(np.int64).clip(0)
+        self._slot_of = np.append(ending, np.where(used < 0, -1, used % (1 + _NUM_POTIONS))).astype(np.int64)
 
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
-        drawn = draw_chemistries(self.draws, CHEMISTRY, episodes, holdout=self.settings.holdout, test=self._test)
+        drawn = draw_chemistries(self.draws, _CHEMISTRY, episodes, holdout=self.settings.holdout, test=self._test)
         self.clock[indices] = self.trial[indices] = 0
         self._know(indices, drawn)
         self._restock(indices, episodes)
@@ -235,11 +235,11 @@ class Alchemy(NativeEnv):
         self.chemistry[indices] = drawn
         self.graph[indices], signs, turn, potion_map = parts_of(drawn)
         self._stone_looks[indices] = STONE_LOOKS[signs, turn]
-        self._potion_looks[indices] = POTION_LOOKS[potion_map]
+        self._potion_looks[indices] = _POTION_LOOKS[potion_map]
 
     def _restock(self, indices: np.ndarray, episodes: np.ndarray) -> None:
         """New items for the trials that the actors are in."""
-        for items, stream, kinds in ((self.stones, STONES, GONE), (self.potions, POTIONS, EMPTY)):
+        for items, stream, kinds in ((self.stones, STONES, _GONE), (self.potions, POTIONS, EMPTY)):
             count = items.shape[1]
             counter = self.trial[indices, None] * count + np.arange(count)
             items[indices] = self.draws.integers(episodes[:, None], stream, kinds, counter)
@@ -249,9 +249,9 @@ class Alchemy(NativeEnv):
 
     def _observe(self) -> dict[str, np.ndarray]:
         row = self._row[:, None]
-        seen = np.empty((self.num_envs, 5 * NUM_STONES + 2 * NUM_POTIONS), dtype=np.float32)
-        seen[:, : 5 * NUM_STONES] = self._stone_looks[row, self.stones].reshape(self.num_envs, -1)
-        seen[:, 5 * NUM_STONES :] = self._potion_looks[row, self.potions].reshape(self.num_envs, -1)
+        seen = np.empty((self.num_envs, 5 * _NUM_STONES + 2 * _NUM_POTIONS), dtype=np.float32)
+        seen[:, : 5 * _NUM_STONES] = self._stone_looks[row, self.stones].reshape(self.num_envs, -1)
+        seen[:, 5 * _NUM_STONES :] = self._potion_looks[row, self.potions].reshape(self.num_envs, -1)
         return {"obs": seen}
 
     def step(self, actions: np.ndarray) -> StepResult:
@@ -259,10 +259,10 @@ class Alchemy(NativeEnv):
         stone, slot = self._stone_of[actions], self._slot_of[actions]
         vertex = self.stones[self._row, stone]
         potion = np.where(slot > 0, self.potions[self._row, np.maximum(slot - 1, 0)], EMPTY)
-        sold = (slot == 0) & (vertex != GONE)
-        reward = PAID[vertex] * sold
-        self.stones[self._row, stone] = np.where(sold, GONE, MOVES[self.graph, vertex, potion])
-        used = np.flatnonzero((vertex != GONE) & (potion != EMPTY))
+        sold = (slot == 0) & (vertex != _GONE)
+        reward = _PAID[vertex] * sold
+        self.stones[self._row, stone] = np.where(sold, _GONE, MOVES[self.graph, vertex, potion])
+        used = np.flatnonzero((vertex != _GONE) & (potion != EMPTY))
         self.potions[used, slot[used] - 1] = EMPTY
         self.clock += 1
         over = self.clock >= s.trial_steps
@@ -298,12 +298,12 @@ class Alchemy(NativeEnv):
         """
         graph = self.graph[:, None, None]
         after = MOVES[graph, self.stones[:, :, None], self.potions[:, None, :]]
-        nearer = STEPS_TO_BEST[graph, after] < STEPS_TO_BEST[graph, self.stones[:, :, None]]
-        pays = PAID[self.stones] > 0
+        nearer = _STEPS_TO_BEST[graph, after] < _STEPS_TO_BEST[graph, self.stones[:, :, None]]
+        pays = _PAID[self.stones] > 0
         choices = np.concatenate([nearer, pays[:, :, None]], axis=2)
-        stone, slot = np.divmod(choices.reshape(self.num_envs, -1).argmax(axis=1), 1 + NUM_POTIONS)
-        slot = (slot + 1) % (1 + NUM_POTIONS)
-        action = np.where(choices.any(axis=(1, 2)), 1 + stone * (1 + NUM_POTIONS) + slot, 0)
+        stone, slot = np.divmod(choices.reshape(self.num_envs, -1).argmax(axis=1), 1 + _NUM_POTIONS)
+        slot = (slot + 1) % (1 + _NUM_POTIONS)
+        action = np.where(choices.any(axis=(1, 2)), 1 + stone * (1 + _NUM_POTIONS) + slot, 0)
         return (action + self.settings.end_trial).astype(np.int32)
 
 
@@ -322,13 +322,13 @@ class _Bench:
     def picture(self) -> np.ndarray:
         canvas, colors = Canvas(340, WIDTH), list(_COLORS.values())
         for place, vertex in enumerate(self.stones):
-            x, y = WIDTH * (place + 0.5) / NUM_STONES, 80
-            if vertex == GONE:
+            x, y = WIDTH * (place + 0.5) / _NUM_STONES, 80
+            if vertex == _GONE:
                 canvas.ring(x, y, 50, 2, PALE)
                 continue
-            canvas.disc(x, y, 54, GREEN if vertex == BEST else SLATE if PAID[vertex] > 0 else GREY)
+            canvas.disc(x, y, 54, GREEN if vertex == _BEST else SLATE if _PAID[vertex] > 0 else GREY)
             canvas.disc(x, y, 46, PAPER)
-            canvas.text(f"{PAID[vertex]:+.0f}", x, y - 12, INK, scale=4, middle=True)
+            canvas.text(f"{_PAID[vertex]:+.0f}", x, y - 12, INK, scale=4, middle=True)
             for axis, up in enumerate(VERTICES[vertex] > 0):
                 canvas.disc(x + 20 * (axis - 1), y + 24, 6, INK if up else PALE)
         canvas.rectangle(16, 158, WIDTH - 16, 160, PALE)
@@ -345,24 +345,24 @@ class _Bench:
 
     def text(self) -> str:
         names = list(_COLORS)
-        stones = ["gone" if vertex == GONE else f"{PAID[vertex]:+.0f} [{_SIGNS[vertex]}]" for vertex in self.stones]
+        stones = ["gone" if vertex == _GONE else f"{_PAID[vertex]:+.0f} [{_SIGNS[vertex]}]" for vertex in self.stones]
         potions = [names[color] if color >= 0 else "-" for color in self.potions]
         rows = ["  ".join(f"{name:<5}" for name in potions[start : start + 6]).rstrip() for start in (0, 6)]
         return "\n".join(["stones   " + "   ".join(stones), "potions  " + rows[0], "         " + rows[1]])
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return AlchemySettings
+    return _AlchemySettings
 
 
 make = Alchemy
 
 
-def _spec(name: str, s: AlchemySettings) -> EnvSpec:
+def _spec(name: str, s: _AlchemySettings) -> EnvSpec:
     return EnvSpec(
         name=name,
         spaces=Spaces(
-            observation={"obs": Box(shape=(5 * NUM_STONES + 2 * NUM_POTIONS,))},
+            observation={"obs": Box(shape=(5 * _NUM_STONES + 2 * _NUM_POTIONS,))},
             action=Discrete(n=NUM_ACTIONS + s.end_trial),
         ),
         horizon=s.trials * s.trial_steps,

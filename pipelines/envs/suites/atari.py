@@ -36,7 +36,7 @@ _USUAL = """
     solaris space_invaders star_gunner surround tennis time_pilot tutankham up_n_down venture video_pinball
     wizard_of_wor yars_revenge zaxxon
 """
-ATARI57 = tuple(_USUAL.split())
+_ATARI57 = tuple(_USUAL.split())
 
 
 class AtariSettings(ProtocolSettings):
@@ -74,10 +74,10 @@ class AtariSettings(ProtocolSettings):
         return -(-self.max_frames // self.frame_skip)
 
 
-class AtariMultiSettings(AtariSettings):
+class _AtariMultiSettings(AtariSettings):
     """Parameters of `atari-multi`."""
 
-    games: tuple[str, ...] = Field(ATARI57, min_length=1)
+    games: tuple[str, ...] = Field(_ATARI57, min_length=1)
     """Games to train on, each as likely; default: the usual 57."""
     test_games: tuple[str, ...] = ()
     """Games of `split = "test"`; empty: those of training, with other seeds."""
@@ -104,7 +104,7 @@ class Atari(Env):
         self._draws, self._test = Draws(seed, split, name), split == "test"
         self.games, about = _games(name, s, split)
         self._playing, self._named = self.games, False
-        self._is_multi = isinstance(s, AtariMultiSettings)
+        self._is_multi = isinstance(s, _AtariMultiSettings)
         self.spec = EnvSpec(
             name=name,
             spaces=Spaces(observation={"obs": _image(s)}, action=_action(s)),
@@ -248,7 +248,7 @@ class Atari(Env):
 
 
 def settings_model(name: str) -> type[AtariSettings]:
-    return AtariMultiSettings if name == MULTI else AtariSettings
+    return _AtariMultiSettings if name == MULTI else AtariSettings
 
 
 make = Atari
@@ -256,7 +256,7 @@ make = Atari
 
 def _games(name: str, settings: AtariSettings, split: str) -> tuple[tuple[str, ...], str]:
     """The games that may be played, and a few words about them."""
-    if not isinstance(settings, AtariMultiSettings):
+    if not isinstance(settings, _AtariMultiSettings):
         game = _known(name.removeprefix(PREFIX))
         return (game,), f"{game.replace('_', ' ').title()} of the Atari 2600, its own score (ALE is under GPL-2.0)"
     train, test = tuple(map(_known, settings.games)), tuple(map(_known, settings.test_games))
@@ -274,7 +274,7 @@ def _known(game: str) -> str:
     known = roms.get_all_rom_ids()
     game = game.replace("-", "_")
     if game not in known:
-        some = f"{len(known)} are known, such as {', '.join(ATARI57[:6])}"
+        some = f"{len(known)} are known, such as {', '.join(_ATARI57[:6])}"
         hint = did_you_mean(game, known, otherwise=some)
         raise UsageError(f"there is no Atari game '{game}'", hint=hint)
     return game
@@ -293,7 +293,7 @@ def _action(s: AtariSettings) -> Space:
 
 
 def _split(s: AtariSettings) -> str:
-    if isinstance(s, AtariMultiSettings) and s.test_games:
+    if isinstance(s, _AtariMultiSettings) and s.test_games:
         return f"{len(s.games)} games to train on, {len(s.test_games)} others to test"
     return "the same games, separate seeds"
 

@@ -15,11 +15,11 @@ from pipelines.envs.native import NativeEnv
 from pipelines.envs.scenes import WIDTH
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
-MEAN, REWARD, ANGLE = range(3)  # purposes of random draws; those of rewards are counted by the step
+MEAN, REWARD, _ANGLE = range(3)  # purposes of random draws; those of rewards are counted by the step
 _PARTS = 1_000_000  # means are whole numbers of these, so that their names are exact
 
 
-class BanditSettings(SettingsModel):
+class _BanditSettings(SettingsModel):
     """Parameters of `bandit`."""
 
     arms: int = Field(10, ge=2, le=1000)
@@ -35,7 +35,7 @@ class BanditSettings(SettingsModel):
 class Bandit(NativeEnv):
     """N bandits. State: `means` (N, arms) in millionths, `time`, `pulls` (N, arms) so far."""
 
-    def __init__(self, name: str, settings: BanditSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _BanditSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings = settings
         self.means = np.zeros((num_envs, settings.arms), dtype=np.int64)
@@ -70,7 +70,7 @@ class Bandit(NativeEnv):
             reward = chance < mean
         else:  # Box and Muller's transform of two uniform numbers
             radius = np.sqrt(-2.0 * np.log1p(-chance))
-            angle = 2.0 * np.pi * self.draws.uniform(episode, ANGLE, self.time)
+            angle = 2.0 * np.pi * self.draws.uniform(episode, _ANGLE, self.time)
             reward = mean + s.noise * radius * np.cos(angle)
         over = self.time >= s.steps
         return StepResult(
@@ -128,14 +128,14 @@ class _Arms:
         )
 
 
-def settings_model(name: str) -> type[BanditSettings]:
-    return BanditSettings
+def settings_model(name: str) -> type[_BanditSettings]:
+    return _BanditSettings
 
 
 make = Bandit
 
 
-def _spec(name: str, s: BanditSettings) -> EnvSpec:
+def _spec(name: str, s: _BanditSettings) -> EnvSpec:
     return EnvSpec(
         name=name,
         spaces=Spaces(observation={"obs": Box(shape=(1,))}, action=Discrete(n=s.arms)),

@@ -14,7 +14,7 @@ from pipelines.envs.goals import GoalSequenceRule, same
 
 WORDS_PER_GOAL, ACHIEVED_GOALS, BLOCK, WORLD = 3, 3, 5, 64
 CORNERS = tuple(str(metre) for metre in range(0, WORLD, BLOCK))
-TRAVEL = "travel"
+_TRAVEL = "travel"
 # All achievements of the game, as it spells them.
 _SPELLED = """
     collect_coal collect_diamond collect_drink collect_iron collect_sapling collect_stone collect_wood
@@ -23,7 +23,7 @@ _SPELLED = """
 """
 ACHIEVEMENTS = tuple(_SPELLED.split())
 _ACHIEVEMENT_WORDS = sorted({word for name in ACHIEVEMENTS for word in name.split("_")})
-WORDS = ("", *_ACHIEVEMENT_WORDS, TRAVEL, *CORNERS)
+WORDS = ("", *_ACHIEVEMENT_WORDS, _TRAVEL, *CORNERS)
 NUMBER = {word: number for number, word in enumerate(WORDS)}
 NONE = (0,) * WORDS_PER_GOAL
 
@@ -41,7 +41,7 @@ GOAL_RULE = GoalSequenceRule(reached=_same_words, done=0.0)
 def goal(text: str) -> Goal:
     """Return the numbers of a goal's words. ValueError if it is not a goal."""
     words = text.replace("_", " ").split()
-    place = len(words) == 3 and words[0] == TRAVEL and words[1] in CORNERS and words[2] in CORNERS
+    place = len(words) == 3 and words[0] == _TRAVEL and words[1] in CORNERS and words[2] in CORNERS
     if not place and "_".join(words) not in ACHIEVEMENTS:
         raise ValueError(f"'{text}' is not a goal")
     return tuple(NUMBER[word] for word in words) + (0,) * (WORDS_PER_GOAL - len(words))
@@ -55,7 +55,7 @@ def text(numbers: Goal) -> str:
 def square(position: np.ndarray) -> Goal:
     """Return the square that `position` (2,), in metres, is in."""
     x, y = (str(int(metre) // BLOCK * BLOCK) for metre in position)
-    return goal(f"{TRAVEL} {x} {y}")
+    return goal(f"{_TRAVEL} {x} {y}")
 
 
 def draw(rng: np.random.Generator, *, least: int, most: int, travel: float) -> tuple[Goal, ...]:

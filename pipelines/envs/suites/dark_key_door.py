@@ -23,10 +23,10 @@ from pipelines.envs.suites.grid import coordinates, distances, transitions
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
-START, KEY, DOOR, ORDER = range(4)  # purposes of random draws
+START, KEY, _DOOR, ORDER = range(4)  # purposes of random draws
 
 
-class DarkKeyDoorSettings(SettingsModel):
+class _DarkKeyDoorSettings(SettingsModel):
     """Parameters of `dark-key-door`."""
 
     size: int = Field(9, ge=1, le=256)
@@ -41,10 +41,10 @@ class DarkKeyDoorSettings(SettingsModel):
     """Give the five actions another meaning in every task."""
 
 
-class DarkKeyDoor(NativeEnv):
+class _DarkKeyDoor(NativeEnv):
     """N rooms. State: `cell` (x * size + y), `has_key`, `clock` (steps in the attempt), `over`, `time`."""
 
-    def __init__(self, name: str, settings: DarkKeyDoorSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _DarkKeyDoorSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings = settings
         self._moves = transitions(settings.size, MOVES)
@@ -58,7 +58,7 @@ class DarkKeyDoor(NativeEnv):
         cells = self.settings.size**2
         self.start[indices] = self.cell[indices] = self.draws.integers(episodes, START, cells)
         self.key[indices] = self.draws.integers(episodes, KEY, cells)
-        self.door[indices] = self.draws.integers(episodes, DOOR, cells)
+        self.door[indices] = self.draws.integers(episodes, _DOOR, cells)
         if self.settings.shuffle_actions:
             self.meaning[indices] = self.draws.permutations(episodes, ORDER, len(MOVES))
         for state in (self.clock, self.time, self.has_key, self.over):
@@ -141,13 +141,13 @@ class DarkKeyDoor(NativeEnv):
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return DarkKeyDoorSettings
+    return _DarkKeyDoorSettings
 
 
-make = DarkKeyDoor
+make = _DarkKeyDoor
 
 
-def _spec(name: str, s: DarkKeyDoorSettings) -> EnvSpec:
+def _spec(name: str, s: _DarkKeyDoorSettings) -> EnvSpec:
     return EnvSpec(
         name=name,
         spaces=Spaces(observation={"obs": Box(shape=(8 if s.light else 4,))}, action=Discrete(n=len(MOVES))),

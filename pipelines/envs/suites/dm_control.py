@@ -19,11 +19,11 @@ from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
 PREFIX = "dmc:"
-SUITE_STEPS = 1000
+_SUITE_STEPS = 1000
 _ID = re.compile(r"dm_control/(\w+-\w+|\w+_features)-v0")
 
 
-class DmControlSettings(SettingsModel):
+class _DmControlSettings(SettingsModel):
     """Parameters of `dmc:DOMAIN-TASK`."""
 
     max_episode_steps: int | None = Field(None, ge=1)
@@ -50,10 +50,10 @@ class _WithIn1d:
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return DmControlSettings
+    return _DmControlSettings
 
 
-def make(name: str, settings: DmControlSettings, *, num_envs: int, seed: int, split: str) -> Env:
+def make(name: str, settings: _DmControlSettings, *, num_envs: int, seed: int, split: str) -> Env:
     if release("dm-control") < (2, 0):
         refuse_from("mujoco", (4, 0), name=name, why="dm_control reads fields that it no longer has")
     task = name.removeprefix(PREFIX)
@@ -70,5 +70,5 @@ def make(name: str, settings: DmControlSettings, *, num_envs: int, seed: int, sp
         id, checks = f"dm_control/{task}-v0", {"disable_env_checker": True}
         return gymnasium.make(id, render_mode="rgb_array", max_episode_steps=limit, **checks)
 
-    horizon = min(limit or SUITE_STEPS, SUITE_STEPS) if in_suite else limit
+    horizon = min(limit or _SUITE_STEPS, _SUITE_STEPS) if in_suite else limit
     return GymnasiumEnv(name, one, num_envs=num_envs, seed=seed, split=split, horizon=horizon)

@@ -22,11 +22,11 @@ from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
-SWAPPED = np.array([0, 3, 2, 1, 4])  # hard mode: actions 1 and 3 change places
-RECOVER_PENALTY = 0.1
-SWAP_CHANCE, JITTER_CHANCE, MELT_CHANCE = 0.5, 0.25, 0.33
+_SWAPPED = np.array([0, 3, 2, 1, 4])  # hard mode: actions 1 and 3 change places
+_RECOVER_PENALTY = 0.1
+_SWAP_CHANCE, _JITTER_CHANCE, _MELT_CHANCE = 0.5, 0.25, 0.33
 # Purposes of random draws; those of a step are counted by the episode's step number.
-MAP, SWAP, SLIP, MELT, JITTER, JITTER_ROW, JITTER_COLUMN = range(7)
+MAP, _SWAP, SLIP, MELT, JITTER, JITTER_ROW, JITTER_COLUMN = range(7)
 _MOVING, _SEEING = np.array([[SLIP], [MELT]]), np.array([[JITTER], [JITTER_ROW], [JITTER_COLUMN]])
 # Success by attempt of the Bayes-optimal policy, by (size, steps an attempt, attempts): all maps enumerated. With maps
 # held out it is the mean over both sides, of which the held-out maps are a random part.
@@ -122,7 +122,7 @@ class FrozenLake(NativeEnv):
         self.task_holes[indices] = self._maps.draw(episodes)
         if self.settings.hard:
             self.holes[indices] = self.task_holes[indices]
-            self.swapped[indices] = self.draws.uniform(episodes, SWAP) < SWAP_CHANCE
+            self.swapped[indices] = self.draws.uniform(episodes, _SWAP) < _SWAP_CHANCE
         for state in (self.cell, self.clock, self.attempt, self.time, self._lagging):
             state[indices] = 0
         self._fresh[indices] = True
@@ -150,7 +150,7 @@ class FrozenLake(NativeEnv):
         row, column = np.divmod(self.cell, size)
         row = np.clip(row + (down * 3).astype(np.int64) - 1, 0, size - 1)
         column = np.clip(column + (right * 3).astype(np.int64) - 1, 0, size - 1)
-        return np.where(chance < JITTER_CHANCE, row * size + column, self.cell)
+        return np.where(chance < _JITTER_CHANCE, row * size + column, self.cell)
 
     def step(self, actions: np.ndarray) -> StepResult:
         s = self.settings
@@ -160,7 +160,7 @@ class FrozenLake(NativeEnv):
             slips, melts = self.draws.uniform(self.episodes.current, _MOVING, self.time)
             actions = np.where(slips < s.slip, 0, actions)
         if s.hard:
-            actions = np.where(self.swapped, SWAPPED[actions], actions)
+            actions = np.where(self.swapped, _SWAPPED[actions], actions)
         reached = self._moves[actions, self.cell]
         fell = self.holes.take(self._row + reached)
         goal = reached == self._goal
@@ -169,11 +169,11 @@ class FrozenLake(NativeEnv):
         left = reached != self.cell  # also when the agent bounces off a hole: the ice breaks under it
         if s.recover:
             reached = np.where(fell, self.cell, reached)
-            reward -= np.float32(RECOVER_PENALTY) * fell
+            reward -= np.float32(_RECOVER_PENALTY) * fell
         else:
             over |= fell
         if s.hard:
-            broken = (melts < MELT_CHANCE) & left
+            broken = (melts < _MELT_CHANCE) & left
             self.holes[broken, self.cell[broken]] = True
             self.holes[over] = self.task_holes[over]
         self.cell = np.where(over, 0, reached)
@@ -216,7 +216,7 @@ class FrozenLake(NativeEnv):
         steps = distances(self.holes, np.full(self.num_envs, self._goal), self._moves)
         ahead = steps[np.arange(self.num_envs), self._moves[:, self.cell]]
         actions = ahead.argmin(axis=0)
-        return np.where(self.swapped, SWAPPED[actions], actions).astype(np.int32)
+        return np.where(self.swapped, _SWAPPED[actions], actions).astype(np.int32)
 
 
 def settings_model(name: str) -> type[SettingsModel]:

@@ -30,7 +30,7 @@ def same_cell(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
 GOAL_RULE = GoalRule(reached=same_cell)
 
 
-class GoalFrozenLakeSettings(SettingsModel):
+class _GoalFrozenLakeSettings(SettingsModel):
     """Parameters of `goal-frozen-lake`."""
 
     size: int = Field(4, ge=2, le=64)
@@ -45,10 +45,10 @@ class GoalFrozenLakeSettings(SettingsModel):
         return self.size**2 if self.max_episode_steps is None else self.max_episode_steps
 
 
-class GoalFrozenLake(NativeEnv):
+class _GoalFrozenLake(NativeEnv):
     """N lakes. State: `holes` (N, cells), `goal`, `cell`, `time`."""
 
-    def __init__(self, name: str, settings: GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _GoalFrozenLakeSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings = settings
         cells = settings.size**2
@@ -129,13 +129,13 @@ def _observations(coordinates: np.ndarray) -> np.ndarray:
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return GoalFrozenLakeSettings
+    return _GoalFrozenLakeSettings
 
 
-make = GoalFrozenLake
+make = _GoalFrozenLake
 
 
-def _spec(name: str, s: GoalFrozenLakeSettings) -> EnvSpec:
+def _spec(name: str, s: _GoalFrozenLakeSettings) -> EnvSpec:
     return EnvSpec(
         name=name,
         spaces=Spaces(

@@ -36,7 +36,7 @@ OWN = Registry("environment", {})
 _EXTRAS = (("gymnasium.envs.box2d.", "box2d", "Box2D"), ("gymnasium.envs.mujoco.", "mujoco", "mujoco"))
 
 
-class GymnasiumSettings(SettingsModel):
+class _GymnasiumSettings(SettingsModel):
     """Parameters of `gym:ID` and `module:attr`; any other key goes to the environment's constructor."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -59,12 +59,12 @@ class GymnasiumSettings(SettingsModel):
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return GymnasiumSettings
+    return _GymnasiumSettings
 
 
 def make(
     name: str,
-    settings: GymnasiumSettings,
+    settings: _GymnasiumSettings,
     *,
     num_envs: int,
     seed: int,
@@ -79,7 +79,7 @@ def make(
     return made(name, label or name, settings, drawn, num_envs=num_envs, seed=seed, split=split)
 
 
-def _registered(name: str, label: str, settings: GymnasiumSettings, drawn: bool, **which: Any) -> Env:
+def _registered(name: str, label: str, settings: _GymnasiumSettings, drawn: bool, **which: Any) -> Env:
     extra, installed = requirement(name)
     if not installed:
         raise InputMissing(f"environment '{name}' needs the extra '{extra}'", hint=f'pip install "amago[{extra}]"')
@@ -106,7 +106,7 @@ def _with_drawing(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     return gymnasium.make(id, **kwargs)
 
 
-def _own(name: str, label: str, settings: GymnasiumSettings, drawn: bool, **which: Any) -> Env:
+def _own(name: str, label: str, settings: _GymnasiumSettings, drawn: bool, **which: Any) -> Env:
     target, kwargs = OWN.get(name), settings.kwargs
     if drawn and any(each.name == "render_mode" for each in parameters(target)):
         modes = getattr(target, "metadata", {}).get("render_modes", ())
@@ -135,7 +135,7 @@ def _own(name: str, label: str, settings: GymnasiumSettings, drawn: bool, **whic
     return _batch(label, own, settings, **which)
 
 
-def _vector(label: str, target: Any, kwargs: Mapping[str, Any], settings: GymnasiumSettings, **which: Any) -> Env:
+def _vector(label: str, target: Any, kwargs: Mapping[str, Any], settings: _GymnasiumSettings, **which: Any) -> Env:
     for key in ("attempts", "max_episode_steps"):
         if getattr(settings, key) is not None:
             raise UsageError(f"env.{key}: a VectorEnv ends its episodes by itself", hint="give it to its constructor")
@@ -149,7 +149,7 @@ def _vector(label: str, target: Any, kwargs: Mapping[str, Any], settings: Gymnas
 
 
 def constructor(name: str) -> list[Parameter]:
-    """Return the parameters that `module:attr` takes besides those of `GymnasiumSettings`. Imports it."""
+    """Return the parameters that `module:attr` takes besides those of `_GymnasiumSettings`. Imports it."""
     if name.startswith(PREFIX):
         return []
     OWN.require_trust(name)
@@ -190,7 +190,7 @@ def _is_batch(target: Any) -> bool:
 def _batch(
     name: str,
     factory: Callable[[], gymnasium.Env],
-    settings: GymnasiumSettings,
+    settings: _GymnasiumSettings,
     *,
     num_envs: int,
     seed: int,

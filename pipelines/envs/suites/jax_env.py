@@ -21,7 +21,6 @@ from pipelines.errors import StageFailed, UsageError
 from pipelines.lake.spaces import OBSERVATION, Box, Discrete, Space, Spaces
 
 Tree = Any  # nested containers of arrays, as JAX passes them through
-LAST_SEED = 2**31 - 1
 
 
 @jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # untyped where JAX is not installed
@@ -52,7 +51,7 @@ def as_numpy(array: jax.Array, dtype: str) -> np.ndarray:
 
 
 SEED = 0  # purpose of a random draw
-RESET_KEY = 0  # steps are counted from 1
+_RESET_KEY = 0  # steps are counted from 1
 
 
 class Interface(ABC):
@@ -117,7 +116,7 @@ class JaxEnv(Env):
         self._nobody.setflags(write=False)
 
     def _reset_one(self, key: jax.Array) -> tuple[Tree, Tree]:
-        observation, state = self.interface.reset(jax.random.fold_in(key, RESET_KEY))
+        observation, state = self.interface.reset(jax.random.fold_in(key, _RESET_KEY))
         return observation, self._formed(state)
 
     def _step_one(self, key: jax.Array, state: Tree, action: jax.Array) -> tuple[Tree, Tree, Any, Any, Any]:

@@ -28,7 +28,7 @@ LIMITS = ("max_steps_in_episode", "max_timesteps")  # fields of parameters that 
 _BRAX_STEPS = 1000  # Brax and Playground leave the limit to training; this is the usual one
 
 
-class Gymnax(Interface):
+class _Gymnax(Interface):
     """An environment with gymnax' `reset_env` and `step_env`, and its parameters."""
 
     def __init__(self, env: Any, params: Any, *, name: str) -> None:
@@ -110,7 +110,7 @@ def _interface_of(made: Any, *, name: str) -> Interface:
     """The interface of what a factory returned: an environment, or one and its parameters. UsageError for others."""
     env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if hasattr(type(env), "step_env"):
-        return Gymnax(env, env.default_params if params is None else params, name=name)
+        return _Gymnax(env, env.default_params if params is None else params, name=name)
     if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
         raise UsageError(f"environment '{name}' gives {type(env).__name__}, which has no reset and step of JAX")
     if hasattr(env, "action_spec"):
@@ -173,11 +173,11 @@ def _box(shape: tuple[int, ...], low: Any, high: Any) -> Box:
     return Box(shape=shape, low=tuple(bounds[0]), high=tuple(bounds[1]))
 
 
-PREFIX, OWN_PREFIX = "gymnax:", "jax:"
-FACTORIES = Registry("environment", {})
+PREFIX, _OWN_PREFIX = "gymnax:", "jax:"
+_FACTORIES = Registry("environment", {})
 
 
-class GymnaxSettings(SettingsModel):
+class _GymnaxSettings(SettingsModel):
     """Parameters of `gymnax:NAME` and `jax:MODULE:FACTORY`."""
 
     max_episode_steps: int | None = Field(None, ge=1)
@@ -189,50 +189,50 @@ class GymnaxSettings(SettingsModel):
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return GymnaxSettings
+    return _GymnaxSettings
 
 
 def require_trust(name: str, params: Mapping[str, Any]) -> None:
     """InputMissing if making `jax:MODULE:FACTORY` would import a module whose name the user did not type."""
-    if name.startswith(OWN_PREFIX):
-        FACTORIES.require_trust(name.removeprefix(OWN_PREFIX))
+    if name.startswith(_OWN_PREFIX):
+        _FACTORIES.require_trust(name.removeprefix(_OWN_PREFIX))
 
 
-def make(name: str, settings: GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
-    if name.startswith(OWN_PREFIX):
+def make(name: str, settings: _GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
+    if name.startswith(_OWN_PREFIX):
         return _own(name, settings, num_envs=num_envs, seed=seed, split=split)
     env, params = _registered(name, settings)
     changes = dict(settings.params)
     if settings.max_episode_steps is not None:
         changes["max_steps_in_episode"] = settings.max_episode_steps
-    interface = Gymnax(env, _changed(params, changes, name), name=name)
+    interface = _Gymnax(env, _changed(params, changes, name), name=name)
     about = f"{env.name} of gymnax, compiled for all actors at once"
     return JaxEnv(name, interface, about=about, num_envs=num_envs, seed=seed, split=split)
 
 
-def _own(name: str, settings: GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
-    target = name.removeprefix(OWN_PREFIX)
+def _own(name: str, settings: _GymnaxSettings, *, num_envs: int, seed: int, split: str) -> JaxEnv:
+    target = name.removeprefix(_OWN_PREFIX)
     if ":" not in target:
         raise UsageError(f"environment '{name}' names no factory", hint="it is written jax:MODULE:FACTORY")
-    factory = FACTORIES.get(target)
+    factory = _FACTORIES.get(target)
     try:
         made = factory(**settings.options)
     except TypeError as error:
         raise UsageError(f"environment '{name}' does not take env.options {settings.options}: {error}") from error
     interface, limit, changes = _interface_of(made, name=name), settings.max_episode_steps, dict(settings.params)
-    if isinstance(interface, Gymnax):
+    if isinstance(interface, _Gymnax):
         fields = [field for field in LIMITS if hasattr(interface.params, field)]
         if limit is not None and fields:
             changes[fields[0]], limit = limit, None
         if changes:
-            interface = Gymnax(interface.env, _changed(interface.params, changes, name), name=name)
+            interface = _Gymnax(interface.env, _changed(interface.params, changes, name), name=name)
     elif changes:
         raise UsageError(f"environment '{name}' has no parameters to change", hint="leave env.params out")
     about = f"{interface.title}, compiled for all actors at once"
     return JaxEnv(name, interface, about=about, num_envs=num_envs, seed=seed, split=split, limit=limit)
 
 
-def _registered(name: str, settings: GymnaxSettings) -> tuple[Any, Any]:
+def _registered(name: str, settings: _GymnaxSettings) -> tuple[Any, Any]:
     import gymnax
 
     wanted, known = name.removeprefix(PREFIX), gymnax.registered_envs

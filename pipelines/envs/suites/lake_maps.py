@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.envs.draws import Draws, mix, unit
 from pipelines.errors import UsageError
 
-HOLE_CHANCE = 0.2
+_HOLE_CHANCE = 0.2
 _ENUMERATED_UP_TO = 4
 _CANDIDATES = 8  # maps drawn at a time and episode when sampling by rejection
 
@@ -54,7 +54,7 @@ def all_maps(size: int) -> tuple[np.ndarray, np.ndarray]:
     holes[:, 1:-1] = bits
     holes = holes[reachable(holes, size)[:, -1]]
     count = holes.sum(axis=1)
-    weight = HOLE_CHANCE**count * (1 - HOLE_CHANCE) ** (inner - count)
+    weight = _HOLE_CHANCE**count * (1 - _HOLE_CHANCE) ** (inner - count)
     return holes, weight / weight.sum()
 
 
@@ -131,7 +131,7 @@ class MapSource:
         while len(pending):
             counter = np.arange(first, first + _CANDIDATES * cells)
             u = self._draws.uniform(episodes[pending, None], self._stream, counter)
-            holes = (u < HOLE_CHANCE).reshape(-1, cells)
+            holes = (u < _HOLE_CHANCE).reshape(-1, cells)
             holes[:, [0, -1]] = False
             good = reachable(holes, self._size)[:, -1]
             if self._holdout:

@@ -30,18 +30,18 @@ from pipelines.envs.suites.suite import ProtocolSettings
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
-DENSITY = COMPLEXITY = 0.75
+_DENSITY = _COMPLEXITY = 0.75
 _AHEAD = 64  # mazes made at a time, at least: many cost little more than one
 _MAX_CANDIDATES = 400
 _NUMBERS = "123456789+"  # of goals in drawings
 
 
 def seeds_of(side: int) -> int:
-    return int(DENSITY * (side // 2) ** 2)
+    return int(_DENSITY * (side // 2) ** 2)
 
 
 def tries_of(side: int) -> int:
-    return int(COMPLEXITY * 5 * (side + side))
+    return int(_COMPLEXITY * 5 * (side + side))
 
 
 def start_of(side: int) -> int:
@@ -164,7 +164,7 @@ MAZE, GOALS, ORDER = range(3)  # purposes of random draws
 GOAL_RULE = GoalSequenceRule(reached=same_cell)
 
 
-class MazeRunnerSettings(ProtocolSettings):
+class _MazeRunnerSettings(ProtocolSettings):
     """Parameters of `mazerunner`."""
 
     PAPER: ClassVar = {"holdout": 0.0}
@@ -181,7 +181,7 @@ class MazeRunnerSettings(ProtocolSettings):
     """Share of mazes kept for `split = "test"`; 0: all mazes on both sides."""
 
     @model_validator(mode="after")
-    def _have_room(self) -> MazeRunnerSettings:
+    def _have_room(self) -> _MazeRunnerSettings:
         if self.goals > fewest_free(self.side):
             raise ValueError(f"goals can be at most {fewest_free(self.side)} in a maze of size {self.side}")
         return self
@@ -194,7 +194,7 @@ class MazeRunnerSettings(ProtocolSettings):
 class MazeRunner(NativeEnv):
     """N mazes. State: `walls` (N, cells), `goals` (N, k) cells, `reached` (N,) goals so far, `cell`, `time`."""
 
-    def __init__(self, name: str, settings: MazeRunnerSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _MazeRunnerSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings, self.side = settings, settings.side
         self._mazes = _MazeSource(self.side, self.draws, MAZE, holdout=settings.holdout, split=split)
@@ -309,13 +309,13 @@ class MazeRunner(NativeEnv):
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return MazeRunnerSettings
+    return _MazeRunnerSettings
 
 
 make = MazeRunner
 
 
-def _spec(name: str, s: MazeRunnerSettings) -> EnvSpec:
+def _spec(name: str, s: _MazeRunnerSettings) -> EnvSpec:
     return EnvSpec(
         name=name,
         spaces=Spaces(

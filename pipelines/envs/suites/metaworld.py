@@ -22,25 +22,25 @@ from pipelines.envs.task_env import NOTHING, Outcome, TaskEnv, with_attempts
 from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
-PREFIX, ONE_CLASS, VERSION = "metaworld-", "metaworld-ml1-", "-v3"
-ATTEMPT_STEPS = 500
+PREFIX, _ONE_CLASS, VERSION = "metaworld-", "metaworld-ml1-", "-v3"
+_ATTEMPT_STEPS = 500
 _ML = {"ml10": env_dict.ML10_V3, "ml25": env_dict.ML25_V3, "ml45": env_dict.ML45_V3}
 _MT = {"mt10": env_dict.MT10_V3, "mt25": env_dict.MT25_V3, "mt50": env_dict.MT50_V3}
 ALL_CLASSES = tuple(env_dict.ALL_V3_ENVIRONMENTS)
 
 
-class MetaworldSettings(SettingsModel):
+class _MetaworldSettings(SettingsModel):
     """Parameters of `metaworld-ml...`."""
 
     attempts: int = Field(3, ge=1)
     """Attempts at one task, in one episode."""
-    attempt_steps: int = Field(ATTEMPT_STEPS, ge=1, le=ATTEMPT_STEPS)
+    attempt_steps: int = Field(_ATTEMPT_STEPS, ge=1, le=_ATTEMPT_STEPS)
     """Steps of an attempt; the benchmarks have 500."""
     goal_seed: int = Field(0, ge=0, lt=2**31)
     """Which goals there are, whatever the run's seed; train and test are apart for each value."""
 
 
-class MultiTaskSettings(MetaworldSettings, ProtocolSettings):
+class _MultiTaskSettings(_MetaworldSettings, ProtocolSettings):
     """Parameters of `metaworld-mt...`."""
 
     PAPER: ClassVar = {"new_goals": False}
@@ -52,13 +52,13 @@ class MultiTaskSettings(MetaworldSettings, ProtocolSettings):
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return MultiTaskSettings if name.removeprefix(PREFIX) in _MT else MetaworldSettings
+    return _MultiTaskSettings if name.removeprefix(PREFIX) in _MT else _MetaworldSettings
 
 
-def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
-    if name.startswith(ONE_CLASS):
-        name = ONE_CLASS + _class_name(name.removeprefix(ONE_CLASS))
-    old_goals = isinstance(settings, MultiTaskSettings) and not settings.new_goals
+def make(name: str, settings: _MetaworldSettings, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
+    if name.startswith(_ONE_CLASS):
+        name = _ONE_CLASS + _class_name(name.removeprefix(_ONE_CLASS))
+    old_goals = isinstance(settings, _MultiTaskSettings) and not settings.new_goals
     classes, goal_seed = tasks_of(name, "train" if old_goals else split, settings.goal_seed)
     splits = "the same 50 goals of each class on both sides" if old_goals else _split(name)
     shows_goal = name.removeprefix(PREFIX) in _MT
@@ -66,7 +66,7 @@ def make(name: str, settings: MetaworldSettings, *, num_envs: int, seed: int, sp
     return GymnasiumEnv(
         name,
         lambda: with_attempts(
-            Metaworld(settings, classes=classes, pool=pool, shows_goal=shows_goal, splits=splits), settings.attempts
+            _Metaworld(settings, classes=classes, pool=pool, shows_goal=shows_goal, splits=splits), settings.attempts
         ),
         num_envs=num_envs,
         seed=seed,
@@ -80,7 +80,7 @@ def _class_name(given: str) -> str:
     if name not in ALL_CLASSES:
         short = [known.removesuffix(VERSION) for known in ALL_CLASSES]
         classes = f"its {len(short)} classes: {', '.join(short)}"
-        hint = did_you_mean(name.removesuffix(VERSION), short, prefix=ONE_CLASS, otherwise=classes)
+        hint = did_you_mean(name.removesuffix(VERSION), short, prefix=_ONE_CLASS, otherwise=classes)
         raise UsageError(f"Meta-World has no class '{given}'", hint=hint)
     return name
 
@@ -94,10 +94,10 @@ def tasks_of(name: str, split: str, goal_seed: int) -> tuple[tuple[str, ...], in
         return tuple(test if split == "test" else train), other if overlap else goal_seed
     if benchmark in _MT:
         return tuple(_MT[benchmark]), other
-    return (name.removeprefix(ONE_CLASS),), other
+    return (name.removeprefix(_ONE_CLASS),), other
 
 
-class Metaworld(TaskEnv):
+class _Metaworld(TaskEnv):
     """An attempt at one (class, goal), named `CLASS/NUMBER`. The simulation is made at the first reset."""
 
     has_success = True
@@ -105,7 +105,7 @@ class Metaworld(TaskEnv):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
     def __init__(
-        self, settings: MetaworldSettings, *, classes: tuple[str, ...], pool: ClassPool, shows_goal: bool, splits: str
+        self, settings: _MetaworldSettings, *, classes: tuple[str, ...], pool: ClassPool, shows_goal: bool, splits: str
     ) -> None:
         self.splits, self.horizon = splits, settings.attempt_steps
         self._steps, self._classes, self._pool, self._shows_goal = settings.attempt_steps, classes, pool, shows_goal

@@ -112,13 +112,13 @@ class Shelf:
             self._idle.popitem(last=False)[1][1].close()
 
 
-SHELF = Shelf()  # one in each process, whatever is played there
+_SHELF = Shelf()  # one in each process, whatever is played there
 
 
 class ClassPool:
     """Objects of `shelf` set to tasks: goals drawn with `goal_seed`, and shown or not."""
 
-    def __init__(self, *, goal_seed: int, hide_goal: bool, shelf: Shelf = SHELF) -> None:
+    def __init__(self, *, goal_seed: int, hide_goal: bool, shelf: Shelf = _SHELF) -> None:
         self._goal_seed, self._hide_goal, self._shelf = goal_seed, hide_goal, shelf
         self._goals: dict[str, np.ndarray] = {}
 

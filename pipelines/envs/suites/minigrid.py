@@ -27,8 +27,8 @@ PREFIX, MULTI = "minigrid:", "babyai-multi"
 _WORDS = """go to the a open pick up red green blue purple yellow grey ball box key door object in front of you on your
     left right behind"""
 WORDS = tuple(_WORDS.split())
-UNKNOWN, FIRST_WORD, VOCABULARY, MISSION_WORDS = 1, 2, 29, 9
-MISSION_LETTERS = 256
+_UNKNOWN, _FIRST_WORD, VOCABULARY, MISSION_WORDS = 1, 2, 29, 9
+_MISSION_LETTERS = 256
 TILE = 24  # pixels of a cell in drawings
 SPREAD = np.array([25, 51, 85], dtype=np.uint8)  # 10 kinds, 5 colours and 3 states become at most 255
 # Levels with one instruction that is neither a sequence nor about two objects; no debug levels.
@@ -43,14 +43,14 @@ _LEVELS = """GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToObjS4 Go
 LEVELS = tuple(_LEVELS.split())
 _SOME = f"levels are such as {LEVELS[0]}"
 _VERSION_ONE = ("GoToObjS6",)
-_NUMBERS = {word: FIRST_WORD + number for number, word in enumerate(WORDS)}
+_NUMBERS = {word: _FIRST_WORD + number for number, word in enumerate(WORDS)}
 
 
-class MinigridSettings(SettingsModel):
+class _MinigridSettings(SettingsModel):
     """`minigrid:ID` has no parameters."""
 
 
-class BabyAISettings(SettingsModel):
+class _BabyAISettings(SettingsModel):
     """Parameters of `babyai-multi`."""
 
     levels: tuple[str, ...] | None = Field(None, min_length=1)
@@ -69,7 +69,7 @@ class BabyAISettings(SettingsModel):
         return levels
 
     @model_validator(mode="after")
-    def _apart(self) -> BabyAISettings:
+    def _apart(self) -> _BabyAISettings:
         both = sorted({*self.of("train")} & {*self.test_levels})
         if both:
             raise ValueError(f"levels both of training and of test: {', '.join(both)}")
@@ -85,12 +85,12 @@ class BabyAISettings(SettingsModel):
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return BabyAISettings if name == MULTI else MinigridSettings
+    return _BabyAISettings if name == MULTI else _MinigridSettings
 
 
 def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
     splits = _GridLevels.splits
-    if isinstance(settings, BabyAISettings):
+    if isinstance(settings, _BabyAISettings):
         levels, attempts = {level: registered(level) for level in settings.of(split)}, settings.attempts
         if settings.test_levels:
             splits = f"{len(settings.of('train'))} levels to train on, {len(settings.test_levels)} others to test"
@@ -178,7 +178,7 @@ class _GridLevels(TaskEnv):
             spaces["attempt"] = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
         else:
             letters = "".join(map(chr, range(32, 127)))
-            spaces["mission"] = gymnasium.spaces.Text(MISSION_LETTERS, min_length=0, charset=letters)
+            spaces["mission"] = gymnasium.spaces.Text(_MISSION_LETTERS, min_length=0, charset=letters)
         self.observation_space = gymnasium.spaces.Dict(spaces)
         self._named: tuple[str, int] | None = None
 
@@ -224,6 +224,6 @@ class _GridLevels(TaskEnv):
     def _shown(self, seen: dict[str, Any]) -> dict[str, Any]:
         shown = {"image": seen["image"] * SPREAD, "direction": int(seen["direction"]), "mission": seen["mission"]}
         if self._in_words:
-            shown["mission"] = [_NUMBERS.get(word, UNKNOWN) for word in seen["mission"].split()]
+            shown["mission"] = [_NUMBERS.get(word, _UNKNOWN) for word in seen["mission"].split()]
             shown["attempt"] = np.array([self._finished / self._attempts], dtype=np.float32)
         return shown

@@ -47,7 +47,7 @@ class HalfCheetahVelSettings(ProtocolSettings):
     """Keep a fifth of the velocities, in six bands, for `split = "test"`; false: all of them on both sides."""
 
 
-class CheetahDirSettings(SettingsModel):
+class _CheetahDirSettings(SettingsModel):
     """Parameters of `cheetah-dir`."""
 
     attempts: int = Field(2, ge=1)
@@ -58,7 +58,7 @@ class CheetahDirSettings(SettingsModel):
     """Cost of the squared action."""
 
 
-class AntDirSettings(ProtocolSettings):
+class _AntDirSettings(ProtocolSettings):
     """Parameters of `ant-dir`."""
 
     PAPER: ClassVar = {"holdout": False}
@@ -133,7 +133,7 @@ class _Runner(TaskEnv):
         self._body.close()
 
 
-class HalfCheetahVel(_Runner):
+class _HalfCheetahVel(_Runner):
     """A cheetah that runs at a target velocity."""
 
     about = "Run at a hidden velocity that only the reward reveals"
@@ -175,13 +175,13 @@ class _Directed(_Runner):
         return _TWO[text] if text in _TWO else float(text)
 
 
-class CheetahDir(_Directed):
+class _CheetahDir(_Directed):
     """A cheetah that runs forward or backward."""
 
     about = "A cheetah runs forward or backward, which only the reward reveals"
     splits = _BOTH_DIRECTIONS
 
-    def __init__(self, settings: CheetahDirSettings) -> None:
+    def __init__(self, settings: _CheetahDirSettings) -> None:
         super().__init__(HalfCheetahEnv(render_mode="rgb_array"), settings.attempt_steps)
         self._cost = settings.control_cost
 
@@ -199,12 +199,12 @@ class CheetahDir(_Directed):
         return angle
 
 
-class AntDir(_Directed):
+class _AntDir(_Directed):
     """An ant that walks at an angle to the x axis."""
 
     about = "An ant walks in a direction that only the reward reveals"
 
-    def __init__(self, settings: AntDirSettings) -> None:
+    def __init__(self, settings: _AntDirSettings) -> None:
         super().__init__(AntEnv(include_cfrc_ext_in_observation=False, render_mode="rgb_array"), settings.attempt_steps)
         self._settings = settings
         self.splits = "a fifth of the angles is held out" if settings.holdout else "all angles on both sides"
@@ -236,9 +236,9 @@ def draw_velocity(rng: np.random.Generator, settings: HalfCheetahVelSettings, sp
 
 
 _TASKS: dict[str, tuple[type[SettingsModel], Any]] = {
-    "half-cheetah-vel": (HalfCheetahVelSettings, HalfCheetahVel),
-    "cheetah-dir": (CheetahDirSettings, CheetahDir),
-    "ant-dir": (AntDirSettings, AntDir),
+    "half-cheetah-vel": (HalfCheetahVelSettings, _HalfCheetahVel),
+    "cheetah-dir": (_CheetahDirSettings, _CheetahDir),
+    "ant-dir": (_AntDirSettings, _AntDir),
 }
 
 

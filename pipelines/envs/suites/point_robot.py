@@ -24,7 +24,7 @@ _PARTS = 1_000_000  # coordinates are whole numbers of these, so that their name
 _EDGE = 1.6  # of the part of the plane that is drawn
 
 
-class PointRobotSettings(ProtocolSettings):
+class _PointRobotSettings(ProtocolSettings):
     """Parameters of `point-robot`."""
 
     PAPER: ClassVar = {"holdout": False}
@@ -45,10 +45,10 @@ class PointRobotSettings(ProtocolSettings):
     """Keep a fifth of the angles (of a square: of x), in six bands, for `split = "test"`; false: all on both sides."""
 
 
-class PointRobot(AttemptsEnv):
+class _PointRobot(AttemptsEnv):
     """N robots. State: `place` (N, 2), `goal` (N, 2) in millionths."""
 
-    def __init__(self, name: str, settings: PointRobotSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _PointRobotSettings, *, num_envs: int, seed: int, split: str) -> None:
         spec, s = _spec(name, settings), settings
         super().__init__(
             spec, attempts=s.attempts, attempt_steps=s.attempt_steps, num_envs=num_envs, seed=seed, split=split
@@ -110,7 +110,7 @@ class _Plane:
 
     goal: tuple[float, float]
     place: tuple[float, float]
-    settings: PointRobotSettings
+    settings: _PointRobotSettings
 
     def picture(self) -> np.ndarray:
         canvas = Canvas(WIDTH, WIDTH)
@@ -155,14 +155,14 @@ class _Plane:
         return across / WIDTH, down / WIDTH
 
 
-def settings_model(name: str) -> type[PointRobotSettings]:
-    return PointRobotSettings
+def settings_model(name: str) -> type[_PointRobotSettings]:
+    return _PointRobotSettings
 
 
-make = PointRobot
+make = _PointRobot
 
 
-def _spec(name: str, s: PointRobotSettings) -> EnvSpec:
+def _spec(name: str, s: _PointRobotSettings) -> EnvSpec:
     return EnvSpec(
         name=name,
         spaces=Spaces(observation={"obs": Box(shape=(4,))}, action=Box(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))),

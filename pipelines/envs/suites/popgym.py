@@ -25,25 +25,25 @@ from pipelines.errors import UsageError
 from pipelines.nearest import did_you_mean
 
 PREFIX, MULTI = "popgym-", "popgym-multi"
-TIME_SCALE = 1000.0
+_TIME_SCALE = 1000.0
 # RepeatPreviousEasy and so on; VelocityOnlyCartpole is spelled so.
 GAMES = {registered["id"].removeprefix(PREFIX).removesuffix("-v0"): game for game, registered in ALL.items()}
 
 
-class PopgymSettings(SettingsModel):
+class _PopgymSettings(SettingsModel):
     """Parameters of `popgym-GAME`."""
 
     time_limit_ends: bool = True
     """The game's step limit is an end of the game (terminated and truncated), not a pause in it (truncated alone)."""
 
 
-class Popgym(TaskEnv):
+class _Popgym(TaskEnv):
     """One game as numbers; the seed is its instance."""
 
     about = "A game that takes memory"
     splits = "even seeds for train, odd seeds for test"
 
-    def __init__(self, game: str, settings: PopgymSettings) -> None:
+    def __init__(self, game: str, settings: _PopgymSettings) -> None:
         self._game, self._time_limit_ends = new_game(game), settings.time_limit_ends
         self.task, self.horizon = game, step_limit(self._game)
         self._flat = Flat(self._game.observation_space)
@@ -69,7 +69,7 @@ class Popgym(TaskEnv):
     def _shown(self, seen: Any) -> np.ndarray:
         shown = np.zeros(self._flat.size + 1, dtype=np.float32)
         self._flat.write(seen, shown)
-        shown[-1] = self._time / TIME_SCALE
+        shown[-1] = self._time / _TIME_SCALE
         return shown
 
 
@@ -180,7 +180,7 @@ MULTI_GAMES = (
 )
 
 
-class PopgymMultiSettings(SettingsModel):
+class _PopgymMultiSettings(SettingsModel):
     """Parameters of `popgym-multi`."""
 
     warmup: int = Field(1, ge=0)
@@ -189,7 +189,7 @@ class PopgymMultiSettings(SettingsModel):
     """Attempts after them, which pay."""
 
 
-class PopgymMulti(TaskEnv):
+class _PopgymMulti(TaskEnv):
     """An attempt at one game, which is the task. `longest`: steps of the longest game."""
 
     about = "One of 27 games that take memory: find out which, then play it"
@@ -197,7 +197,7 @@ class PopgymMulti(TaskEnv):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (WIDTH + 4,), np.float32)
     action_space = gymnasium.spaces.Discrete(WIDTH)
 
-    def __init__(self, settings: PopgymMultiSettings, longest: int) -> None:
+    def __init__(self, settings: _PopgymMultiSettings, longest: int) -> None:
         self._warmup = settings.warmup
         self.horizon = longest
         self._named: str | None = None
@@ -241,7 +241,7 @@ class PopgymMulti(TaskEnv):
         shown = np.zeros(WIDTH + 4, dtype=np.float32)
         self._flat.write(seen, shown)
         finished = min(self._finished / self._warmup, 1.0) if self._warmup else 1.0
-        shown[WIDTH:] = self._time / TIME_SCALE, finished, valid, reward
+        shown[WIDTH:] = self._time / _TIME_SCALE, finished, valid, reward
         return shown
 
     def _move(self, chosen: int) -> Any:
@@ -258,7 +258,7 @@ def _places(space: gymnasium.Space[Any]) -> tuple[int, ...]:
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return PopgymMultiSettings if name == MULTI else PopgymSettings
+    return _PopgymMultiSettings if name == MULTI else _PopgymSettings
 
 
 def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split: str) -> GymnasiumEnv:
@@ -266,14 +266,14 @@ def make(name: str, settings: SettingsModel, *, num_envs: int, seed: int, split:
 
 
 def _factory(name: str, settings: SettingsModel) -> Callable[[], gymnasium.Env]:
-    if isinstance(settings, PopgymMultiSettings):
+    if isinstance(settings, _PopgymMultiSettings):
         longest, attempts = max(step_limit(new_game(game)) for game in MULTI_GAMES), settings.warmup + settings.attempts
-        return lambda: with_attempts(PopgymMulti(settings, longest), attempts, pause=True)
-    assert isinstance(settings, PopgymSettings)
+        return lambda: with_attempts(_PopgymMulti(settings, longest), attempts, pause=True)
+    assert isinstance(settings, _PopgymSettings)
     game = name.removeprefix(PREFIX)
     if game not in GAMES:
         kinds = [known.removesuffix("Easy") for known in GAMES if known.endswith("Easy")]
         games = f"games, each followed by Easy, Medium or Hard: {', '.join(kinds)}"
         hint = did_you_mean(game, GAMES, prefix=PREFIX, otherwise=games)
         raise UsageError(f"POPGym has no game '{game}'", hint=hint)
-    return lambda: Popgym(game, settings)
+    return lambda: _Popgym(game, settings)

@@ -35,12 +35,12 @@ _ONLY = {  # modes that only these games have
     "memory": "caveflyer dodgeball heist jumper maze miner",
     "exploration": "coinrun caveflyer leaper jumper maze heist climber ninja",
 }
-LAST_LEVEL = 2**31 - 1
+_LAST_LEVEL = 2**31 - 1
 # Steps after which a game ends an attempt: `timeout` in the games' sources, 1,000 unless a game sets it.
-TIME_LIMIT = 1000
+_TIME_LIMIT = 1000
 _TIME_LIMITS = {"bigfish": 6000, "bossfight": 4000, "leaper": 500, "maze": 500, "plunder": 4000}
-JUMPER_MEMORY_TIME_LIMIT = 2000  # the only limit that depends on the mode
-ACTIONS, PIXELS, MARK = 15, 64, 4
+_JUMPER_MEMORY_TIME_LIMIT = 2000  # the only limit that depends on the mode
+ACTIONS, _PIXELS, MARK = 15, 64, 4
 
 
 def games_of(mode: str) -> tuple[str, ...]:
@@ -66,8 +66,8 @@ def time_limit(game: str, mode: str) -> int:
     (1000, 2000, 6000)
     """
     if (game, mode_of(game, mode)) == ("jumper", "memory"):
-        return JUMPER_MEMORY_TIME_LIMIT
-    return _TIME_LIMITS.get(game, TIME_LIMIT)
+        return _JUMPER_MEMORY_TIME_LIMIT
+    return _TIME_LIMITS.get(game, _TIME_LIMIT)
 
 
 class ProcgenSettings(ProtocolSettings):
@@ -77,7 +77,7 @@ class ProcgenSettings(ProtocolSettings):
     """Difficulty; only some games have extreme, memory and exploration (one fixed level). memory-hard: memory where a
     game has it, else hard.
     """
-    levels: int = Field(200, ge=1, lt=LAST_LEVEL)
+    levels: int = Field(200, ge=1, lt=_LAST_LEVEL)
     """Levels to train on: 0 to levels - 1. Test levels are the later ones."""
     attempts: int = Field(1, ge=1)
     """Attempts at a level in each episode."""
@@ -117,7 +117,7 @@ class Procgen(TaskEnv):
 
     has_success = True
     about = "Arcade games whose levels are drawn from numbers"
-    observation_space = gymnasium.spaces.Box(0, 255, (PIXELS, PIXELS, 3), np.uint8)
+    observation_space = gymnasium.spaces.Box(0, 255, (_PIXELS, _PIXELS, 3), np.uint8)
     action_space = gymnasium.spaces.Discrete(ACTIONS)
 
     def __init__(self, settings: ProcgenSettings, games: tuple[str, ...]) -> None:
@@ -134,7 +134,7 @@ class Procgen(TaskEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         s, rng = self.settings, self.np_random
-        low, high = (s.levels, LAST_LEVEL) if self.split == "test" else (0, s.levels)
+        low, high = (s.levels, _LAST_LEVEL) if self.split == "test" else (0, s.levels)
         self.game, self.level = self.games[rng.integers(len(self.games))], int(rng.integers(low, high))
         if self._named is not None:
             self.game, self.level = self._named
@@ -171,8 +171,8 @@ class Procgen(TaskEnv):
         game, _, level = task.partition("/")
         if game not in self.games:
             raise ValueError(f"its games are {', '.join(self.games)}")
-        if not level.isdecimal() or int(level) >= LAST_LEVEL:
-            raise ValueError(f"tasks are named GAME/LEVEL, and levels go from 0 to {LAST_LEVEL - 1}")
+        if not level.isdecimal() or int(level) >= _LAST_LEVEL:
+            raise ValueError(f"tasks are named GAME/LEVEL, and levels go from 0 to {_LAST_LEVEL - 1}")
         self._named = game, int(level)
 
     def _begun(self) -> Any:

@@ -6,9 +6,9 @@ Atari: Wang et al. (ICML 2016, arXiv 1511.06581), after up to 30 idle steps; Pro
 
 from __future__ import annotations
 
-Bounds = tuple[float, float]
+_Bounds = tuple[float, float]
 
-ATARI: dict[str, Bounds] = {
+ATARI: dict[str, _Bounds] = {
     "alien": (227.8, 7127.7),
     "amidar": (5.8, 1719.5),
     "assault": (222.4, 742.0),
@@ -67,7 +67,7 @@ ATARI: dict[str, Bounds] = {
     "yars_revenge": (3092.9, 54576.9),
     "zaxxon": (32.5, 9173.3),
 }
-PROCGEN: dict[str, dict[str, Bounds]] = {
+PROCGEN: dict[str, dict[str, _Bounds]] = {
     "easy": {
         "bigfish": (1.0, 40.0),
         "bossfight": (0.5, 13.0),

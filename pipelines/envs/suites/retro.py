@@ -31,12 +31,12 @@ from pipelines.lake.spaces import Box, MultiBinary, Spaces
 from pipelines.nearest import did_you_mean
 
 PREFIX, VERSION = "retro:", "-v0"
-STATE, IDLE = range(2)  # purposes of random draws
+STATE, _IDLE = range(2)  # purposes of random draws
 _STABLE = stable_retro.data.Integrations.STABLE
 _PATIENCE_SECONDS = 60.0
 
 
-class RetroSettings(SettingsModel):
+class _RetroSettings(SettingsModel):
     """Parameters of `retro:GAME`."""
 
     rom_dir: Path | None = None
@@ -62,7 +62,7 @@ class RetroSettings(SettingsModel):
 class Retro(Env):
     """N actors, an emulator process each; all processes step at the same time."""
 
-    def __init__(self, name: str, settings: RetroSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _RetroSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(num_envs=num_envs)
         s = self.settings = settings
         self._draws, self._test = Draws(seed, split, name), split == "test"
@@ -96,7 +96,7 @@ class Retro(Env):
         episodes = self.episodes.advance(indices)
         count = len(self._playing)
         chosen = episodes % count if self._is_named else self._draws.integers(episodes, STATE, count)
-        idle = 2 * self._draws.integers(episodes, IDLE, (self.settings.idle_frames + 1) // 2) + self._test
+        idle = 2 * self._draws.integers(episodes, _IDLE, (self.settings.idle_frames + 1) // 2) + self._test
         shown = self._shown.copy()
         for actor, state, frames in zip(indices.tolist(), chosen.tolist(), idle.tolist(), strict=True):
             if self._processes[actor] is None:
@@ -198,8 +198,8 @@ class _Process:
             self._process.wait()
 
 
-def settings_model(name: str) -> type[RetroSettings]:
-    return RetroSettings
+def settings_model(name: str) -> type[_RetroSettings]:
+    return _RetroSettings
 
 
 make = Retro
@@ -242,7 +242,7 @@ def _rom(name: str, game: str, folder: Path | None) -> str | None:
     )
 
 
-def _states(name: str, game: str, settings: RetroSettings, split: str) -> tuple[str, ...]:
+def _states(name: str, game: str, settings: _RetroSettings, split: str) -> tuple[str, ...]:
     """Saved states in which episodes of `split` begin; ("",) for the game's own beginning."""
     known = stable_retro.data.list_states(game, _STABLE)
     for state in (*settings.states, *settings.test_states):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-BUTTONS, FRAME = 12, 2
+BUTTONS, _FRAME = 12, 2
 # Names that stable-retro gives to consoles; each has its own colour, evenly apart on the wheel of hues.
 _NAMED = (
     "32x Atari2600 FBNeo GameBoy GameGear GbAdvance GbColor Genesis N64 Nes NintendoDs PCEngine SCD Saturn Sms Snes"
@@ -57,16 +57,16 @@ def _areas(size: int, length: int) -> np.ndarray:
 
 def picture(screen: np.ndarray, size: int, frame: Sequence[int]) -> np.ndarray:
     """(height, width, 3) -> (size, size, 3) uint8: the screen, averaged over areas, inside a frame of 2 pixels."""
-    inner = size - 2 * FRAME
+    inner = size - 2 * _FRAME
     rows, columns = _areas(inner, screen.shape[0]), _areas(inner, screen.shape[1])
     shrunk = np.einsum("yh,hwc,xw->yxc", rows, screen.astype(np.float32), columns, optimize=True)
     out = np.empty((size, size, 3), dtype=np.uint8)
     out[:] = frame
-    out[FRAME:-FRAME, FRAME:-FRAME] = np.rint(shrunk)
+    out[_FRAME:-_FRAME, _FRAME:-_FRAME] = np.rint(shrunk)
     return out
 
 
-class Emulator:
+class _Emulator:
     """A game, stepped `frame_skip` frames at a time. Answers are (picture, reward, terminated, truncated)."""
 
     def __init__(self, cartridge: Cartridge) -> None:
@@ -124,7 +124,7 @@ def serve(connection: Connection) -> None:
             return
         try:
             if method == "begin":
-                emulator, answer = Emulator(*arguments), None
+                emulator, answer = _Emulator(*arguments), None
             else:
                 answer = getattr(emulator, method)(*arguments)
         except Exception as error:  # the other end reports it

@@ -23,7 +23,7 @@ _FAMILY = re.compile(r"(Fetch|PointMaze|AntMaze|AdroitHand)\w+-v(\d+)")
 _OLD_PHYSICS = re.compile(r"Fetch\w+-v[0-3]|AntMaze\w+-v3")  # need mujoco_py, which is no longer maintained
 
 
-class RoboticsSettings(ProtocolSettings):
+class _RoboticsSettings(ProtocolSettings):
     """Parameters of `robotics:ID`."""
 
     PAPER: ClassVar = {"continuing_task": False}  # D4RL
@@ -86,11 +86,11 @@ def names() -> list[str]:
     return [name for name in gymnasium.registry if _FAMILY.fullmatch(name) and not _OLD_PHYSICS.fullmatch(name)]
 
 
-def settings_model(name: str) -> type[RoboticsSettings]:
-    return RoboticsSettings
+def settings_model(name: str) -> type[_RoboticsSettings]:
+    return _RoboticsSettings
 
 
-def make(name: str, settings: RoboticsSettings, *, num_envs: int, seed: int, split: str) -> Env:
+def make(name: str, settings: _RoboticsSettings, *, num_envs: int, seed: int, split: str) -> Env:
     kind, known = name.removeprefix(PREFIX), names()
     if kind not in known:
         hint = did_you_mean(

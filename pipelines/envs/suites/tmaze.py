@@ -18,12 +18,12 @@ from pipelines.envs.native import NativeEnv
 from pipelines.envs.scenes import GridScene
 from pipelines.lake.spaces import Box, Discrete, Spaces
 
-SIDE = 0  # purpose of the only random draw
+_SIDE = 0  # purpose of the only random draw
 _DX = np.array([1, 0, -1, 0])
 _DY = np.array([0, 1, 0, -1])
 
 
-class TMazeSettings(SettingsModel):
+class _TMazeSettings(SettingsModel):
     """Parameters of `tmaze`."""
 
     variant: Literal["passive", "active"] = "passive"
@@ -58,7 +58,7 @@ class TMazeSettings(SettingsModel):
 class TMaze(NativeEnv):
     """N mazes. State: `x`, `y`, `time`, `side` of the goal (-1 or +1), `seen` (the sign was visited)."""
 
-    def __init__(self, name: str, settings: TMazeSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _TMazeSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(_spec(name, settings), num_envs=num_envs, seed=seed, split=split)
         self.settings = settings
         self.x, self.y, self.time, self.side = np.zeros((4, num_envs), dtype=np.int64)
@@ -68,7 +68,7 @@ class TMaze(NativeEnv):
     def _begin(self, indices: np.ndarray, episodes: np.ndarray) -> None:
         self.x[indices] = self.settings.oracle
         self.y[indices] = self.time[indices] = 0
-        self.side[indices] = np.where(self.draws.uniform(episodes, SIDE) < 0.5, -1, 1)
+        self.side[indices] = np.where(self.draws.uniform(episodes, _SIDE) < 0.5, -1, 1)
         at_sign = self.settings.oracle == 0
         self.seen[indices] = at_sign
         self._sign[indices] = self.side[indices] if at_sign else 0
@@ -136,13 +136,13 @@ class TMaze(NativeEnv):
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return TMazeSettings
+    return _TMazeSettings
 
 
 make = TMaze
 
 
-def _spec(name: str, s: TMazeSettings) -> EnvSpec:
+def _spec(name: str, s: _TMazeSettings) -> EnvSpec:
     return EnvSpec(
         name=name,
         spaces=Spaces(observation={"obs": Box(shape=(2,))}, action=Discrete(n=4)),

@@ -27,11 +27,11 @@ from pipelines.envs.suites.xland_rulesets import Kind, Rulesets, generate, load,
 from pipelines.errors import UsageError
 from pipelines.lake.spaces import Discrete, MultiBinary, MultiDiscrete, Spaces
 
-VIEW = 5
-SEED, RULESET = range(2)  # purposes of random draws
+_VIEW = 5
+SEED, _RULESET = range(2)  # purposes of random draws
 _SPACES = Spaces(
     observation={
-        "obs.cells": MultiDiscrete(nvec=(NUM_TILES, NUM_COLORS) * VIEW**2),
+        "obs.cells": MultiDiscrete(nvec=(NUM_TILES, NUM_COLORS) * _VIEW**2),
         "obs.goal": MultiDiscrete(nvec=(NUM_GOALS, *(NUM_TILES, NUM_COLORS) * 2)),
         "obs.direction": Discrete(n=4),
         "obs.begins": MultiBinary(n=1),
@@ -40,7 +40,7 @@ _SPACES = Spaces(
 )
 
 
-class XLandSettings(ProtocolSettings):
+class _XLandSettings(ProtocolSettings):
     """Parameters of `xland`."""
 
     PAPER: ClassVar = {"holdout": 0.0}  # the baselines are evaluated on other draws from the whole benchmark
@@ -77,7 +77,7 @@ class XLandSettings(ProtocolSettings):
 class XLand(Env):
     """N actors. What JAX holds: one `TimeStep` of all; counts of attempts are here."""
 
-    def __init__(self, name: str, settings: XLandSettings, *, num_envs: int, seed: int, split: str) -> None:
+    def __init__(self, name: str, settings: _XLandSettings, *, num_envs: int, seed: int, split: str) -> None:
         super().__init__(num_envs=num_envs)
         s = self.settings = settings
         self._draws = Draws(seed, split, name)
@@ -99,7 +99,7 @@ class XLand(Env):
         )
         self._env = XLandMiniGrid()
         self._params = self._env.default_params(
-            height=s.size, width=s.size, view_size=VIEW, max_steps=s.attempt_steps, grid_type=f"R{s.rooms}"
+            height=s.size, width=s.size, view_size=_VIEW, max_steps=s.attempt_steps, grid_type=f"R{s.rooms}"
         )
         self._reset_all = jax.jit(jax.vmap(self._reset_one))
         self._step_all = jax.jit(jax.vmap(self._step_one))
@@ -122,7 +122,7 @@ class XLand(Env):
         indices = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         episodes = self.episodes.advance(indices)
         count = len(self._playing)
-        chosen = episodes % count if self._named else self._draws.integers(episodes, RULESET, count)
+        chosen = episodes % count if self._named else self._draws.integers(episodes, _RULESET, count)
         self.ruleset[indices] = self._playing[chosen]
         self.attempt[indices] = 0
         seeds = np.zeros(self.num_envs, dtype=np.uint32)
@@ -191,7 +191,7 @@ def _plain(timestep: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), timestep)
 
 
-def _rulesets(s: XLandSettings) -> Rulesets:
+def _rulesets(s: _XLandSettings) -> Rulesets:
     if s.rulesets_file is not None and s.rulesets_file.exists():
         return load(s.rulesets_file)
     try:
@@ -203,7 +203,7 @@ def _rulesets(s: XLandSettings) -> Rulesets:
     return made
 
 
-def _check_room(name: str, s: XLandSettings, rulesets: Rulesets) -> None:
+def _check_room(name: str, s: _XLandSettings, rulesets: Rulesets) -> None:
     """All tiles of a ruleset, and the agent, must find a free cell."""
     if s.rooms == 9 and s.size % 3 != 1:
         raise UsageError(f"environment '{name}': nine rooms need a size of 7, 10, 13, ...", hint="set env.size so")
@@ -217,7 +217,7 @@ def _check_room(name: str, s: XLandSettings, rulesets: Rulesets) -> None:
 
 
 def settings_model(name: str) -> type[SettingsModel]:
-    return XLandSettings
+    return _XLandSettings
 
 
 make = XLand

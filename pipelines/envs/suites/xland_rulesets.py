@@ -28,15 +28,15 @@ from pipelines.errors import InputMissing, IntegrityError
 from pipelines.files.atomic import write_atomically
 
 Kind = Literal["trivial", "small", "medium", "high"]
-Tile = tuple[int, int]
+_Tile = tuple[int, int]
 _T = TypeVar("_T")
 
-GOAL_WIDTH, RULE_WIDTH = 5, 7
+_GOAL_WIDTH, _RULE_WIDTH = 5, 7
 _CONVERT = "convert a published benchmark once: pipelines.envs.suites.xland_rulesets.convert('{}', 'NAME.npz')"
 
 # Tiles that can be picked up (ball, square, pyramid, key, hex, star), in every colour but that of the floor.
 _SHAPES, _COLORS = (3, 4, 5, 7, 11, 12), (1, 2, 3, 4, 5, 6, 8, 9, 10, 11)
-TILES: tuple[Tile, ...] = tuple((shape, color) for shape in _SHAPES for color in _COLORS)
+TILES: tuple[_Tile, ...] = tuple((shape, color) for shape in _SHAPES for color in _COLORS)
 # Numbers of xminigrid's goals and rules, by how many tiles they take. Goals: hold, be near (on any side, or one of
 # four); tile near tile (or on one side of it). Rules: the same, and what comes of it.
 GOALS = {1: (1, 3, 11, 12, 13, 14), 2: (4, 7, 8, 9, 10)}
@@ -92,8 +92,8 @@ class Rulesets:
 def generate(kind: Kind, count: int, seed: int) -> Rulesets:
     """`count` different rulesets of a difficulty. ValueError where there are not so many."""
     difficulty, rng = DIFFICULTIES[kind], np.random.default_rng(seed)
-    goals = np.zeros((count, GOAL_WIDTH), dtype=np.uint8)
-    rules = np.zeros((count, difficulty.rules, RULE_WIDTH), dtype=np.uint8)
+    goals = np.zeros((count, _GOAL_WIDTH), dtype=np.uint8)
+    rules = np.zeros((count, difficulty.rules, _RULE_WIDTH), dtype=np.uint8)
     tiles = np.zeros((count, difficulty.tiles, 2), dtype=np.uint8)
     seen: set[bytes] = set()
     tries = 0
@@ -116,16 +116,16 @@ def generate(kind: Kind, count: int, seed: int) -> Rulesets:
 
 def _ruleset(
     difficulty: Difficulty, rng: np.random.Generator
-) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[Tile]]:
+) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[_Tile]]:
     unused = [TILES[i] for i in rng.permutation(len(TILES))]
     takes = _takes(GOALS, rng)
     wanted = [unused.pop() for _ in range(takes)]
     goal = _encoded(_one_of(GOALS[takes], rng), wanted)
     rules: list[tuple[int, ...]] = []
-    lying: list[Tile] = []
+    lying: list[_Tile] = []
     level = wanted
     for depth in range(difficulty.depth + 1):
-        following: list[Tile] = []
+        following: list[_Tile] = []
         for tile in level:
             if depth == difficulty.depth or rng.random() < difficulty.cut:
                 lying.append(tile)
@@ -149,7 +149,7 @@ def _takes(kinds: Mapping[int, tuple[int, ...]], rng: np.random.Generator) -> in
     return 1 + int(rng.random() < len(kinds[2]) / (len(kinds[1]) + len(kinds[2])))
 
 
-def _encoded(number: int, tiles: list[Tile]) -> tuple[int, ...]:
+def _encoded(number: int, tiles: list[_Tile]) -> tuple[int, ...]:
     return (number, *(entry for tile in tiles for entry in tile))
 
 
@@ -183,9 +183,9 @@ def checked(rulesets: Rulesets, path: Path) -> Rulesets:
     shapes = [array.shape[1:] for array in arrays]
     fits = (
         all(array.dtype == np.uint8 and len(array) == len(goals) > 0 for array in arrays)
-        and shapes[0] == (GOAL_WIDTH,)
+        and shapes[0] == (_GOAL_WIDTH,)
         and rules.ndim == tiles.ndim == 3
-        and (shapes[1][-1], shapes[2][-1]) == (RULE_WIDTH, 2)
+        and (shapes[1][-1], shapes[2][-1]) == (_RULE_WIDTH, 2)
     )
     if not fits:
         raise IntegrityError(

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 Record = dict[str, Any]
+DTYPES = {"discrete": "int32", "multi_discrete": "int32", "multi_binary": "uint8"}
+LARGE = 1 << 19  # bytes of a ring that is rather written in place than copied
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -34,19 +36,17 @@ class OnnxPolicy:
     ) -> None:  # fmt: skip
         import onnxruntime
 
-        record, model = given or read_model(directory)
-        options = onnxruntime.SessionOptions()
+        record, model = given or (record := read_record(directory), read_checked(directory, "policy.onnx", record))
+        self.record, options = record, onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
-        self.record = record
         self.columns, self.space = dict(record["spaces"]["observation"]), record["spaces"]["action"]
         self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.inputs = {given.name for given in self.session.get_inputs()}
-        self.outputs = [given.name for given in self.session.get_outputs()]
+        self.outputs = {given.name: given.type for given in self.session.get_outputs()}
         self.only = onnxruntime.RunOptions()
         self.only.only_execute_path_to_fetches = True
-        self.unneeded = {"parameters", "sampled" if greedy else "greedy"}
+        self.unneeded, self.rng = {"parameters", "sampled" if greedy else "greedy"}, np.random.default_rng(seed)
         self.actors, self.greedy, self.single = actors or 1, greedy, actors is None
-        self.rng = np.random.default_rng(seed)
         self.reset()
 
     def reset(self, which: Any = None) -> None:
@@ -63,16 +63,14 @@ class OnnxPolicy:
         """Return the action for `observation`; `reward` is that of the previous action."""
         columns: Record = {}
         flatten(observation, "obs", columns, self.columns, self.single)
-        absent = [name for name in self.columns if name not in columns]
-        if absent:
+        if absent := [name for name in self.columns if name not in columns]:
             raise ValueError("the observation lacks " + ", ".join(absent))
         stored = {name: self.stored(columns[name], space) for name, space in self.columns.items()}
         rewards = np.broadcast_to(np.asarray(reward, np.float32), (self.actors,))
         found = self.step(stored, self.previous, rewards, self.begins, all=False)
         self.previous = found["greedy" if self.greedy else "sampled"]
         self.begins = np.zeros(self.actors, bool)
-        actions = executed(self.previous, self.space)
-        return actions[0] if self.single else actions
+        return executed(self.previous, self.space)[0 if self.single else slice(None)]
 
     def step(
         self, columns: Record, action: Any, reward: Any, reset: Any, noise: Any = None, all: bool = True
@@ -82,12 +80,24 @@ class OnnxPolicy:
         if most is not None and np.any(np.where(reset, 0, self.memory["time"]) >= most):
             raise ValueError(f"an episode has more than the {most} steps that the policy can distinguish")
         if noise is None:
-            shape = (self.actors, self.record["noise"])
-            noise = np.full(shape, 0.5, np.float32) if self.greedy else self.rng.random(shape, np.float32)
-        given = {**columns, "action": action, "reward": np.ascontiguousarray(reward), "reset": reset, "noise": noise}
-        given.update({"memory." + name: value for name, value in self.memory.items()})
+            noise = self.rng.random((self.actors, self.record["noise"]), np.float32)
+        given = {**columns, "action": action, "reward": reward, "reset": reset, "noise": noise}
+        given |= {"memory." + name: value for name, value in self.memory.items()}
+        given = {name: np.ascontiguousarray(given[name]) for name in self.inputs}
         wanted = [name for name in self.outputs if all or name not in self.unneeded]
-        values = self.session.run(wanted, {name: given[name] for name in self.inputs}, self.only)
+        slots = {name: self.memory[name[5:]] for name in wanted if name.startswith(("next.keys", "next.values"))}
+        rings = {name: at for name, at in slots.items() if self.outputs[name] == "tensor(float)" and at.nbytes > LARGE}
+        if rings:  # the one operator that reads a ring writes one slot of it
+            bound = self.session.io_binding()
+            for name, value in given.items():
+                bound.bind_cpu_input(name, value)
+            for name in wanted:
+                at = rings.get(name)
+                bound.bind_output(name, *([] if at is None else ["cpu", 0, at.dtype, at.shape, at.ctypes.data]))
+            self.session.run_with_iobinding(bound, self.only)
+            values = [rings[n] if n in rings else v.numpy() for n, v in zip(wanted, bound.get_outputs(), strict=True)]
+        else:
+            values = self.session.run(wanted, given, self.only)
         found = dict(zip(wanted, values, strict=True))
         self.memory = {name: found["next." + name] for name in self.memory}
         return found
@@ -142,15 +152,12 @@ def padded(value: Any, space: Record) -> tuple[np.ndarray, int]:
 
 
 def shape_of(space: Record) -> tuple[int, ...]:
-    if space["kind"] == "discrete":
-        return ()
     size = space.get("n") or space.get("max_length") or len(space.get("nvec", ()))
-    return (size,) if size else tuple(space["shape"])
+    return () if space["kind"] == "discrete" else (size,) if size else tuple(space["shape"])
 
 
 def dtype_of(space: Record) -> np.dtype:
-    fixed = {"discrete": "int32", "multi_discrete": "int32", "multi_binary": "uint8"}
-    return np.dtype(fixed.get(space["kind"]) or space["dtype"])
+    return np.dtype(DTYPES.get(space["kind"]) or space["dtype"])
 
 
 def read_record(directory: Any) -> Record:
@@ -161,11 +168,6 @@ def read_record(directory: Any) -> Record:
     if checksum != hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest():
         raise ValueError("policy.json is not as it was written")
     return record
-
-
-def read_model(directory: Any) -> tuple[Record, bytes]:
-    record = read_record(directory)
-    return record, read_checked(directory, "policy.onnx", record)
 
 
 def read_checked(directory: Any, name: str, record: Record) -> bytes:
@@ -185,8 +187,7 @@ def verify(directory: Any = HERE) -> tuple[float, float]:
     greatest, equal = 0.0, []
     for t in range(len(steps["reset"])):
         columns = {name: steps["observation." + name][t] for name in policy.columns}
-        given = (steps[name][t] for name in ("action", "reward", "reset", "noise"))
-        found = policy.step(columns, *given)
+        found = policy.step(columns, *(steps[name][t] for name in ("action", "reward", "reset", "noise")))
         greatest = max(greatest, float(np.abs(found["parameters"] - steps["parameters"][t]).max()))
         same = np.isclose(found["greedy"], steps["greedy"][t], rtol=0, atol=record["parity"]["actions"])
         equal.append(same.reshape(policy.actors, -1).all(1))

@@ -19,7 +19,7 @@ from pipelines.formats.base import require_file
 _SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
 
 
-class NpzArrays:
+class _NpzArrays:
     """An NPZ file behind the part of h5py's interface that flat files need; an array is read whole, once."""
 
     def __init__(self, path: Path) -> None:
@@ -89,14 +89,14 @@ class Columns:
 def open_flat(path: Path, *, cache_bytes: int) -> Any:
     """Open an NPZ or HDF5 file for reading. Errors as `hdf5.open_file`."""
     if path.suffix == ".npz":
-        return NpzArrays(path)
+        return _NpzArrays(path)
     return hdf5.open_file(path, cache_bytes=cache_bytes)
 
 
 def array(file: Any, text: str, *, path: Path) -> Any:
     """Open the array `NAME`, or the columns `NAME[START:STOP]` of one. InputMissing if there is none."""
     name, bounds = part_of(text)
-    if isinstance(file, NpzArrays):
+    if isinstance(file, _NpzArrays):
         if name not in file:
             raise InputMissing(f"'{path}': '{name}' is missing", hint=f"it has: {', '.join(sorted(file.keys()))}")
         values: Any = file[name]
@@ -124,7 +124,7 @@ def within(bounds: tuple[str, str], shape: tuple[int, ...], text: str, *, what: 
 
 def leaves(file: Any, name: str, path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the arrays at or below `name`, as `hdf5.leaves`."""
-    if isinstance(file, NpzArrays):
+    if isinstance(file, _NpzArrays):
         yield "", file[name]
     else:
         yield from hdf5.leaves(file[name], path)

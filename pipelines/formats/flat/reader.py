@@ -196,6 +196,8 @@ class FlatImporter:
         if parts or OBSERVATION in observed or self._observations not in self._file:
             return {}
         names = [name for name, _ in leaves(self._file, self._observations, self._path)]
+        if not (names or observed):
+            raise InputMissing(f"'{self._path}': '{self._observations}' is a group without arrays")
         return {
             ".".join([OBSERVATION, *filter(None, name.split("/"))]): "/".join(filter(None, [self._observations, name]))
             for name in names

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 SMALL_BYTES, TARGET_BYTES = 16 << 20, 128 << 20
-WASTEFUL = 0.5  # share of dead bytes at which a segment is rewritten
-SETTLE_SECONDS = 30.0
+_WASTEFUL = 0.5  # share of dead bytes at which a segment is rewritten
+_SETTLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class CompactionRules:
 
     small_bytes: int = SMALL_BYTES
     target_bytes: int = TARGET_BYTES
-    settle_seconds: float = SETTLE_SECONDS
+    settle_seconds: float = _SETTLE_SECONDS
 
     def __post_init__(self) -> None:
         if not 0 < self.small_bytes <= self.target_bytes:
@@ -122,7 +122,7 @@ def runs(files: Iterable[File], *, small_bytes: int, target_bytes: int) -> list[
 
 def is_wasteful(file: File) -> bool:
     """Return whether at least half of a file is dead."""
-    return file.live_bytes <= (1 - WASTEFUL) * file.bytes
+    return file.live_bytes <= (1 - _WASTEFUL) * file.bytes
 
 
 def _totals(inventory: FileTable) -> tuple[int, int]:

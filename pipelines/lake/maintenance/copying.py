@@ -26,7 +26,7 @@ from pipelines.files import atomic
 from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
-from pipelines.lake.folders import FolderChooser, blob_key, is_rewritten, list_all, segment_key
+from pipelines.lake.folders import COPIED, FolderChooser, blob_key, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.maintenance import integrity
@@ -40,8 +40,7 @@ from pipelines.lake.uids import place_of
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-SEAL_BYTES = 64 << 20
-_WRITER = "copy"
+_SEAL_BYTES = 64 << 20
 _PASSES = 5  # over a source whose files are rewritten and removed meanwhile
 
 
@@ -109,7 +108,7 @@ class _CopyJob:
         self._pending_bytes = 0
         self._collectors: set[str] = set()
         self._missed = False
-        for path in (self.target.local / "tmp").glob(f"{_WRITER}.*.tmp"):  # of dead copies
+        for path in (self.target.local / "tmp").glob(f"{COPIED}.*.tmp"):  # of dead copies
             path.unlink(missing_ok=True)
 
     def go(self, *, first: bool) -> bool:
@@ -262,7 +261,7 @@ class _CopyJob:
         key = (segment.schema_id, tuple(own), base is not None)
         self._pending.setdefault(key, []).append(UnsealedBatch([bytes.fromhex(uid)], own, row))
         self._pending_bytes += sum(values.nbytes for values in own.values())
-        if self._pending_bytes >= SEAL_BYTES:
+        if self._pending_bytes >= _SEAL_BYTES:
             self._flush()
 
     def _read(self, uid: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -326,7 +325,7 @@ def _among(ordered: np.ndarray, uids: np.ndarray) -> np.ndarray:
 
 
 def _writer() -> str:
-    return f"{_WRITER}.{os.getpid():x}.{secrets.token_hex(4)}"
+    return f"{COPIED}.{os.getpid():x}.{secrets.token_hex(4)}"
 
 
 def _crc(columns: Iterable[np.ndarray]) -> int:

@@ -6,7 +6,8 @@ something was moved or removed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import numpy as np
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
+from pipelines.lake.folders import COPIED, is_rewritten, written_by
 from pipelines.lake.footer import Footer, read_footer, uid_array
 from pipelines.lake.live import LiveTable
 from pipelines.lake.segment import stored_bytes
@@ -79,14 +81,16 @@ class File:
 
 @dataclass
 class FileTable:
-    """The files of a lake that are not removed as a whole, by id. `removals` are the removals."""
+    """The files of a lake that are not removed as a whole, by id. `removals` are the removals. `only`: which segments
+    to look at, by id."""
 
     lake: Lake
     listener: Listener = silent
+    only: Callable[[str], bool] = lambda id: True
     files: dict[str, File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.live = LiveTable(self.lake, self.listener)
+        self.live = LiveTable(self.lake, self.listener, self.only)
         self.removals = self.live.removals
 
     def refresh(self) -> None:
@@ -113,6 +117,22 @@ class FileTable:
             self.files.pop(id, None)
             return
         self.files[id] = replace(file, alive=positions(uids, file.uids, np.arange(len(uids))) >= 0)
+
+
+def live_steps(lake: Lake, label: str) -> Counter[str]:
+    """Count the live steps of each collector, overlays apart, in the segments of writers whose names begin with `label`
+    and in those rewritten or copied from others. Footers of other segments are not read."""
+
+    def may_count(id: str) -> bool:
+        writer, _, is_overlay = written_by(id)
+        return not is_overlay and (is_rewritten(id) or writer.startswith((label, f"{COPIED}.")))
+
+    table, found = FileTable(lake, only=may_count), Counter[str]()
+    table.refresh()
+    for file in table.files.values():
+        for name, steps in zip(file.collectors[file.alive], file.steps[file.alive].tolist(), strict=True):
+            found[name] += steps
+    return found
 
 
 def _describe(id: str, lake: Lake, footer: Footer) -> File:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 _LOOK_SECONDS, _LOOK_FAR_SECONDS = 0.05, 1.0  # far: each costs requests to an object store
-WAIT_SECONDS = 10.0  # longer than a collector's maintenance takes
+_WAIT_SECONDS = 10.0  # longer than a collector's maintenance takes
 
 Held = Callable[[], None]
 """Raises StageFailed once the lease is lost; call it before each step that requires the lease."""
 
 
 @contextmanager
-def lease(lake: Lake, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[Held]:
+def lease(lake: Lake, *, wait_seconds: float = _WAIT_SECONDS) -> Iterator[Held]:
     """Hold the lake's maintenance lease. Locked, with the holder, if it is not free within `wait_seconds`."""
     deadline = time.monotonic() + wait_seconds
     while True:

@@ -48,7 +48,7 @@ class RetentionLimits:
 
 
 @dataclass(frozen=True)
-class FileExpiry:
+class _FileExpiry:
     """The trajectories (n,) bool of a file that expire."""
 
     file: File
@@ -76,7 +76,7 @@ class FileExpiry:
 class ExpiryPlan:
     """The trajectories to expire, file by file in the order of ids; `protected` counts those that may not."""
 
-    going: tuple[FileExpiry, ...]
+    going: tuple[_FileExpiry, ...]
     protected: int
 
 
@@ -186,7 +186,7 @@ def make_plan(
         masks = {id: mask.copy() for id, mask in free.items()}
     _take_overlays(inventory, masks)
     files = inventory.files
-    return ExpiryPlan(tuple(FileExpiry(files[id], masks[id]) for id in sorted(masks) if masks[id].any()), protected)
+    return ExpiryPlan(tuple(_FileExpiry(files[id], masks[id]) for id in sorted(masks) if masks[id].any()), protected)
 
 
 def _fit(

@@ -2,7 +2,8 @@
 
 It checks about once a second: the oldest segments expire once the lake exceeds its limits, small segments are merged
 when there are many, and removed files are deleted after the grace period. Any number of collectors may run one on the
-same lake: the lease admits one at a time, and the others skip that round.
+same lake: the lease admits one at a time, and the others skip that round. Of a lake in an object store, the same one
+goes on while it lives: each that took a turn would fetch the footers of all collectors.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from pipelines.lake.storage import LocalStorage
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-LOOK_SECONDS, LOOK_FAR_SECONDS = 1.0, 30.0  # between checks; far: each costs requests to an object store
+LOOK_SECONDS, _LOOK_FAR_SECONDS = 1.0, 30.0  # between checks; far: each costs requests to an object store
+_LEFT_SECONDS = 60.0  # between checks whether another process still maintains it
 MANY = 16  # small segments of similar size that are worth merging
 _ALIKE = 4  # times the largest of them: their minimum total size
 _SHARE = 16  # merged segments are at most this fraction of the limit: whole segments expire
@@ -64,6 +66,7 @@ class RetentionThread:
         self._sweep_at = 0.0  # once at the start, for leftovers of other processes
         self._left_alone: set[str] = set()  # damaged: they cannot be merged
         self._reported: set[str] = set()
+        self._other = ""  # of whom the lease was when it was last asked
         self._stop, self._abandoned = threading.Event(), False
         self._thread: threading.Thread | None = None
 
@@ -84,15 +87,25 @@ class RetentionThread:
             self._try()
 
     def _watch(self) -> None:
-        near = isinstance(self.lake.storage, LocalStorage)
-        while not self._stop.wait(LOOK_SECONDS if near else LOOK_FAR_SECONDS):
-            self._try()
+        regular = LOOK_SECONDS if isinstance(self.lake.storage, LocalStorage) else _LOOK_FAR_SECONDS
+        seconds = regular
+        while not self._stop.wait(seconds):
+            seconds = regular if self._try(leave=True) else _LEFT_SECONDS
 
-    def _try(self) -> None:
+    def _try(self, *, leave: bool = False) -> bool:
+        """Look, unless (with `leave`) another process does so regularly; return False then."""
         try:
+            if leave and self._is_left_to_another():
+                return False
             self.look()
         except (AmagoError, OSError) as error:
             self._warn(f"lake '{self.lake.name}' cannot be maintained at the moment: {error}")
+        return True
+
+    def _is_left_to_another(self) -> bool:
+        """Return whether another process has maintained the lake since this was last asked."""
+        before, self._other = self._other, self.lake.storage.held_by_another("maintenance")
+        return self._other not in ("", before)
 
     def _warn(self, text: str) -> None:
         if text not in self._reported:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,17 @@ import numpy as np
 
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import explained
-from pipelines.lake.folders import REWRITTEN, ROOT, WATCHED_HOURS, blob_key, by_hour, folders, list_all, segment_key
+from pipelines.lake.folders import (
+    REWRITTEN,
+    ROOT,
+    WATCHED_HOURS,
+    blob_key,
+    by_hour,
+    folders,
+    list_names,
+    segment_ids,
+    segment_key,
+)
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import Held
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 GRACE_SECONDS = 600.0
-TOGETHER = 100  # segments deleted between two looks at the lease: in an object store, by two requests
+_TOGETHER = 100  # segments deleted between two looks at the lease: in an object store, by two requests
 _ELSEWHERE_SECONDS = (
     86_400.0  # logs of other hosts are not visible: what they may still publish is left alone this long
 )
@@ -87,7 +97,8 @@ def sweep(
     """
     lake, storage, now = inventory.lake, inventory.lake.storage, time.time()
     with explained(f"remove files of '{lake.name}'"):
-        listed = set(list_all(storage))
+        names = {f"{hour}/{name}" for hour, found in list_names(storage).items() for name in found}
+        listed = set(segment_ids(f"{ROOT}/{name}" for name in names))
         tombstones = read_tombstones(storage)
         age = _ages(storage, now)
         due: dict[str, bool] = {}
@@ -102,16 +113,15 @@ def sweep(
                 due |= {id: over or due.get(id, False) for id in dead}
         going = sorted(id for id, over in due.items() if over and not _has_log(lake, id))
         size = 0
-        for start in range(0, len(going), TOGETHER):
-            some = going[start : start + TOGETHER]
+        for start in range(0, len(going), _TOGETHER):
+            some = going[start : start + _TOGETHER]
             size += sum(stored_bytes(storage, id) for id in some)
             held()
             _remove_segments(storage, some)
             listener(Progress(stage="sweep", done=start + len(some), total=len(going), unit="segments"))
-        listed -= set(going)
         held()
-        _remove_wide_orphans(lake, listed, grace_seconds, age)
-        _merge_spent(storage, tombstones, listed, lambda name: age(f"{FOLDER}/{name}") >= grace_seconds)
+        _remove_wide_orphans(lake, names, listed, grace_seconds, age)
+        _merge_spent(storage, tombstones, listed - set(going), lambda name: age(f"{FOLDER}/{name}") >= grace_seconds)
         _remove_leftovers(lake)
     return SweepResult(segments=len(going), bytes=size, waiting=len(due) - len(going))
 
@@ -137,18 +147,18 @@ def _has_log(lake: Lake, id: str) -> bool:
     return (lake.local / "wal" / f"{name}.wal").exists()
 
 
-def _remove_wide_orphans(lake: Lake, listed: Iterable[str], grace_seconds: float, age: Callable[[str], float]) -> None:
-    """Delete blobs whose segment was never published, or was deleted."""
+def _remove_wide_orphans(
+    lake: Lake, names: Iterable[str], known: Container[str], grace_seconds: float, age: Callable[[str], float]
+) -> None:
+    """Delete the blobs among the files `names` whose segment was never published, or was deleted."""
     storage = lake.storage
-    known = set(listed)
     old = grace_seconds if isinstance(storage, LocalStorage) else max(grace_seconds, _ELSEWHERE_SECONDS)
-    for hour in folders(storage, ROOT):
-        for name in storage.names(f"{ROOT}/{hour}"):
-            id = f"{hour}/{name.removesuffix(_BLOB)}"
-            if not name.endswith(_BLOB) or id in known or age(blob_key(id)) < old or _has_log(lake, id):
-                continue
-            if not storage.exists(segment_key(id)):  # checked last: its log is dropped once it is published
-                storage.remove(blob_key(id))
+    for name in names:
+        id = name.removesuffix(_BLOB)
+        if not name.endswith(_BLOB) or id in known or age(blob_key(id)) < old or _has_log(lake, id):
+            continue
+        if not storage.exists(segment_key(id)):  # checked last: its log is dropped once it is published
+            storage.remove(blob_key(id))
 
 
 def _merge_spent(

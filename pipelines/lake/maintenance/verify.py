@@ -31,7 +31,7 @@ _AHEAD = 16  # segments fetched at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorruptSegment:
+class _CorruptSegment:
     """A damaged segment: its id, the reason, and its uids (`damaged`: those whose own bytes are wrong, where known)."""
 
     segment: str
@@ -53,7 +53,7 @@ class VerifyReport:
     segments_checked: int
     trajectories: int
     bytes: int
-    corrupt: tuple[CorruptSegment, ...] = ()
+    corrupt: tuple[_CorruptSegment, ...] = ()
     missing: Mapping[str, int] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
     foreign: tuple[str, ...] = field(default=())
@@ -157,7 +157,7 @@ def _refetch(storage: Storage, ids: Sequence[str]) -> None:
 
 
 class _Damage(Exception):
-    def __init__(self, found: CorruptSegment) -> None:
+    def __init__(self, found: _CorruptSegment) -> None:
         super().__init__(found.reason)
         self.found = found
 
@@ -175,8 +175,8 @@ def check(lake: Lake, id: str) -> Footer:
         integrity.require_cover(file)
     except IntegrityError as error:
         known = uids or tuple(catalog.remembered(lake, id))
-        raise _Damage(CorruptSegment(segment=id, reason=str(error), trajectories=known)) from error
-    _check_columns(id, footer, file, uids)
+        raise _Damage(_CorruptSegment(segment=id, reason=str(error), trajectories=known)) from error
+    _check_columns(id, file, uids)
     return footer
 
 
@@ -189,16 +189,16 @@ def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
         raise IntegrityError(f"segment '{footer.path}' cannot be read: {error}") from error
 
 
-def _check_columns(id: str, footer: Footer, file: SegmentFile, uids: tuple[str, ...]) -> None:
+def _check_columns(id: str, file: SegmentFile, uids: tuple[str, ...]) -> None:
     wrong = integrity.wrong_columns(file)
     if wrong:
         reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
         whole = integrity.sound(file)
         damaged = tuple(uid for uid, fine in zip(uids, whole, strict=True) if not fine)
-        raise _Damage(CorruptSegment(segment=id, reason=reason, trajectories=uids, damaged=damaged))
+        raise _Damage(_CorruptSegment(segment=id, reason=reason, trajectories=uids, damaged=damaged))
 
 
-def _mark(lake: Lake, found: CorruptSegment, listener: Listener) -> None:
+def _mark(lake: Lake, found: _CorruptSegment, listener: Listener) -> None:
     text = f"{found.reason}; it is quarantined with its {len(found.trajectories)} trajectories"
     try:
         with explained("write its marker"):

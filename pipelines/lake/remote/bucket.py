@@ -24,8 +24,8 @@ from pipelines.files.malformed import RECORD_BYTES
 from pipelines.lake.remote import credentials
 from pipelines.lake.remote.location import Location
 
-CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
-HURRIED, PATIENT = 5, 11  # retries, after 50 ms at first and 5 s at most: about 1 s, and 25 s, in all
+_CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
+_HURRIED, PATIENT = 5, 11  # retries, after 50 ms at first and 5 s at most: about 1 s, and 25 s, in all
 _RETRY_SECONDS = 120
 _CHUNK = 16 << 20  # bytes in one request
 _PAGE = 1000  # keys in one request
@@ -42,7 +42,7 @@ Version = Mapping[str, str]
 _FIELD = r"(?:<{0}>|\"{1}\"\s*:\s*\")([^<\"]*)"
 _CODE, _MESSAGE = re.compile(_FIELD.format("Code", "code")), re.compile(_FIELD.format("Message", "message"))
 _ATTEMPTS = re.compile(r"Generic \w+ error: |Error performing .*? - |HTTP error: |Server returned .*? code: ")
-_NO_RANGE = re.compile(r"status code: 416|non-partial response|Requested \d+\.\.\d+, got")
+_NO_RANGE = re.compile(r"status code: 416|non-partial response|Requested \d+\.\.\d+, got|CONTENT_RANGE")
 _NO_ANSWER = re.compile(r"kind: (?:Timeout|Connect|Interrupted|Request|Decode|Body)|error sending request|code: 5\d\d")
 _REASONS = tuple(
     (re.compile(pattern), text)
@@ -299,7 +299,7 @@ class Bucket:
 
     @functools.cached_property
     def _hurried(self) -> Any:
-        return _connected(self.location, HURRIED)
+        return _connected(self.location, _HURRIED)
 
     @functools.cached_property
     def _patient(self) -> Any:
@@ -350,7 +350,7 @@ def _connected(location: Location, retries: int) -> Any:
     options = {
         "client_options": {
             "allow_http": (location.endpoint or "").startswith("http://"),
-            "connect_timeout": datetime.timedelta(seconds=CONNECT_SECONDS),
+            "connect_timeout": datetime.timedelta(seconds=_CONNECT_SECONDS),
             "timeout": datetime.timedelta(seconds=REQUEST_SECONDS),
         },
         "retry_config": {

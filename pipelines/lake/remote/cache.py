@@ -24,7 +24,7 @@ from pipelines.files.locks import locked
 from pipelines.files.user_cache import cache_home
 
 DEFAULT_BYTES, DEFAULT_SHARE = 20 * 10**9, 10
-ROOM, STRIDE = 10, 50  # an eviction makes room for a tenth; one is considered after each fiftieth downloaded
+_ROOM, _STRIDE = 10, 50  # an eviction makes room for a tenth; one is considered after each fiftieth downloaded
 _STRIPES = 256  # downloads of one host that may go on at once
 _FOLDERS = ("wal", "tmp", "locks", "cache")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -145,10 +145,10 @@ class FileCache:
     def _count(self, size: int) -> None:
         """Count a new file; the size of the cache is checked once enough is new."""
         self._added += size
-        if self._added * STRIDE >= self.limit:
+        if self._added * _STRIDE >= self.limit:
             self._added = 0
             if sum(size for _, size, _ in self._files()) > self.limit:
-                self.evict(self.limit - self.limit // ROOM)
+                self.evict(self.limit - self.limit // _ROOM)
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
         """Yield time of last use (ns), bytes and path of every cached file of this host."""

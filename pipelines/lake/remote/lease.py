@@ -26,12 +26,12 @@ from pipelines.files.malformed import MALFORMED
 from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Version
 
 SECONDS = 60.0
-CLOCK_TICK = 1.0  # ages are in whole seconds
+_CLOCK_TICK = 1.0  # ages are in whole seconds
 DECLARED = "AMAGO_MAINTAINER"
 _NO_VERSION: Version = {"e_tag": f'"{"0" * 32}"', "version": "1"}
 
 
-class ConditionalWritesUnsupported(Exception):
+class _ConditionalWritesUnsupported(Exception):
     """The store does not support conditional writes."""
 
 
@@ -48,7 +48,7 @@ def hold(
         lease = Lease(bucket, name, what=what, seconds=seconds)
         try:
             lease.acquire()
-        except ConditionalWritesUnsupported:
+        except _ConditionalWritesUnsupported:
             if os.environ.get(DECLARED, "") in ("", "0"):
                 raise InputMissing(
                     "the object store has no conditional writes, so a host cannot know whether another one maintains "
@@ -75,14 +75,14 @@ class Lease:
     def acquire(self) -> None:
         """Acquire the lease. Locked reports the holder; ConditionalWritesUnsupported: the store ignores conditions."""
         if self._bucket.is_conditional is False:
-            raise ConditionalWritesUnsupported
+            raise _ConditionalWritesUnsupported
         began, found = time.monotonic(), self._bucket.find(self._name)
         try:
             if found is None:
                 self._version = self._bucket.put_new(self._name, self._text(self._seconds))
             else:
                 holder, seconds = _parse(found.content)
-                if seconds and self._bucket.now(f"{self._name}.clock") - found.written < seconds + CLOCK_TICK:
+                if seconds and self._bucket.now(f"{self._name}.clock") - found.written < seconds + _CLOCK_TICK:
                     raise Locked(f"{self._what}, {holder}", hint="wait for it, then repeat the command")
                 self._version = self._bucket.put_over(self._name, self._text(self._seconds), found.version)
         except AlreadyWritten as error:
@@ -99,7 +99,7 @@ class Lease:
             except AlreadyWritten:
                 self._bucket.is_conditional = True
         if not self._bucket.is_conditional:
-            raise ConditionalWritesUnsupported
+            raise _ConditionalWritesUnsupported
 
     def renew(self) -> None:
         """Renew the lease, unless it was taken over; then `require` raises."""
@@ -142,10 +142,26 @@ class Lease:
                 self.renew()
 
     def _text(self, seconds: float) -> bytes:
-        holder = f"pid {os.getpid()} on {socket.gethostname()} since {self._began}"
+        holder = f"{_this_process()} since {self._began}"
         return json.dumps(
             {"holder": holder, "token": self._token, "seconds": seconds, "renewal": secrets.token_hex(4)}
         ).encode()
+
+
+def held_by_another(bucket: Bucket, name: str) -> str:
+    """Return what the last write of the lease `name` is known by, which acquires, renews or releases it; "" if this
+    process was the last to hold it, or none.
+    """
+    found = bucket.find(name)
+    try:
+        data = json.loads(found.content) if found is not None else {"holder": "", "renewal": ""}
+        return "" if str(data["holder"]).startswith(f"{_this_process()} ") else str(data["renewal"])
+    except MALFORMED:
+        return ""
+
+
+def _this_process() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
 def _parse(content: bytes) -> tuple[str, float]:

@@ -21,9 +21,9 @@ from pipelines.lake.remote.bucket import AlreadyWritten, Version, connect
 from pipelines.lake.remote.cache import FileCache, host_directory
 from pipelines.lake.remote.location import Location
 
-FIXED = "segments/"
+_FIXED = "segments/"
 PARALLEL = 16  # requests at once
-TAIL = 1 << 14  # bytes of a file's end that are read at least
+_TAIL = 1 << 14  # bytes of a file's end that are read at least
 
 
 class ObjectStorage:
@@ -49,7 +49,7 @@ class ObjectStorage:
 
     def names(self, folder: str) -> list[str]:
         folders, files = self._bucket.folder(self._location.object(folder))
-        if f"{folder}/".startswith(FIXED):
+        if f"{folder}/".startswith(_FIXED):
             self._sizes.update((f"{folder}/{name}", size) for name, size in files.items())
         return [*folders, *files]
 
@@ -62,7 +62,7 @@ class ObjectStorage:
 
     def keys(self, after: str, *, limit: int | None = None) -> list[str]:
         found = self._bucket.keys(self._location.prefix, after=after, limit=limit)
-        self._sizes.update((key, size) for key, size in found.items() if key.startswith(FIXED))
+        self._sizes.update((key, size) for key, size in found.items() if key.startswith(_FIXED))
         return list(found)
 
     def stamp(self, folder: str) -> int | None:
@@ -73,7 +73,7 @@ class ObjectStorage:
             return self._bucket.read(self._location.object(key))
 
     def tail(self, key: str, count: int) -> bytes:
-        if not key.startswith(FIXED):
+        if not key.startswith(_FIXED):
             return self._read_tail(key, count)
         whole, end = self._cache.find(key), f"{key}.tail"
         held = _end_of(whole, count) if whole is not None else None
@@ -81,9 +81,9 @@ class ObjectStorage:
             return held
         kept = self._cache.find(end)
         held = _end_of(kept, count) if kept is not None else None
-        if held is not None and (len(held) == count or len(held) < TAIL):  # a shorter one is the whole file
+        if held is not None and (len(held) == count or len(held) < _TAIL):  # a shorter one is the whole file
             return held
-        content = self._read_tail(key, max(count, TAIL))
+        content = self._read_tail(key, max(count, _TAIL))
         with contextlib.suppress(OSError):  # caching is optional
             self._cache.forget(end)
             self._cache.take(end, lambda part: part.write_bytes(content))
@@ -121,7 +121,7 @@ class ObjectStorage:
 
     def publish(self, staged: Path, key: str) -> None:
         self._bucket.put(self._location.object(key), staged)
-        if not key.startswith(FIXED):
+        if not key.startswith(_FIXED):
             staged.unlink()
             return
         self._sizes[key] = staged.stat().st_size
@@ -180,6 +180,9 @@ class ObjectStorage:
         key = self._location.object(f"locks/{name}.json")
         return remote_lease.hold(self._bucket, key, local=self.local / "locks" / f"{name}.lock", what=what)
 
+    def held_by_another(self, name: str) -> str:
+        return remote_lease.held_by_another(self._bucket, self._location.object(f"locks/{name}.json"))
+
     @functools.cached_property
     def _cache(self) -> FileCache:
         return FileCache(self.local)
@@ -197,6 +200,10 @@ class ObjectStorage:
             return self._bucket.tail(self._location.object(key), count)
 
     def _download(self, key: str, part: Path) -> int:
+        end, size = self._cache.find(f"{key}.tail"), self._sizes.get(key)
+        held = _end_of(end, size or _TAIL) if end is not None else None
+        if held is not None and (len(held) == size or len(held) < _TAIL):  # it is the whole file
+            return part.write_bytes(held)
         with self._named(key):
             return self._bucket.download(self._location.object(key), part)
 

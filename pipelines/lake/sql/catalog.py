@@ -35,7 +35,7 @@ from pipelines.lake.tombstones import Removals
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-BATCH_TRAJECTORIES = 100_000  # added in one transaction
+_BATCH_TRAJECTORIES = 100_000  # added in one transaction
 _SUMMARY = """
 select (select count(*) from trajectories) as trajectories,
        (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
@@ -243,7 +243,7 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     removals = Removals(lake.storage)
     removals.refresh()
     ids = listing.listed_ids(lake.storage, changed, known)
-    states = listing.states(ids, removals, _replaced(connection, lake, ids, known))
+    states = listing.states(ids, removals, _replaced(connection, lake, ids))
     kept = {
         id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
     }
@@ -271,9 +271,7 @@ def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
     return state == UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
 
 
-def _replaced(
-    connection: duckdb.DuckDBPyConnection, lake: Lake, ids: Sequence[str], known: Mapping[str, str]
-) -> dict[str, Sequence[str]]:
+def _replaced(connection: duckdb.DuckDBPyConnection, lake: Lake, ids: Sequence[str]) -> dict[str, Sequence[str]]:
     """Return the segments that rewritten ones among `ids` replace."""
     rows = connection.execute("select segment, replaces from segments where len(replaces) > 0").fetchall()
     replaces: dict[str, Sequence[str]] = dict(rows)
@@ -349,7 +347,7 @@ def _batches(lake: Lake, ids: Iterable[str], removals: Removals, states: Mapping
         except AmagoError as error:
             file |= {"state": UNREADABLE, "problem": str(error)}
         batch.files.append(file)
-        if count >= BATCH_TRAJECTORIES:
+        if count >= _BATCH_TRAJECTORIES:
             yield batch
             batch, count = _Batch(), 0
     yield batch

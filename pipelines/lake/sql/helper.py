@@ -24,7 +24,7 @@ from pipelines.lake.store import Lake
 _SLACK_BYTES = 64 << 20  # for stacks of threads and Arrow's buffers
 _KEPT_BYTES = 256 << 20  # that questions may leave behind
 
-Reply = Callable[[str, Any], None]
+_Reply = Callable[[str, Any], None]
 
 ON_A_LAKE: Mapping[str, Callable[..., Any]] = {
     "answer": sql.answer,
@@ -57,7 +57,7 @@ def main() -> None:
     os._exit(0)  # without waiting for threads that a stopped query may have left
 
 
-def _serve(request: tuple[Any, ...], reply: Reply) -> bool:
+def _serve(request: tuple[Any, ...], reply: _Reply) -> bool:
     """Reply to a request. False if it may have left something behind."""
     directory, lake, task, arguments, limits = request
     try:
@@ -69,7 +69,7 @@ def _serve(request: tuple[Any, ...], reply: Reply) -> bool:
                 reply("started", None)
                 reply("answer", ON_VALUES[task](**arguments, limits=limits))
         else:
-            _answer(Lake.open(lake), task, arguments, limits, reply)
+            _answer(Lake(lake), task, arguments, limits, reply)
     except LimitReached as error:
         reply("error", error)
         return False
@@ -81,7 +81,7 @@ def _serve(request: tuple[Any, ...], reply: Reply) -> bool:
     return True
 
 
-def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: QueryLimits, reply: Reply) -> None:
+def _answer(lake: Lake, task: str, arguments: Mapping[str, Any], limits: QueryLimits, reply: _Reply) -> None:
     with (
         catalog.reading(lake, lambda event: reply("notice", event), megabytes=limits.megabytes // 2) as connection,
         _confined(limits, writes=not isinstance(lake.storage, LocalStorage)),

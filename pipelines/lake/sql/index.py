@@ -22,7 +22,7 @@ from pipelines.lake.sql import query as sql
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-INDEX_VERSION = 1
+_INDEX_VERSION = 1
 _WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # sorting may spill
 TABLES = """
 create schema bookkeeping;
@@ -74,7 +74,7 @@ def create(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
     """Create the tables of an empty database."""
     connection.begin()
     connection.execute(TABLES)
-    connection.execute("insert into bookkeeping.about values (?, ?)", [INDEX_VERSION, lake.id])
+    connection.execute("insert into bookkeeping.about values (?, ?)", [_INDEX_VERSION, lake.id])
     connection.commit()
 
 
@@ -119,10 +119,10 @@ def _require_ours(connection: duckdb.DuckDBPyConnection, index: Path, lake: Lake
     about = {entry for entry in wanted if entry[2] == "about"}
     if about <= found and not any(kind == "function" for kind, *_ in found):
         versions = connection.execute("select version, lake from bookkeeping.about").fetchall()
-        if any(version > INDEX_VERSION for version, _ in versions):
+        if any(version > _INDEX_VERSION for version, _ in versions):
             text = f"the index of lake '{lake.name}' is of a newer version: a temporary one is built in memory"
             raise NewerIndex(text, hint="upgrade amago, or rebuild it with: amago lake reindex")
-        if found == wanted and versions == [(INDEX_VERSION, lake.id)]:
+        if found == wanted and versions == [(_INDEX_VERSION, lake.id)]:
             _checked.add(_identity(index))
             return
     raise ForeignIndex(f"'{index}' is not an index of lake '{lake.name}'")

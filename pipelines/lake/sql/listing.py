@@ -21,8 +21,8 @@ from pipelines.lake.tombstones import FOLDER, QUARANTINE, Removals
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-HIDDEN, SUPERSEDED, UNREADABLE = "hidden", "superseded", "unreadable"
-OUT_OF_SIGHT = (HIDDEN, SUPERSEDED)
+HIDDEN, _SUPERSEDED, UNREADABLE = "hidden", "superseded", "unreadable"
+OUT_OF_SIGHT = (HIDDEN, _SUPERSEDED)
 
 
 class FolderListing(NamedTuple):
@@ -77,7 +77,7 @@ def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -
 
 
 def states(ids: Iterable[str], removals: Removals, replaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the state of each segment: `HIDDEN`, `SUPERSEDED`, or a text that changes when trajectories in it expire.
+    """Return the state of each segment: `HIDDEN`, `_SUPERSEDED`, or a text that changes when trajectories in it expire.
 
     `replaces`: of those of `ids` that were rewritten from others.
     """
@@ -89,7 +89,7 @@ def states(ids: Iterable[str], removals: Removals, replaces: Mapping[str, Sequen
         if removals.hides(id):
             found[id] = HIDDEN
         else:
-            found[id] = SUPERSEDED if id in superseded else _deaths(id, removals, replaces.get(id, ()))
+            found[id] = _SUPERSEDED if id in superseded else _deaths(id, removals, replaces.get(id, ()))
     return found
 
 

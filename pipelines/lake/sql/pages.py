@@ -19,7 +19,7 @@ from pipelines.lake.sql.selection import UsersText, expect_predicate, running
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
-MOST_ROWS = 500
+_MOST_ROWS = 500
 _LETTERS = 400
 _SHOWN_ATTEMPTS = 200
 _TEXTS = (
@@ -80,7 +80,7 @@ def fetch_page(
         "descending": descending,
         "anchor": after or before,
         "backwards": bool(before and not after),
-        "most": max(1, min(rows, MOST_ROWS)),
+        "most": max(1, min(rows, _MOST_ROWS)),
     }
     return TrajectoryPage(*sql.healed(lambda: sandbox.ask("page", arguments, limits, lake=lake)))
 

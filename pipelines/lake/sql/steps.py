@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _labels = pa.dictionary(pa.int32(), pa.string())
 DERIVED = {"uid": _labels, "t": pa.int64(), "env": _labels, "task": _labels, "policy_version": pa.int64()}
 BATCH_BYTES, BATCH_ROWS = 4 << 20, 1 << 16
-LONGEST_ARRAY = 100_000  # of SQL's arrays; beyond it a list
+_LONGEST_ARRAY = 100_000  # of SQL's arrays; beyond it a list
 OPEN_FILES = 16
 
 Trajectories = Callable[[], Iterator[pa.RecordBatch]]
@@ -204,7 +204,7 @@ def sql_type(columns: Sequence[Column]) -> pa.DataType:
     value = pa.from_numpy_dtype(np.result_type(*(storage_dtype(c) for c in columns)))
     shapes = {c.shape for c in columns}
     shape = next(iter(shapes))
-    if len(shapes) > 1 or 0 in shape or max(shape, default=0) > LONGEST_ARRAY:
+    if len(shapes) > 1 or 0 in shape or max(shape, default=0) > _LONGEST_ARRAY:
         return pa.list_(value)
     for size in reversed(shape):
         value = pa.list_(value, size)

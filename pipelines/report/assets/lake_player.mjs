@@ -3,12 +3,36 @@
 import { Lake } from "./lake.mjs";
 import { OnnxPolicy } from "./policy.mjs";
 
+const ROWS = 64; // drawn of a tensor
+
 function softmax(values) {
   const most = Math.max(...values);
   const powers = Array.from(values, (value) => Math.exp(value - most));
   const sum = powers.reduce((a, b) => a + b, 0);
   return powers.map((power) => power / sum);
 }
+
+// Return the parts of a memory that are drawn: keys and values of each layer, or each layer of recurrent states.
+export function partsOf(memory) {
+  const states = Object.keys(memory).filter((name) => name.startsWith("state")).length;
+  return Object.entries(memory).flatMap(([name, [[layers]]]) => {
+    const [, kind, number] = name.match(/^(keys|values|state)(\d+)$/) ?? [];
+    if (!kind) return [];
+    if (kind !== "state") return [{ name, kind, title: `${kind}, layer ${Number(number) + 1}` }];
+    const title = states > 1 ? `state ${Number(number) + 1}` : "state";
+    return Array.from({ length: layers }, (_, layer) => ({ name, kind, layer, layers, title: `${title}, layer ${layer + 1}` }));
+  });
+}
+
+// Return at most ROWS numbers: of each group of values the one that is furthest from zero.
+function condensed(values) {
+  const size = Math.ceil(values.length / ROWS);
+  const groups = Array.from({ length: Math.ceil(values.length / size) }, (_, n) => values.slice(n * size, (n + 1) * size));
+  return Float32Array.from(groups, (group) => group.reduce((most, value) => (Math.abs(value) > Math.abs(most) ? value : most)));
+}
+
+// Return half the sum of absolute differences of two distributions.
+const moved = (shares, others) => shares.reduce((sum, share, n) => sum + Math.abs(share - others[n]) / 2, 0);
 
 // One policy on one lake, with what it remembers, step by step.
 export class Player {
@@ -20,8 +44,8 @@ export class Player {
     this.steps = [];
     this.results = [];
     this.reward = 0;
-    this.names = Object.entries(opened.record.memory).filter(([, [shape, dtype]]) => dtype === "float32" && shape.length).map(([name]) => name);
-    this.cached = this.names.some((name) => name.startsWith("values"));
+    this.parts = partsOf(opened.record.memory);
+    this.cached = this.parts.some(({ kind }) => kind === "values");
   }
 
   async step(forget) {
@@ -54,32 +78,33 @@ export class Player {
 
   // What the step wrote into memory: the keys and values of its slot, or the states after it.
   written(before, after, begins) {
-    if (!this.cached) return { slot: null, columns: this.names.map((name) => Float32Array.from(after[name].data)) };
-    const sizes = this.names.map((name) => after[name].dims);
-    const isKey = (name) => name.startsWith("keys");
-    const at = (name, [, heads, a, b], slot) => {
-      const [width, slots] = isKey(name) ? [a, b] : [b, a];
-      const place = (row) => (isKey(name) ? row * slots + slot : (Math.floor(row / width) * slots + slot) * width + (row % width));
+    if (!this.cached) return { slot: null, columns: this.parts.map((part) => condensed(layerOf(after[part.name].data, part))) };
+    const { parts } = this;
+    const at = ({ name, kind }, slot) => {
+      const [, heads, a, b] = after[name].dims;
+      const [width, slots] = kind === "keys" ? [a, b] : [b, a];
+      const place = (row) => (kind === "keys" ? row * slots + slot : (Math.floor(row / width) * slots + slot) * width + (row % width));
       return Array.from({ length: heads * width }, (_, row) => place(row));
     };
-    const slots = sizes[0][isKey(this.names[0]) ? 3 : 2];
-    const changed = (slot) => this.names.some((name, n) => at(name, sizes[n], slot).some((place) => after[name].data[place] !== before[name].data[place]));
+    const slots = after[parts[0].name].dims[parts[0].kind === "keys" ? 3 : 2];
+    const changed = (slot) => parts.some((part) => at(part, slot).some((place) => after[part.name].data[place] !== before[part.name].data[place]));
     const last = begins ? 0 : ((this.steps.at(-1)?.slot ?? -1) + 1) % slots;
     const slot = [last, ...Array(slots).keys()].find(changed) ?? last;
     for (const step of this.steps) if (step.slot === slot) step.slot = null; // overwritten
-    return { slot, columns: this.names.map((name, n) => Float32Array.from(at(name, sizes[n], slot), (place) => after[name].data[place])) };
+    return { slot, columns: parts.map((part) => condensed(at(part, slot).map((place) => after[part.name].data[place]))) };
   }
 
-  // For each remembered step, how much the probabilities of the next action would change without its values: half the
-  // sum of absolute differences. One run of the graph, with a copy of the memory for each.
+  // For each remembered step, how much the probabilities of the next action would change without its values; for states,
+  // how much without them all. One run of the graph, with a copy of the memory for each.
   async influence(memory, observation, previous, probabilities) {
-    const held = this.steps.filter((step) => step.slot !== null);
-    if (!this.cached || !held.length) return [];
+    const held = this.cached ? this.steps.filter((step) => step.slot !== null) : [null];
+    if (!held.length) return [];
     const actors = held.length;
     const copies = {};
     for (const [name, tensor] of Object.entries(memory)) {
       const rows = new tensor.data.constructor(actors * tensor.data.length);
-      for (let actor = 0; actor < actors; actor++) rows.set(tensor.data, actor * tensor.data.length);
+      const emptied = name.startsWith("state");
+      for (let actor = 0; actor < actors && !emptied; actor++) rows.set(tensor.data, actor * tensor.data.length);
       if (name.startsWith("values")) {
         const [, heads, slots, width] = tensor.dims;
         held.forEach(({ slot }, actor) => {
@@ -98,9 +123,15 @@ export class Player {
     const width = probabilities.length;
     return held.map((step, actor) => {
       const other = softmax(found.parameters.data.slice(actor * width, (actor + 1) * width));
-      return [this.steps.indexOf(step), probabilities.reduce((sum, share, n) => sum + Math.abs(share - other[n]) / 2, 0)];
+      return [step ? this.steps.indexOf(step) : this.steps.length, moved(probabilities, other)];
     });
   }
+}
+
+// Return the values of a part that is one layer of a state.
+function layerOf(data, { layer, layers }) {
+  const size = data.length / layers;
+  return data.slice(layer * size, (layer + 1) * size);
 }
 
 // Play `count` lakes at once, without drawing; returns success (lakes x attempts).

@@ -1,7 +1,7 @@
 // The page in which an exported policy plays lakes; policy_page.py puts everything into one file.
 
 import { ACTIONS, LakeSource, shortest } from "./lake.mjs";
-import { Player, playMany } from "./lake_player.mjs";
+import { partsOf, Player, playMany } from "./lake_player.mjs";
 import * as ort from "./onnxruntime.mjs";
 import { OnnxPolicy, uniforms } from "./policy.mjs";
 
@@ -10,6 +10,10 @@ const PACES = [1, 2, 4, 8, 15, 30, 0]; // steps a second; 0: as fast as possible
 const PAUSE = 1200; // milliseconds between lakes
 const OUTCOMES = { goal: ["★", "reached the goal"], fell: ["✕", "fell into a hole"], late: ["◷", "ran out of steps"] };
 const GLYPHS = ["·", "↓", "↑", "→", "←"];
+
+const STATES =
+  "One column for each step: the state after it, orange above zero and blue below. A state is all that this policy remembers, " +
+  "so its effect is that of the whole state. Point at a column, or use the arrow keys, to see what happened.";
 
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
@@ -129,10 +133,11 @@ class Page {
   }
 
   memory() {
-    const lanes = [["what happened", "lane"], ["effect on the last action", "influence"]];
-    const names = new Player(this.opened, rules, [], false).names;
-    const title = (name) => name.replace(/^(keys|values|state)(\d+)$/, (_, kind, layer) => `${kind}, layer ${Number(layer) + 1}`);
-    lanes.push(...names.map((name) => [title(name), "tensor"]));
+    const parts = partsOf(this.opened.record.memory);
+    const states = parts.some(({ kind }) => kind === "state");
+    if (states) $("memory-about").textContent = STATES;
+    const lanes = [["what happened", "lane"], [states ? "effect on each action" : "effect on the last action", "influence"]];
+    lanes.push(...parts.map(({ title }) => [title, "tensor"]));
     this.lanes = lanes.map(([label, kind]) => {
       const canvas = element("canvas", { class: kind, "aria-hidden": "true" });
       const named = element("span", {}, label);
@@ -279,8 +284,14 @@ class Page {
     return { context, across: width / this.horizon, height };
   }
 
-  drawMemory() {
+  // Return [step, effect]: of remembered steps on the last action, or of the state at each step on its action.
+  effects() {
     const { steps, cached } = this.player;
+    return cached ? (steps.at(-1)?.influence ?? []) : steps.flatMap((step) => step.influence);
+  }
+
+  drawMemory() {
+    const { steps } = this.player;
     const [happened, influence, ...tensors] = this.lanes;
     {
       const { context, across, height } = this.lane(happened);
@@ -300,13 +311,12 @@ class Page {
     {
       const { context, across, height } = this.lane(influence);
       context.fillStyle = color("--accent");
-      const found = steps.at(-1)?.influence ?? [];
+      const found = this.effects();
       const most = Math.max(0.1, ...found.map(([, share]) => share));
       for (const [n, share] of found) {
         const tall = (share / most) * height;
         context.fillRect(n * across + 0.5, height - tall, Math.max(across - 1, 1), tall);
       }
-      if (!cached) context.fillText("not known of a recurrent memory", 60, height / 2);
     }
     tensors.forEach((canvas, tensor) => this.drawTensor(canvas, tensor));
     this.drawChosen();
@@ -319,7 +329,7 @@ class Page {
     const context = canvas.getContext("2d");
     const image = context.createImageData(this.horizon, rows);
     const [plus, minus, paper] = ["--plus", "--minus", "--code"].map((name) => rgb(color(name)));
-    const most = Math.max(1e-9, ...steps.flatMap((step) => Array.from(step.columns[tensor], Math.abs)));
+    const most = Math.max(1e-9, ...steps.map((step) => Math.max(...step.columns[tensor].map(Math.abs))));
     steps.forEach((step, column) => {
       step.columns[tensor].forEach((value, row) => {
         const share = Math.sqrt(Math.abs(value) / most);
@@ -344,9 +354,10 @@ class Page {
     this.mark.style.width = `${across}px`;
     const place = (cell) => `row ${Math.floor(cell / rules.size) + 1}, column ${(cell % rules.size) + 1}`;
     const outcome = step.ended ? ` and ${OUTCOMES[step.success ? "goal" : step.fell ? "fell" : "late"][1]}` : "";
-    const share = this.player.steps.at(-1).influence.find(([n]) => n === this.chosen)?.[1];
+    const share = this.effects().find(([n]) => n === this.chosen)?.[1];
     const kept = this.player.cached && step.slot === null ? " Erased from memory." : "";
-    const weight = share === undefined ? "" : ` Without it, the last action's probabilities would move by ${percent(share)}.`;
+    const without = this.player.cached ? "Without it, the last action's" : "Without the state, this action's";
+    const weight = share === undefined ? "" : ` ${without} probabilities would move by ${percent(share)}.`;
     $("chosen").textContent = `Step ${this.chosen + 1}, attempt ${step.attempt + 1}: at ${place(step.cell)}, ${ACTIONS[step.action]} (${percent(step.probabilities[step.action])})${outcome}.${kept}${weight}`;
   }
 }

@@ -36,7 +36,7 @@ def committing(kind: str, folder: Path, number: int, until: float, done: Any) ->
     """Commit small trajectories, one at a time, until that moment."""
     columns, count = trajectory(PLAIN, SHORT + 1, np.random.default_rng(number)), 0
     if kind == "lake":
-        writer = Lake.open(folder).writer(PLAIN, name=f"w{number}")
+        writer = Lake(folder).writer(PLAIN, name=f"w{number}")
     if kind == "hdf5":
         import h5py
 

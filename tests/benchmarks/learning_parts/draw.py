@@ -63,8 +63,9 @@ def learning_curves(path: Path, target: Path, *, where: str = "true") -> Path:
 
 
 def _row(task: str, groups: dict[tuple[Any, ...], list[Curve]]) -> Iterator[dict[str, Any]]:
-    """Yield a chart for each axis; the last one has the legend."""
+    """Yield a chart for each axis. They share a legend, in which the recipe as it is comes first."""
+    groups = dict(sorted(groups.items(), key=lambda item: item[0][0] != "default"))
     for axis, label in enumerate(AXES.values()):
         series = [band(seeds, axis, f"{group[0]}, {len(seeds)} seeds") for group, seeds in groups.items()]
-        chart = Lines(series=series, x_title=label, y_title="" if axis else task, legend=axis == len(AXES) - 1)
+        chart = Lines(series=series, x_title=label, y_title="" if axis else task)
         yield {"data": {"values": chart.rows()}, **chart.spec(LIGHT, width=420, height=200)}

@@ -43,7 +43,7 @@ def play(settings: Settings, directory: Path, *, cpu_seconds: float = 0.0) -> di
     run = RunDirectory(directory)
     trained = [line for line in MetricsLog(run.metrics_path).read() if line["stage"] == "train"]
     reports = [report for path in run.evaluations.glob("*.json") if (report := read_object(path))]
-    newest, env_steps = checkpoints.load(run.checkpoints), stored_steps(Lake.open(run.lake), run.identity)
+    newest, env_steps = checkpoints.load(run.checkpoints), stored_steps(Lake(run.lake), run.identity)
     return {
         "status": status,
         "updates": newest.update,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Amago
+from tests.tiers import some
 
 
 def test_a_bundle_is_written_where_asked(amago: Amago, small: Path) -> None:
@@ -19,7 +20,7 @@ def test_the_default_place_is_inside_the_run(amago: Amago, small: Path) -> None:
     assert not (small / "export").exists()
 
 
-@pytest.mark.parametrize("form", ["npz", "parquet"])
+@pytest.mark.parametrize("form", some(["npz", "parquet"], 1))
 def test_trajectories_are_written_beside_the_lake_of_a_run(amago: Amago, small: Path, form: str) -> None:
     done = amago("export", small, "--format", form, "--where", "length > 10", "--output", "json")
     assert done.code == 0, done.err

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ class Served:
 
     def client(self) -> Any:
         return httpx.Client(
-            base_url=self.address, headers={"authorization": f"Bearer {self.token}"}, timeout=300, trust_env=False
+            base_url=self.address, headers={"authorization": f"Bearer {self.token}"}, timeout=600, trust_env=False
         )
 
 
@@ -120,10 +121,14 @@ def test_a_signal_ends_it_in_order(bundle: Path, number: signal.Signals) -> None
 
 
 @pytest.mark.system
-def test_the_client_of_the_documentation_works(bundle: Path) -> None:
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_client_of_the_documentation_works(bundle: Path, packing: bool) -> None:
     page = (ROOT / "docs" / "serving.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", page, re.S)
+    code, packed = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(code.splitlines()) <= 20
+    if packing:
+        [act] = re.findall(r"    body = .*?\n    answer = .*?\n", code, re.S)
+        code = "import json, struct\n" + code.replace(act, textwrap.indent(packed, "    "))
     with served(bundle) as server:
         code = code.replace("http://127.0.0.1:8650", server.address).replace("TOKEN", server.token)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 
 import amago_cli
-from amago_cli.app import app
+from amago_cli.app import command as whole
 from pipelines.config import reference
 from tests.cli.conftest import Amago
 
@@ -45,7 +44,7 @@ def test_the_page_of_settings_is_current(amago: Amago) -> None:
 
 @pytest.mark.parametrize("name", ["collect", "relabel", "train", "evaluate", "export", "run"])
 def test_help_shows_the_default_of_every_option_that_gives_a_setting(name: str, amago: Amago) -> None:
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = whole().commands[name]
     shown = " ".join(amago(name, "--help").out.split())
     assert command.callback.settings
     for key in command.callback.settings.values():

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Amago
 
 RECIPE = """
+report = false
 epochs = 1
 [env]
 name = "tmaze"

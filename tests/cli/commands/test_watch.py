@@ -1,18 +1,26 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Amago, tiny
+from tests.cli.conftest import Amago, call, tiny
+
+
+@pytest.fixture(scope="module")
+def _room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("watched") / "room"
+    env = ("--set", "env.size=3", "--set", "env.attempts=2", "--set", "env.attempt_steps=4")
+    made = call("collect", "--env", "dark-room", *env, "--run", run, "--steps", 100, "--actors", 4, "-q")
+    assert made.code == 0, made.err
+    assert call("train", "--from-lake", run, "--steps", 2, "--encoder", "feedforward", *tiny(), "-q").code == 0
+    return run
 
 
 @pytest.fixture
-def room(amago: Amago) -> Path:
-    env = ("--set", "env.size=3", "--set", "env.attempts=2", "--set", "env.attempt_steps=4")
-    made = amago("collect", "--env", "dark-room", *env, "--run", "room", "--steps", 100, "--actors", 4, "-q")
-    assert made.code == 0, made.err
-    assert amago("train", "--from-lake", "room", "--steps", 2, "--encoder", "feedforward", *tiny(), "-q").code == 0
+def room(_room: Path, amago: Amago, tmp_path: Path) -> Path:
+    shutil.copytree(_room, tmp_path / "room", symlinks=True)
     return Path("room")
 
 

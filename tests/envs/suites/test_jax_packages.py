@@ -192,6 +192,7 @@ def test_craftax(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # XLA compiles its engine for five minutes
 def test_kinetix_by_the_factory_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert beside(kinetix(tmp_path, monkeypatch)) >= 6
 

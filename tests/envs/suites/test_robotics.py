@@ -124,10 +124,18 @@ def test_train_and_test_have_other_goals():
     assert not np.isin(goals[0]["obs.desired_goal"], goals[1]["obs.desired_goal"]).any()
 
 
-@pytest.mark.parametrize("name", ["FetchReech-v4", "FetchReach-v1", "FrankaKitchen-v1"])
-def test_unknown_names_are_refused(name):
-    with pytest.raises(UsageError, match="unknown environment"):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("FetchReech-v4", "did you mean 'robotics:FetchReach-v4'"),
+        ("FetchReach-v1", "did you mean 'robotics:FetchReach-v4'"),
+        ("FrankaKitchen-v1", "gym:gymnasium_robotics:FrankaKitchen-v1"),
+    ],
+)
+def test_unknown_names_are_refused(name, hint):
+    with pytest.raises(UsageError, match="unknown environment") as caught:
         make(f"robotics:{name}", num_envs=1, seed=0)
+    assert hint in caught.value.hint
 
 
 def test_a_version_that_fails_later_is_refused_before(monkeypatch):

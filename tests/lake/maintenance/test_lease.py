@@ -14,7 +14,7 @@ HOLD = """
 import sys
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.store import Lake
-with lease(Lake.open(sys.argv[1])):
+with lease(Lake(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

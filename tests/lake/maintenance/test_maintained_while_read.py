@@ -20,7 +20,7 @@ from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.store import Lake
 from tests.lake.factories import SCHEMA, fill
-lake = Lake.open(sys.argv[1])
+lake = Lake(sys.argv[1])
 for number in range(int(sys.argv[2])):
     fill(lake, [30] * 20, seed=number, seal_every=2)
     expire(lake, RetentionLimits(max_trajectories=300 if number % 3 else 250), grace_seconds=0.01)

@@ -59,6 +59,18 @@ def test_files_stay_for_the_grace_period(lake: Lake) -> None:
     assert segment_files(lake) == []
 
 
+def test_of_several_decisions_to_remove_a_segment_the_oldest_counts(lake: Lake) -> None:
+    fill(lake, [3])
+    (id,) = list_all(lake.storage)
+    for time in (1.0, 2.0):
+        write_tombstone(lake.storage, Tombstone(time=time, reason="old", segments=(id,)))
+    assert swept(lake, grace_seconds=100.0) == SweepResult(segments=0, bytes=0, waiting=1)
+    first, _ = (lake.path / "tombstones").iterdir()
+    os.utime(first, (1, 1))
+    assert swept(lake, grace_seconds=100.0).segments == 1
+    assert segment_files(lake) == []
+
+
 def test_wide_columns_go_with_their_segment(lake: Lake) -> None:
     fill(lake, [3, 4], schema=IMAGES, seal_every=1)
     compact(lake, grace_seconds=0.0)

@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.errors import InputMissing, Locked, StageFailed
 from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.maintenance.retention_thread import RetentionThread
 from pipelines.lake.remote import lease as remote_lease
 from pipelines.lake.remote.bucket import AlreadyWritten, Bucket, Version, connect
 from pipelines.lake.remote.lease import Lease
@@ -150,7 +151,7 @@ def test_maintenance_of_a_lake_excludes_other_hosts(
 ) -> None:
     lake = Lake.create(f"s3://{bucket}/lake")
     monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "there"))
-    there = Lake.open(lake.name)
+    there = Lake(lake.name)
     with lease(lake) as held:
         held()
         with pytest.raises(Locked, match="is being maintained, pid"), lease(there, wait_seconds=0.0):
@@ -181,5 +182,60 @@ def test_where_conditions_are_ignored_a_host_must_be_declared(bucket: str, monke
     monkeypatch.setenv(remote_lease.DECLARED, "1")
     with lease(lake) as held:
         held()
-        with pytest.raises(Locked), lease(Lake.open(lake.name), wait_seconds=0.0):
+        with pytest.raises(Locked), lease(Lake(lake.name), wait_seconds=0.0):
             pass
+
+
+def test_maintenance_is_left_to_the_process_that_has_it(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a look in which it has not had the lease since the look before."""
+    lake = Lake.create(f"s3://{bucket}/lake")
+    thread = RetentionThread(lake)
+
+    def another() -> None:
+        with monkeypatch.context() as there:
+            there.setattr(remote_lease, "_this_process", lambda: "pid 1 on another host")
+            with lease(lake):
+                pass
+
+    assert not thread._is_left_to_another()  # nobody has maintained it
+    another()
+    assert thread._is_left_to_another()
+    another()
+    assert thread._is_left_to_another()
+    assert not thread._is_left_to_another()  # it has ended
+    thread.look()
+    assert not thread._is_left_to_another()
+    assert not thread._is_left_to_another()
+    another()
+    assert thread._is_left_to_another()
+    holder = Lease(connect(Location.parse(lake.name)), "lake/locks/maintenance.json", what=WHAT)
+    for act in (holder.acquire, holder.renew):  # of one that takes long
+        with monkeypatch.context() as there:
+            there.setattr(remote_lease, "_this_process", lambda: "pid 1 on another host")
+            act()
+        assert thread._is_left_to_another()
+    lake.storage.write("locks/maintenance.json", b"{")
+    assert not thread._is_left_to_another()
+
+
+@pytest.mark.parametrize(("left", "waits"), [(False, [30.0, 30.0, 30.0]), (True, [30.0, 60.0, 60.0])])
+def test_where_another_maintains_a_lake_it_is_looked_at_less_often(
+    bucket: str, left: bool, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = RetentionThread(Lake.create(f"s3://{bucket}/lake"))
+    waited: list[float] = []
+
+    class Clock(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return len(waited) == len(waits)
+
+    monkeypatch.setattr(thread, "_stop", Clock())
+    monkeypatch.setattr(thread, "_is_left_to_another", lambda: left)
+    thread._watch()
+    assert waited == waits
+
+
+def test_maintenance_of_a_directory_takes_turns(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    assert lake.storage.held_by_another("maintenance") == ""

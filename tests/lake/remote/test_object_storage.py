@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,19 @@ from pipelines.errors import InputMissing, IntegrityError, StageFailed, StorageE
 from pipelines.events import Event
 from pipelines.lake.folders import blob_key, list_all, segment_key
 from pipelines.lake.live import LiveTable
+from pipelines.lake.maintenance.compaction import compact
+from pipelines.lake.maintenance.copying import copy
+from pipelines.lake.maintenance.files import live_steps
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.remote.object_storage import ObjectStorage
 from pipelines.lake.sql import catalog
 from pipelines.lake.store import Lake
+from pipelines.lake.tombstones import Tombstone, write_tombstone
 from pipelines.lake.wal import parse
-from tests.conftest import start_server, use
-from tests.lake.factories import IMAGES, INFO, SCHEMA, assert_same, columns, fill
+from pipelines.lake.writer import writer_label
+from tests.conftest import Server, start_server, use
+from tests.lake.factories import IMAGES, INFO, SCHEMA, assert_same, columns, derive, fill
 
 COLLECTOR = """
 import sys
@@ -33,7 +39,7 @@ from tests.lake.factories import SCHEMA, columns
 
 place, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rng = np.random.default_rng(seed)
-with Lake.open(place).writer(SCHEMA, name=f"w{seed}", seal_seconds=1e9) as writer:
+with Lake(place).writer(SCHEMA, name=f"w{seed}", seal_seconds=1e9) as writer:
     for number in range(count):
         print(writer.append(columns(rng, 5), TrajectoryInfo(env="maze", task="t")), flush=True)
         if len(sys.argv) < 5 and number % 7 == 6:
@@ -56,7 +62,7 @@ def lake(place: str) -> Lake:
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lake: Lake) -> Lake:
     """The lake as another host sees it."""
     monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / f"host{os.urandom(4).hex()}"))
-    return Lake.open(lake.name)
+    return Lake(lake.name)
 
 
 def collector(place: str, seed: int, count: int, *more: str) -> subprocess.Popen[str]:
@@ -94,6 +100,48 @@ def test_another_host_reads_what_was_written(
     )
 
 
+def test_steps_of_a_collector_are_counted_by_its_own_segments(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As SQL counts them, with what was expired, merged and copied; footers of other collectors are not fetched."""
+
+    def add(there: Lake, collector: str, lengths: Sequence[int]) -> list[str]:
+        with there.writer(SCHEMA, name=collector, seal_seconds=1e9) as writer:
+            uids = []
+            for length in lengths:
+                info = replace(INFO, collector=collector)
+                uids.append(writer.append(columns(np.random.default_rng(length), length), info))
+                writer.seal()
+            return uids
+
+    uids = add(lake, "c/1", [3, 4, 5])
+    add(lake, "c/1.0", [7])
+    add(lake, "other", [11, 12])
+    there = elsewhere(monkeypatch, tmp_path, lake)
+    label = writer_label("c/1")
+    assert live_steps(there, label) == {"c/1": 12, "c/1.0": 7}
+    assert len(cached(there)) == 4
+    assert all(f"-{label}." in name for name in cached(there))
+    tombstone = Tombstone(
+        time=0.0, reason="", segments=(), trajectories={list_all(lake.storage)[0]: uids[:1]}, steps={}
+    )
+    write_tombstone(lake.storage, tombstone)
+    compact(lake)
+    source = Lake.create(tmp_path / "source")
+    add(source, "c/1", [20])
+    derive(source, {Reader(source).uids()[0]: {"reward": np.zeros(21, dtype=np.float32)}})
+    copy(source, lake)
+    found = live_steps(elsewhere(monkeypatch, tmp_path, lake), label)
+    assert found["c/1"] == 9 + 20
+    assert {name: found[name] for name in ("c/1", "c/1.0")} == {
+        name: steps
+        for name, steps in catalog.query(
+            lake, "select collector, sum(length) from trajectories where base_uid is null group by collector"
+        )[1]
+        if name != "other"
+    }
+
+
 def test_a_lake_s_directory_and_run_are_none(lake: Lake) -> None:
     assert lake.run is None
     assert lake.name.startswith("s3://bucket-")
@@ -102,16 +150,22 @@ def test_a_lake_s_directory_and_run_are_none(lake: Lake) -> None:
 
 
 def test_a_location_may_say_where_its_server_is(
-    lake: Lake, s3_server: object, bucket: str, monkeypatch: pytest.MonkeyPatch
+    s3_server: Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = lake.storage.url()
+    import boto3
+
+    name, region = f"{bucket}-elsewhere", "eu-west-1"
+    boto3.client("s3").create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": region})
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.delenv("AWS_REGION")
     host = s3_server.url.removeprefix("http://")
-    for query in (f"endpoint_override={s3_server.url}", f"scheme=http&endpoint_override={host}&region=eu-west-1"):
-        opened = Lake.open(f"{url}?{query}")
-        assert opened.id == lake.id
-        assert Lake.open(opened.name).id == lake.id
+    url = f"s3://{name}/lake"
+    query = f"endpoint_override={s3_server.url}&region={region}"
+    id = Lake.create(f"{url}?{query}").id
+    for same in (query, f"scheme=http&endpoint_override={host}&region={region}"):
+        opened = Lake(f"{url}?{same}")
+        assert opened.id == id
+        assert Lake(opened.name).id == id
         assert "endpoint" not in opened.storage.url("lake.json")
 
 
@@ -279,7 +333,7 @@ def test_processes_of_a_host_download_a_segment_once(
     fill(lake, [50] * 4)
     key = segment_key(list_all(lake.storage)[0])
     elsewhere(monkeypatch, tmp_path, lake)
-    stores = [Lake.open(lake.name).storage for _ in range(8)]
+    stores = [Lake(lake.name).storage for _ in range(8)]
     downloads: list[str] = []
     together = threading.Barrier(8)
 
@@ -299,7 +353,7 @@ def test_processes_of_a_host_download_a_segment_once(
 
 def test_a_bucket_that_is_not_there(bucket: str) -> None:
     with pytest.raises(InputMissing, match="no lake at 's3://no-such-bucket/lake'"):
-        Lake.open("s3://no-such-bucket/lake")
+        Lake("s3://no-such-bucket/lake")
     with pytest.raises(StageFailed, match="there is no bucket 'no-such-bucket'"):
         Lake.create("s3://no-such-bucket/lake")
 
@@ -325,7 +379,7 @@ def test_a_server_that_goes_away_is_told_in_a_line_and_nothing_acknowledged_is_l
         writer.seal()
     writer._abandon()
     with pytest.raises(StageFailed, match=problem):
-        Lake.open(lake.name)
+        Lake(lake.name)
     with pytest.raises(StageFailed, match=problem):
         LiveTable(lake).refresh()
     with pytest.raises(StorageError, match=problem):

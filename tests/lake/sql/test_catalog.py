@@ -133,7 +133,7 @@ def test_summary_counts(lake: Lake) -> None:
 
 
 def _append_and_ask(path: Path, seed: int, results) -> None:
-    lake = Lake.open(path)
+    lake = Lake(path)
     for i in range(5):
         with lake.writer(SCHEMA) as writer:
             writer.append(columns(np.random.default_rng(seed), 4), TrajectoryInfo(seed=i))

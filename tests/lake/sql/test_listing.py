@@ -131,7 +131,7 @@ EVENTS = ["write", "write", "derive", "expire", "expire_whole", "compact", "swee
 def test_the_index_equals_one_built_anew_after_anything(lake: Lake, tmp_path: Path, seed: int, events: list) -> None:
     life = Life(lake, seed)
     life.write()
-    for _ in range(trials(12, quick=6)):
+    for _ in range(trials(12, quick=3)):
         event = str(life.rng.choice(events))
         getattr(life, event)()
         live = [catalog.query(lake, sql) for sql in QUESTIONS]

@@ -16,12 +16,13 @@ from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import TrajectoryInfo
 from tests.lake.factories import SCHEMA, columns, derive, fill
 
-LIMITS = QueryLimits(seconds=30)
+LIMITS = QueryLimits(seconds=600)
 
 
-@pytest.fixture
-def filled(lake: Lake) -> Lake:
-    """23 trajectories: equal lengths, and a third without a success."""
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """23 trajectories: equal lengths, and a third without a success. Tests only read it."""
+    lake = Lake.create(tmp_path_factory.mktemp("filled") / "lake")
     rng = np.random.default_rng(0)
     with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
         for number in range(23):

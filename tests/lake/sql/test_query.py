@@ -20,6 +20,30 @@ SMALL = QueryLimits(seconds=600, megabytes=128)
 COUNT = "select count(*) from trajectories"
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two trajectories, of 5 and 6 actions. Tests only read it."""
+    lake = Lake.create(tmp_path_factory.mktemp("filled") / "lake")
+    fill(lake, [5, 6])
+    return lake
+
+
+@pytest.fixture(scope="module")
+def in_segments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, dict[str, dict[str, np.ndarray]]]:
+    """A lake of six segments with a trajectory each, and what was written by uid. Tests only read it."""
+    lake = Lake.create(tmp_path_factory.mktemp("segments") / "lake")
+    return lake, fill(lake, [3, 4, 5, 6, 7, 8], seal_every=1)
+
+
+@pytest.fixture(params=some([False, True], 0), ids=["on disk", "in memory"])
+def either(request: pytest.FixtureRequest, filled: Lake, lake: Lake) -> Lake:
+    """A lake of two trajectories whose index is a file, or one where it cannot be."""
+    if request.param:
+        fill(lake, [5, 6])
+        (lake.path / "index.duckdb").mkdir()
+    return lake if request.param else filled
+
+
 @pytest.mark.parametrize(
     ("sql", "text"),
     [
@@ -60,19 +84,13 @@ COUNT = "select count(*) from trajectories"
         ("select * from secret_local_table", "not exist"),
     ],
 )
-@pytest.mark.parametrize("in_memory", some([False, True], 0))
-def test_sql_can_only_read_the_lake(
-    lake: Lake, tmp_path: Path, monkeypatch, sql: str, text: str, in_memory: bool
-) -> None:
-    fill(lake, [3])
+def test_sql_can_only_read_the_lake(either: Lake, tmp_path: Path, monkeypatch, sql: str, text: str) -> None:
     monkeypatch.chdir(tmp_path)
-    if in_memory:
-        (lake.path / "index.duckdb").mkdir()  # cannot be a file
     secret_local_table = catalog.pa.table({"x": [1]})
     assert secret_local_table is not None
     with pytest.raises(UsageError, match=text):
-        catalog.query(lake, sql)
-    assert catalog.query(lake, COUNT)[1] == [(1,)]
+        catalog.query(either, sql)
+    assert catalog.query(either, COUNT)[1] == [(2,)]
     assert os.listdir(tmp_path) == ["lake"]
 
 
@@ -137,9 +155,9 @@ def test_its_notices_arrive(lake: Lake) -> None:
         ("select 'ü' from glob('*')", "glob"),
     ],
 )
-def test_a_wrong_query_points_at_the_place(lake: Lake, sql: str, marked: str) -> None:
+def test_a_wrong_query_points_at_the_place(filled: Lake, sql: str, marked: str) -> None:
     with pytest.raises(UsageError) as caught:
-        catalog.query(lake, sql)
+        catalog.query(filled, sql)
     *_, line, mark = caught.value.message.split("\n")
     assert line.startswith("LINE ")
     assert line[mark.index("^") :].startswith(marked)
@@ -169,7 +187,9 @@ def test_steps_are_rows(lake: Lake) -> None:
     assert catalog.query(lake, "select count(*) from steps a join steps b using (uid, t)")[1] == [(27,)]
 
 
-@pytest.mark.parametrize(("batch_rows", "batch_bytes"), [(1, 1 << 20), (3, 1 << 20), (1000, 40), (1000, 1 << 20)])
+@pytest.mark.parametrize(
+    ("batch_rows", "batch_bytes"), some([(1, 1 << 20), (3, 1 << 20), (1000, 40), (1000, 1 << 20)], 1)
+)
 def test_batches_of_any_size_give_the_same_steps(lake: Lake, monkeypatch, batch_rows: int, batch_bytes: int) -> None:
     """Also with a relabelled trajectory that begins inside its base, and with images."""
     monkeypatch.setattr(steps, "BATCH_ROWS", batch_rows)
@@ -242,12 +262,11 @@ def test_steps_of_an_empty_lake(lake: Lake) -> None:
         ("describe steps", set()),
     ],
 )
-def test_only_the_columns_that_count_are_read(lake: Lake, monkeypatch, sql: str, read: set[str] | None) -> None:
-    fill(lake, [5, 6])
+def test_only_the_columns_that_count_are_read(filled: Lake, monkeypatch, sql: str, read: set[str] | None) -> None:
     touched = set()
     real = steps._Piece.values
     monkeypatch.setattr(steps._Piece, "values", lambda self, files, c: touched.add(c.name) or real(self, files, c))
-    assert catalog.query(lake, sql)[1]
+    assert catalog.query(filled, sql)[1]
     assert touched == ({c.name for c in SCHEMA.columns} if read is None else read)
 
 
@@ -266,8 +285,8 @@ def test_only_the_columns_that_count_are_read(lake: Lake, monkeypatch, sql: str,
         ("task = 't1' or t = 1", 6),
     ],
 )
-def test_a_condition_on_trajectories_spares_segments(lake: Lake, monkeypatch, condition: str, files: int) -> None:
-    written = fill(lake, [3, 4, 5, 6, 7, 8], seal_every=1)
+def test_a_condition_on_trajectories_spares_segments(in_segments, monkeypatch, condition: str, files: int) -> None:
+    lake, written = in_segments
     opened = set()
     real = segment.open_segment
     monkeypatch.setattr(

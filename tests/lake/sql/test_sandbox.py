@@ -57,7 +57,7 @@ def test_lakes_are_found_from_the_directory_of_the_question(tmp_path: Path, monk
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         fill(Lake.create("lake"), lengths)
-        assert len(select(Lake.open("lake"), "true").uids) == len(lengths)
+        assert len(select(Lake("lake"), "true").uids) == len(lengths)
 
 
 def test_a_changed_environment_variable_is_seen(lake: Lake, monkeypatch) -> None:
@@ -168,7 +168,7 @@ import sys, threading
 from pipelines.lake.sql import catalog, sandbox
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.store import Lake
-lake = Lake.open(sys.argv[1])
+lake = Lake(sys.argv[1])
 catalog.query(lake, "select 1", limits=QueryLimits())
 said = []
 def hear(event):

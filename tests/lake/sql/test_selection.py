@@ -19,9 +19,10 @@ from tests.lake.factories import IMAGES, SCHEMA, derive, fill
 LENGTHS = [3, 9, 4, 8, 2, 7]
 
 
-@pytest.fixture
-def filled(lake: Lake) -> Lake:
-    """Tasks t0 t1 t2 t0 t1 t2, success true false true false true false, policy 0 0 0 0 1 1."""
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Tasks t0 t1 t2 t0 t1 t2, success true false true false true false, policy 0 0 0 0 1 1. Tests only read it."""
+    lake = Lake.create(tmp_path_factory.mktemp("filled") / "lake")
     fill(lake, LENGTHS, seal_every=4)
     return lake
 
@@ -101,14 +102,15 @@ def test_uids_that_end_in_zeros_come_back(lake: Lake, monkeypatch) -> None:
     assert hex_uids(select(lake).uids) == ["01" + "00" * 15, "010002" + "00" * 13]
 
 
-def test_only_of_a_schema_and_only_originals(filled: Lake) -> None:
-    pictures = fill(filled, [5], schema=IMAGES)
-    base = hex_uids(select(filled, "length = 9").uids)[0]
-    (derived,) = derive(filled, {base: {"reward": np.zeros(10, dtype=np.float32)}})
-    assert hex_uids(select(filled, schema_id=IMAGES.id).uids) == list(pictures)
-    assert len(select(filled, schema_id=SCHEMA.id).uids) == 7
-    assert hex_uids(select(filled, "length = 9 or true", schema_id=SCHEMA.id, originals=True).uids).count(derived) == 0
-    assert len(select(filled, schema_id="' or true --").uids) == 0
+def test_only_of_a_schema_and_only_originals(lake: Lake) -> None:
+    fill(lake, LENGTHS, seal_every=4)
+    pictures = fill(lake, [5], schema=IMAGES)
+    base = hex_uids(select(lake, "length = 9").uids)[0]
+    (derived,) = derive(lake, {base: {"reward": np.zeros(10, dtype=np.float32)}})
+    assert hex_uids(select(lake, schema_id=IMAGES.id).uids) == list(pictures)
+    assert len(select(lake, schema_id=SCHEMA.id).uids) == 7
+    assert hex_uids(select(lake, "length = 9 or true", schema_id=SCHEMA.id, originals=True).uids).count(derived) == 0
+    assert len(select(lake, schema_id="' or true --").uids) == 0
 
 
 def test_trajectories_are_read_by_a_predicate(filled: Lake) -> None:
@@ -175,7 +177,7 @@ def test_what_is_not_a_predicate_is_refused_at_its_place(
         place = mark.index("^")
         assert line[place : place + len(marked)] == marked
         assert bool(marked) == (place < len(line))
-    assert os.listdir(tmp_path) == ["lake"]
+    assert (os.listdir(tmp_path), os.listdir(filled.path.parent)) == ([], ["lake"])
 
 
 @pytest.mark.parametrize(
@@ -219,6 +221,7 @@ def test_a_selection_meets_its_limits(filled: Lake, limits: QueryLimits, where: 
         select(filled, where, limits=limits)
 
 
-def test_a_selection_without_an_index_file(filled: Lake) -> None:
-    (filled.path / "index.duckdb").mkdir()
-    assert by_length(filled, select(filled, "length > 5", "length")) == {9: 9, 8: 8, 7: 7}
+def test_a_selection_without_an_index_file(lake: Lake) -> None:
+    fill(lake, LENGTHS, seal_every=4)
+    (lake.path / "index.duckdb").mkdir()
+    assert by_length(lake, select(lake, "length > 5", "length")) == {9: 9, 8: 8, 7: 7}

@@ -36,7 +36,7 @@ def test_a_truncated_segment_is_found(amago: Amago, small: Path) -> None:
 
 
 def test_what_a_dead_collector_logged_is_sealed_and_counted(amago: Amago, small: Path) -> None:
-    lake = Lake.open(small)
+    lake = Lake(small)
     writer = lake.writer(lake.only_schema())
     writer.append(next(trajectories(lake)).columns, TrajectoryInfo(env="gym:CartPole-v1"))
     before = amago("lake", "verify", small, "--output", "json").json["metrics"]["trajectories"]
@@ -83,7 +83,7 @@ def test_repair_without_loss_is_exit_0(amago: Amago, small: Path) -> None:
 
 def test_a_log_that_cannot_be_read_whole_is_exit_4_until_it_is_removed(amago: Amago, small: Path) -> None:
     """Records of a crashed collector are lost, whichever command sealed the rest first."""
-    lake = Lake.open(small)
+    lake = Lake(small)
     writer = lake.writer(lake.only_schema())
     for trajectory in list(trajectories(lake))[:3]:
         writer.append(trajectory.columns, TrajectoryInfo(env="x"))

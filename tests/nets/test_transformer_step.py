@@ -7,8 +7,7 @@ import torch
 
 from pipelines.config.encoders import TransformerSettings
 from pipelines.nets.sequence import AsItIs
-from pipelines.nets.stepping import QuickStep
-from pipelines.nets.transformer import Transformer
+from pipelines.nets.transformer import QuickStep, Transformer
 
 N, WIDTH, DOUBLE = 5, 12, torch.float64
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 24, "num_layers": 2}

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from pipelines.config.encoders import TransformerSettings
-from pipelines.nets.probe import dead_units, probe
+from pipelines.learning.diagnostics import dead_units, probe
 from pipelines.nets.transformer import Transformer
 
 

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from pipelines.envs.make import make
+from pipelines.export import parity
+from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.agent import Agent
+from tests.learning.factories import settings
+
+
+def test_a_recording_resets_actors_at_different_times_within_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or memories that a form does not clear, or clears for all actors, would agree with the policy's."""
+    monkeypatch.setattr(parity, "STEPS", 200)
+    env = make("tmaze", num_envs=3, seed=0, params={"corridor": 500})  # no episode ends
+    policy = AgentPolicy(Agent(env.spec.spaces, settings("gru"), seed=0), num_actors=3, capacity=1)
+    reset = parity.record(policy, env, greedy=False, seed=0)["reset"]
+    assert reset.shape == (200, 3)
+    assert reset[0].all()
+    later = reset[1:]
+    assert later.any(0).all()
+    assert (later.sum(1) < 3).all()
