@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def processes(run: Path) -> list[int]:
 
 def wait_for_updates(process: subprocess.Popen[str], run: Path, number: int) -> None:
     while not (run / "metrics.jsonl").exists() or len(lines(run)) < number:
-        assert process.poll() is None, "it has ended"
+        assert process.poll() is None, process.communicate()
         time.sleep(0.05)
 
 
@@ -90,8 +92,14 @@ def train(lake: Path, run: Path, *options: str, **settings: object) -> subproces
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600, cwd=lake.parent)
 
 
-def start(lake: Path, run: Path, *options: str, **settings: object) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def start(lake: Path, run: Path, *options: str, **settings: object) -> Iterator[subprocess.Popen[str]]:
+    """Start `amago train`; it is killed where the block is left before it has ended, which Popen would wait for."""
     command = [*COMMAND, *words(lake, run, *options, **settings), "--output", "json"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=lake.parent
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
