@@ -16,11 +16,13 @@ from torch.export import Dim, ExportedProgram
 from pipelines.errors import StageFailed
 from pipelines.export.step_function import StepFunction
 from pipelines.lake.spaces import zeros
+from pipelines.nets.timestep import last_state_of_torch
 
 ACTION, REWARD, RESET, NOISE = "action", "reward", "reset", "noise"
 GREEDY, SAMPLED, PARAMETERS = "greedy", "sampled", "parameters"
 MEMORY, NEXT = "memory.", "next."  # before the names of memory tensors: what goes in, and what comes out
 _OPSET = 20
+_INT32, _INT64, _BOOL = 6, 7, 9  # ONNX's numbers of types
 _EXAMPLE_ACTORS = 3  # torch.export takes sizes 0 and 1 for constants
 
 
@@ -67,7 +69,14 @@ def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = torch.onnx.export(
-            graph, (), input_names=inputs, output_names=outputs, opset_version=_OPSET, dynamo=True, verbose=False
+            graph,
+            (),
+            input_names=inputs,
+            output_names=outputs,
+            opset_version=_OPSET,
+            dynamo=True,
+            verbose=False,
+            custom_translation_table={torch.ops.amago.last_state.default: _onnx_gru},
         )
     assert made is not None  # it is for a conversion that is saved to a file
     model = made.model_proto
@@ -77,10 +86,43 @@ def onnx_bytes(function: StepFunction, graph: ExportedProgram) -> bytes:
     return content
 
 
+def _onnx_gru(x_NSE: Any, lengths_N: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any) -> Any:
+    """Translate `last_state`. ONNX has the gates in another order, and no sequences without a place."""
+    from onnxscript import opset20
+
+    op: Any = opset20  # its types are of values, not of a graph's
+
+    def ordered(weight: Any) -> Any:
+        """Return a weight (1, 3 H, ...) with the gates of update, reset and candidate."""
+        reset, update, candidate = op.Split(weight, axis=0, num_outputs=3)
+        return op.Concat(update, reset, candidate, axis=0)
+
+    bias = op.Concat(ordered(bias_ih), ordered(bias_hh), axis=0)
+    _, last_1NH = op.GRU(
+        op.Transpose(x_NSE, perm=[1, 0, 2]),
+        *(op.Unsqueeze(each, [0]) for each in (ordered(weight_ih), ordered(weight_hh), bias)),
+        op.Cast(op.Max(op.Cast(lengths_N, to=_INT64), op.Constant(value_ints=[1])), to=_INT32),
+        hidden_size=weight_hh.shape[1],
+        linear_before_reset=1,
+    )
+    return op.Where(
+        op.Unsqueeze(op.Cast(lengths_N, to=_BOOL), [1]), op.Squeeze(last_1NH, [0]), op.Constant(value_float=0.0)
+    )
+
+
+def _of_torch(graph: ExportedProgram) -> ExportedProgram:
+    """Return the graph without operators of this package."""
+    own = torch.ops.amago.last_state.default
+    if all(node.target != own for node in graph.graph.nodes):
+        return graph
+    with torch.no_grad():
+        return graph.run_decompositions({own: last_state_of_torch})
+
+
 def torch_bytes(graph: ExportedProgram) -> bytes:
     """Return the graph as a file of `torch.export`."""
     file = io.BytesIO()
-    torch.export.save(graph, file)
+    torch.export.save(_of_torch(graph), file)
     return file.getvalue()
 
 
@@ -93,7 +135,7 @@ def compiled_bytes(graph: ExportedProgram) -> bytes:
         warnings.simplefilter("ignore")
         path = Path(folder, "policy.pt2")
         try:
-            aoti_compile_and_package(graph, package_path=str(path), inductor_configs={"compile_threads": 1})
+            aoti_compile_and_package(_of_torch(graph), package_path=str(path), inductor_configs={"compile_threads": 1})
         except CppCompileError as error:
             last = str(error).strip().splitlines()[-1]
             raise StageFailed(f"the C++ compiler failed: {last}", hint="give --format onnx or torch") from error

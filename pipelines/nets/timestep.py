@@ -195,7 +195,10 @@ class TokenEncoder(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Encode integers (..., S), of which the first `lengths` (...,) are valid."""
         if torch.compiler.is_exporting():
-            return self._stepwise(tokens, lengths)
+            x_NSE = self.embedding(tokens.long().remainder(self.rows))
+            rnn = self.rnn
+            weights = (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0)
+            return last_state(x_NSE, lengths, *weights)
         leading = lengths.shape
         tokens_MS, lengths_M = tokens.reshape(-1, tokens.shape[-1]).long(), lengths.reshape(-1).long()
         begins_M = torch.ones_like(lengths_M, dtype=torch.bool)
@@ -209,11 +212,28 @@ class TokenEncoder(nn.Module):
             packed = pack_padded_sequence(x_MSE, lengths_M.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False)
             return self.rnn(packed)[1][0] * (lengths_M > 0)[:, None]
 
-    def _stepwise(self, tokens_NS: Tensor, lengths_N: Tensor) -> Tensor:
-        """Encode every sequence (N, S), place by place, in operators that any runtime has."""
-        x_NSE = self.embedding(tokens_NS.long().remainder(self.rows))
-        state_NH = x_NSE.new_zeros(x_NSE.shape[0], self.rnn.hidden_size)
-        for place in range(x_NSE.shape[1]):
-            _, after_1NH = self.rnn(x_NSE[:, place : place + 1], state_NH[None])
-            state_NH = torch.where((lengths_N > place)[:, None], after_1NH[0], state_NH)
-        return state_NH
+
+@torch.library.custom_op("amago::last_state", mutates_args=())
+def last_state(
+    x_NSE: Tensor, lengths_N: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor
+) -> Tensor:
+    """Return the state (N, H) of a GRU after the last valid place of each sequence, zeros if it has none.
+
+    Graphs of `torch.export` have this operator where one of torch would be traced place by place, which takes a minute
+    for a few texts; `pipelines.export.graph` replaces it.
+    """
+    return last_state_of_torch(x_NSE, lengths_N, weight_ih, weight_hh, bias_ih, bias_hh)
+
+
+@last_state.register_fake
+def _(x_NSE: Tensor, lengths_N: Tensor, weight_ih: Tensor, weight_hh: Tensor, *biases: Tensor) -> Tensor:
+    return x_NSE.new_empty(x_NSE.shape[0], weight_hh.shape[1])
+
+
+def last_state_of_torch(x_NSE: Tensor, lengths_N: Tensor, *weights: Tensor) -> Tensor:
+    """Do what `last_state` does, in torch's operators."""
+    begin_1NH = x_NSE.new_zeros(1, x_NSE.shape[0], weights[1].shape[1])
+    states_NSH, _ = torch.gru(x_NSE, begin_1NH, weights, True, 1, 0.0, False, False, True)
+    last_N11 = (lengths_N.long() - 1).clamp_min(0)[:, None, None]
+    last_NH = states_NSH.gather(1, last_N11.expand(-1, 1, states_NSH.shape[-1]))[:, 0]
+    return last_NH * (lengths_N > 0)[:, None]
