@@ -12,6 +12,8 @@ from typing import Any
 from amago_cli.stopping import Stopped
 
 HOST = "127.0.0.1"
+# Longer than clients keep idle connections (httpx: 5 s): a server that closes first resets a request on its way.
+_IDLE_SECONDS = 20
 
 
 def listening(host: str, ports: Sequence[int]) -> socket.socket:
@@ -66,6 +68,7 @@ def serve(
         server_header=False,
         date_header=False,
         limit_concurrency=requests,
+        timeout_keep_alive=_IDLE_SECONDS,
         backlog=1024,
         timeout_graceful_shutdown=drain_seconds,
     )

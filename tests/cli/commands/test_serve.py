@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -66,6 +69,23 @@ def served(bundle: Path, *options: str) -> Iterator[Served]:
 def bundle(amago: Amago, small: Path) -> Path:
     assert amago("export", small, "--to", "policy").code == 0
     return Path("policy").resolve()
+
+
+@pytest.mark.system
+def test_a_connection_outlasts_what_clients_keep_idle(bundle: Path) -> None:
+    with served(bundle) as server:
+        place = urlsplit(server.address)
+        connection = HTTPConnection(place.hostname or "", place.port, timeout=600)
+        connection.connect()
+        used = connection.sock
+        for idle in (0, 6):  # httpx keeps one for 5 s
+            time.sleep(idle)
+            connection.request("GET", "/health", headers={"authorization": f"Bearer {server.token}"})
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200
+            assert connection.sock is used
+        connection.close()
 
 
 @pytest.mark.system
