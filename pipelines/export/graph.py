@@ -116,7 +116,10 @@ def _of_torch(graph: ExportedProgram) -> ExportedProgram:
     if all(node.target != own for node in graph.graph.nodes):
         return graph
     with torch.no_grad():
-        return graph.run_decompositions({own: last_state_of_torch})
+        made = graph.run_decompositions({own: last_state_of_torch})
+    for node in made.graph.nodes:
+        node.meta.pop("from_node", None)  # the operators that it replaces
+    return made
 
 
 def torch_bytes(graph: ExportedProgram) -> bytes:

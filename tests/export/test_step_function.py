@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,23 @@ def test_every_form_equals_acting(name: str) -> None:
     one = forms.opened(forms.ONNX, files[forms.FILES[forms.ONNX]], record, 1)
     alone = {key: rows[:, :1] for key, rows in recorded.items()}
     assert parity.compare(alone, one).greatest_difference <= parity.TOLERANCE
+
+
+@pytest.mark.full
+def test_the_length_of_texts_does_not_make_a_graph_larger() -> None:
+    """One recurrence over a text, and no operator of this package in what leaves it."""
+    onnx = pytest.importorskip("onnx")
+    sizes = []
+    for places in (4, 40):
+        observation = TOKENS | {"text": MultiDiscrete(nvec=(9,) * places)}
+        function = StepFunction(agent(**CASES["tokens"] | {"observation": observation}).eval(), capacity=CAPACITY)
+        files = forms.make(function, (forms.ONNX, forms.TORCH))
+        nodes = [node.op_type for node in onnx.load_from_string(files[forms.FILES[forms.ONNX]]).graph.node]
+        assert nodes.count("GRU") == 1
+        sizes.append(len(nodes))
+        with zipfile.ZipFile(io.BytesIO(files[forms.FILES[forms.TORCH]])) as parts:
+            assert not any(b"amago" in parts.read(name) for name in parts.namelist())
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("large", [True, False])

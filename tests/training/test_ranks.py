@@ -48,28 +48,35 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, lake: Path) 
 
 
 @pytest.mark.system
-def test_a_signal_saves_the_same_update_on_all_ranks(tmp_path: Path, lake: Path) -> None:
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_a_signal_saves_a_whole_checkpoint_which_one_process_continues(
+    tmp_path: Path, lake: Path, sharding: str
+) -> None:
     run = tmp_path / "run"
-    with start(lake, run, "--steps", "1000000", "--ranks", "2") as process:
+    with start(lake, run, "--steps", "1000000", "--ranks", "2", train__sharding=sharding) as process:
         wait_for_updates(process, run, 3)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=600)
-    assert process.returncode == 143
+    assert process.returncode == 143, err
     assert json.loads(out)["status"] == "interrupted"
     assert err.count("error: ") == 1
     assert err.count("stopping at the next safe point") == 1
     assert gone(run)
-    saved = checkpoints.load(run / "checkpoints").update
-    assert saved >= len(lines(run)) >= 3
-    done = train(lake, run, "--steps", str(saved + 2))
+    assert json.loads((run / "run.json").read_text())["compute"]["sharding"] == sharding
+    saved = checkpoints.load(run / "checkpoints")
+    shapes = {name: each.shape for name, each in checkpoints.load_agent(saved).state_dict().items()}
+    assert {name: each.shape for name, each in saved.weights.items()} == shapes
+    assert saved.update >= len(lines(run)) >= 3
+    done = train(lake, run, "--steps", str(saved.update + 2))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["metrics"]["updates_done"] == 2
 
 
 @pytest.mark.system
-def test_all_ranks_end_with_one_that_is_killed(tmp_path: Path, lake: Path) -> None:
-    run = tmp_path / "run"
-    with start(lake, run, "--steps", "1000000", "--ranks", "2", train__rank_timeout=6000) as process:
+@pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_all_ranks_end_with_one_that_is_killed(tmp_path: Path, lake: Path, sharding: str) -> None:
+    run, settings = tmp_path / "run", {"train__sharding": sharding, "train__rank_timeout": 6000}
+    with start(lake, run, "--steps", "1000000", "--ranks", "2", **settings) as process:
         wait_for_updates(process, run, 3)
         os.kill(processes(run)[-1], signal.SIGKILL)
         _, err = process.communicate(timeout=600)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +21,7 @@ from pipelines.nets.rnn import GRU
 from pipelines.training.learner import Learner
 from pipelines.training.sharding import NO_SHARDS
 from tests.cli.conftest import call
-from tests.ranks import environment, gone, lines, processes, small_lake, start, train, wait_for_updates
+from tests.ranks import environment, small_lake
 from tests.stages.recipes import tiny
 from tests.training import sharded
 from tests.training.test_learner import SPACES, batch, learner
@@ -112,42 +110,6 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_sharding(tmp_path: Path,
         assert bool(found[0]["rows"]) == (number > 1 and sharding == "fsdp")
     assert losses == pytest.approx([figures["loss"] for figures in alone["figures"]], rel=1e-5)
     assert_same_checkpoint(tmp_path / "one", tmp_path)
-
-
-@pytest.mark.system
-def test_a_signal_saves_a_whole_checkpoint_which_one_process_continues(tmp_path: Path, lake: Path) -> None:
-    run = tmp_path / "run"
-    with start(lake, run, "--steps", "1000000", "--ranks", "2", train__sharding="fsdp") as process:
-        wait_for_updates(process, run, 3)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=600)
-    assert process.returncode == 143, err
-    assert json.loads(out)["status"] == "interrupted"
-    assert err.count("error: ") == 1
-    assert gone(run)
-    assert json.loads((run / "run.json").read_text())["compute"]["sharding"] == "fsdp"
-    saved = checkpoints.load(run / "checkpoints")
-    agent = checkpoints.load_agent(saved)
-    assert {name: each.shape for name, each in saved.weights.items()} == {
-        name: each.shape for name, each in agent.state_dict().items()
-    }
-    assert saved.update >= len(lines(run)) >= 3
-    done = train(lake, run, "--steps", str(saved.update + 2))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["metrics"]["updates_done"] == 2
-
-
-@pytest.mark.system
-@pytest.mark.slow
-def test_all_ranks_end_with_one_that_is_killed(tmp_path: Path, lake: Path) -> None:
-    run, settings = tmp_path / "run", {"train__sharding": "fsdp", "train__rank_timeout": 6000}
-    with start(lake, run, "--steps", "1000000", "--ranks", "2", **settings) as process:
-        wait_for_updates(process, run, 3)
-        os.kill(processes(run)[-1], signal.SIGKILL)
-        _, err = process.communicate(timeout=600)
-    assert process.returncode != 0
-    assert "Traceback" not in err
-    assert gone(run)
 
 
 def test_one_process_with_sharding_is_one_without() -> None:
