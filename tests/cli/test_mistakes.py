@@ -34,6 +34,7 @@ def keys(document: dict, prefix: str = "") -> list[str]:
     ]
 
 
+@pytest.mark.trials
 @pytest.mark.parametrize("value", some(["nan", "-inf"], 0))
 def test_no_setting_may_be_nan_or_infinite(amago: Amago, value: str) -> None:
     known = keys(Settings().model_dump(mode="json"))

@@ -11,6 +11,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.stages.environment import env_model
 from pipelines.stages.run import plan
 
+pytestmark = pytest.mark.extras
 FILE = '[one]\nabout = "first"\n[two]\nabout = "second"\n'
 
 

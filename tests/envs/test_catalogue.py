@@ -10,6 +10,7 @@ import pytest
 from pipelines.envs.suites import catalogue
 from pipelines.envs.suites.catalogue import ENTRIES, brief
 
+pytestmark = pytest.mark.extras
 ROOT = Path(__file__).resolve().parents[2]
 
 

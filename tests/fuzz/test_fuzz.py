@@ -203,6 +203,7 @@ def run(prepared: Path, scratch: Path, name: str, numbers: range) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GROWTH_KIB
 
 
+@pytest.mark.trials
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_few_wrong_files_cause_no_traceback(prepared: Path, tmp_path: Path, name: str) -> None:
     run(prepared, tmp_path / "home", name, range(trials(3, quick=1)))

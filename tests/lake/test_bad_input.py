@@ -165,6 +165,7 @@ def damaged(whole: Whole, scratch: Path, file: Callable[[Path], Path], how: Call
     return copy
 
 
+@pytest.mark.trials
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
     names, set_aside = sorted(whole.files), 0
@@ -184,6 +185,7 @@ def test_a_damaged_segment_costs_only_what_is_in_it(whole: Whole, scratch: Path,
     assert set_aside > trials(200, quick=5) * 0.7
 
 
+@pytest.mark.trials
 @pytest.mark.parametrize("how", [flipped, cut])
 def test_a_damaged_log_costs_one_trajectory_and_says_so(whole: Whole, scratch: Path, how: Callable[..., None]) -> None:
     sealed = {uid for key, uid in whole.uids.items() if key not in LOGGED}
@@ -214,6 +216,7 @@ def test_a_damaged_log_costs_one_trajectory_and_says_so(whole: Whole, scratch: P
     ["lake.json", "schemas/*.json", "tombstones/*.json", "index.duckdb"],
     ids=["header", "schema", "tombstone", "index"],
 )
+@pytest.mark.trials
 def test_a_damaged_table_is_named_and_nothing_is_read_wrong(
     whole: Whole, scratch: Path, pattern: str, how: Callable[..., None]
 ) -> None:

@@ -355,7 +355,7 @@ class LakeMachine(RuleBasedStateMachine):
 
 
 LakeMachine.TestCase.settings = settings(max_examples=trials(15, 3), stateful_step_count=25, deadline=None)
-TestLakeMachine = LakeMachine.TestCase
+TestLakeMachine = pytest.mark.trials(LakeMachine.TestCase)
 
 
 _FULL, _SLOW = range(1, 4), range(4, 40)

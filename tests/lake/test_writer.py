@@ -154,6 +154,7 @@ def rows_of(lake: Lake) -> list[dict]:
     return table.drop_columns(["uid", "t_commit"]).to_pylist()
 
 
+@pytest.mark.trials
 @pytest.mark.parametrize("schema", some([SCHEMA, IMAGES, MIXED], 2), ids=["plain", "images", "mixed"])
 @pytest.mark.parametrize("crash", [False, True], ids=["sealed", "salvaged"])
 def test_many_appended_at_once_are_each_as_if_appended_alone(lake: Lake, tmp_path: Path, schema, crash: bool) -> None:

@@ -95,6 +95,7 @@ def test_foreign_files_are_reported_and_harm_nobody(lake: Lake) -> None:
     assert LiveTable(lake).refresh().added == 1
 
 
+@pytest.mark.trials
 @pytest.mark.parametrize("schema", some([SCHEMA, IMAGES], 1), ids=["plain", "images"])
 def test_damage_anywhere_is_found_or_harmless(lake: Lake, schema) -> None:
     """Bits flipped and files cut at random places: verify finds it, or every byte still reads as it was written."""

@@ -19,6 +19,7 @@ from tests.tiers import trials
 EVERYTHING = "select * from trajectories order by uid"
 
 
+@pytest.mark.trials
 @pytest.mark.parametrize("how", ["flipped", "cut"])
 def test_a_damaged_index_never_answers_wrong(lake: Lake, how: str) -> None:
     fill(lake, [3, 4, 5, 6], seal_every=2)
