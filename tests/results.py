@@ -22,15 +22,15 @@ from pathlib import Path
 import pytest
 
 BUDGET_SECONDS = 120.0
-"""CPU seconds that the tests of one file may take together in one environment. They are not wall time, since a busy host
-must not fail CI. A file that needs more moves cases to the tiers of the night."""
+"""CPU seconds that the tests of one file may take together in one environment. Wall time would fail CI on a busy host.
+A file that needs more moves cases to the tiers of the night."""
 
 _CPU = "cpu_seconds"
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """The outcome of one test (passed, failed or skipped) and its CPU seconds, with those of set-up and child processes."""
+    """The outcome of one test (passed, failed or skipped) and its CPU seconds, those of child processes included."""
 
     __test__ = False
 
