@@ -1,5 +1,5 @@
-"""Write the catalogue of environments into README.md and docs/environments.md, and what metrics mean into
-docs/learning.md: `python docs/generate.py`.
+"""Write the catalogue of environments into docs/environments.md, and what metrics mean into docs/learning.md: `python
+docs/generate.py`.
 
 In each page it replaces the lines between `<!-- NAME -->` and `<!-- end of NAME -->`; the rest is written by hand.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.envs.suites.catalogue import ENTRIES, suites
+from pipelines.envs.suites.catalogue import suites
 from pipelines.report.training import meanings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,12 +31,11 @@ FIELDS = {
 def pages() -> dict[Path, str]:
     """Return the pages that have generated parts, as they should be."""
     parts = {
-        "environments by extra": by_extra,
         "list of environments": listing,
         "environments": sections,
         "metrics": metrics,
     }
-    names = ("README.md", "docs/environments.md", "docs/learning.md")
+    names = ("docs/environments.md", "docs/learning.md")
     return {ROOT / name: _filled((ROOT / name).read_text(), parts) for name in names}
 
 
@@ -47,15 +46,6 @@ def _filled(text: str, parts: dict[str, Callable[[], Iterator[str]]]) -> str:
             end = f"<!-- end of {name} -->"
             text = "\n".join([before + mark, *lines(), "", end + rest.partition(end)[2]])
     return text
-
-
-def by_extra() -> Iterator[str]:
-    """Yield README's table: the environments of each extra."""
-    yield "| extra | environments |"
-    yield "|---|---|"
-    for extra in dict.fromkeys(entry.extra for entry in ENTRIES):
-        names = ", ".join(f"`{entry.name}`" for entry in ENTRIES if entry.extra == extra)
-        yield f"| {f'`{extra}`' if extra else 'none'} | {names} |"
 
 
 def listing() -> Iterator[str]:

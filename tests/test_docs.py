@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 
 from amago_cli.app import command as whole
+from pipelines.config.recipes import shipped_recipes
+from pipelines.stages.recipe import requirement
 from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +57,17 @@ def test_the_reference_of_commands_describes_every_command(site: ModuleType) -> 
 )
 def test_links_of_the_repository_lead_to_pages_of_the_site(site: ModuleType, page: str, link: str, target: str) -> None:
     assert site.for_site(f"[text]({link})", page) == f"[text]({target})"
+
+
+def test_readme_names_recipes_with_the_extras_they_need() -> None:
+    rows = re.findall(r"^\|(?:[^|]*\|){4}([^|]*)\|([^|]*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    shown = {
+        name: extra
+        for names, extras in rows[2:]  # after the header and the line below it
+        for name, extra in zip(re.findall(r"`(.*?)`", names), re.findall(r"none|[\w,]+(?=`)", extras), strict=True)
+    }
+    assert len(shown) > 15
+    assert shown == {name: requirement(shipped_recipes()[name])[0] or "none" for name in shown}
 
 
 def test_the_architecture_page_lists_the_layers_in_order() -> None:
