@@ -2,8 +2,8 @@
 
 CI tests one tree in several environments. Each of them needs only the tests that no earlier environment could run:
 
-    python -m pytest -p tests.results --results core.tsv
-    python -m pytest -p tests.results --results extras.tsv --not-in core.tsv    # what core skipped
+    python -m pytest -p tests.results --results=core.tsv
+    python -m pytest -p tests.results --results=extras.tsv --not-in=core.tsv    # what core skipped
 
 `python -m tests.results core.tsv extras.tsv` then prints how many distinct tests ran, and the files that took the most
 CPU time; it exits with 1 if a file took more than its budget.

@@ -36,8 +36,8 @@ def run_pytest(folder: Path, *arguments: str) -> None:
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_tests_that_ran_before_are_left_out(tmp_path: Path, processes: str) -> None:
     first, second = tmp_path / "first.tsv", tmp_path / "second.tsv"
-    run_pytest(tmp_path, "--results", str(first), "-n", processes)
-    run_pytest(tmp_path, "--results", str(second), "--not-in", str(first), "-n", processes)
+    run_pytest(tmp_path, f"--results={first}", "-n", processes)
+    run_pytest(tmp_path, f"--results={second}", f"--not-in={first}", "-n", processes)
     outcomes = {result.test.partition("::")[2]: result.outcome for result in read_results(first)}
     assert outcomes == {
         "test_good": "passed",
