@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,27 @@ def test_it_listens_on_this_host_only(lake: Path) -> None:
         if Path("/proc/net/tcp6").exists():
             rows = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
             assert not [row for row in rows if row[1].endswith(port) and row[3] == "0A"]
+
+
+@pytest.mark.system
+def test_half_open_connections_lock_nobody_out(lake: Path) -> None:
+    with served(lake, descriptors=256) as server, ExitStack() as held:
+        for _ in range(300):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(b"GET /api/lake HTTP/1.1\r\nHost: 127")
+        answer = raw(server, head(server, "/api/lake"))
+        assert answer.startswith("HTTP/1.1 200 ")
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait() == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+
+
+@pytest.mark.system
+def test_refused_requests_leave_no_connection_behind(lake: Path) -> None:
+    with served(lake) as server:
+        kept = head(server, "/api/lake", token="wrong").replace("Connection: close\n", "")
+        assert raw(server, kept).startswith("HTTP/1.1 403 ")
 
 
 @pytest.mark.system
