@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import threading
 import webbrowser
 from functools import partial
 from typing import Annotated, Any
@@ -73,10 +72,17 @@ def view(
     app = application(viewer, token=token, port=number)
 
     def answer() -> None:
-        threading.Thread(target=viewer.warm, daemon=True).start()
         shown = partial(webbrowser.open, address) if _wants_browser(browser) else None
         with reporter(quiet=common.quiet) as show:
-            serve(app, port_socket, requests=_MOST_REQUESTS, drain_seconds=_STOP_SECONDS, listener=show, ready=shown)
+            serve(
+                app,
+                port_socket,
+                requests=_MOST_REQUESTS,
+                drain_seconds=_STOP_SECONDS,
+                listener=show,
+                lifespan=True,
+                ready=shown,
+            )
 
     return Document(text=address, fields={"address": address, "port": number}, then=answer)
 
