@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 for module in ("uvicorn", "websockets"):
-    pytest.importorskip(module, reason="no server here: pip install -e '.[serve]'")
+    pytest.importorskip(module, reason='no server here: pip install "amago[serve]"')
 
 pytestmark = pytest.mark.system
 
