@@ -284,11 +284,16 @@ _current: contextvars.ContextVar[_Connection] = contextvars.ContextVar("connecti
 class _Transport:
     """The transport of a connection, as uvicorn's protocols see it: the next protocol becomes the inner one."""
 
-    def __init__(self, connection: _Connection, transport: asyncio.BaseTransport) -> None:
+    def __init__(self, connection: _Connection, transport: Any) -> None:
         self._connection, self._transport = connection, transport
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        # A client that vanished: asyncio logs a line for every further write.
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
         self._connection.inner = protocol

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -240,6 +241,20 @@ def test_running_out_of_descriptors_is_one_line() -> None:
             client.send("free")
             assert client.recv() == "free"
             assert everything(waiting).startswith(b"HTTP/1.1 200 ")
+        assert server.stop() == ""
+
+
+def test_clients_that_vanish_leave_no_lines() -> None:
+    from websockets.sync.client import connect
+
+    with running() as server:
+        for _ in range(5):
+            with connect(f"ws://127.0.0.1:{server.port}/", proxy=None) as client:
+                for _ in range(300):
+                    client.send("hello")
+                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.socket.close()  # a reset, with hundreds of answers on their way
+        assert server.get() == 200
         assert server.stop() == ""
 
 
