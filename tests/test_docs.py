@@ -77,3 +77,20 @@ def test_the_architecture_page_lists_the_layers_in_order() -> None:
     assert sorted(listed) == sorted(package for packages in LAYERS for package in packages if package != "nearest")
     level = {package: number for number, packages in enumerate(LAYERS) for package in packages}
     assert [level[package] for package in listed] == sorted(level[package] for package in listed)
+
+
+# results.md is written by its benchmark.
+USER_PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "results.md"]
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.name)
+def test_numbers_below_one_have_their_zero(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"(?<![\w.)\]/*~$-])-?\.\d.{0,20}", prose) == []
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.name)
+def test_extras_are_installed_in_one_way(page: Path) -> None:
+    """`-e ".[x]"` works in a clone only; `amago[x]` adds to the amago that is installed, a clone too, anywhere."""
+    found = re.findall(r"pip install\s+[^\s`]*\[\w+\][^\s`]*", page.read_text())
+    assert [text for text in found if not re.fullmatch(r'pip install\s+"amago\[\w+\]"[),;:.]*', text)] == []

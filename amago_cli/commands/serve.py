@@ -60,6 +60,7 @@ def serve(
     Example: amago serve runs/short/export
     """
     from amago_cli.render.output import Document
+    from amago_cli.render.progress import reporter
     from pipelines.config.places import bundle_directory
     from pipelines.errors import InputMissing
     from pipelines.formats.base import require
@@ -80,8 +81,8 @@ def serve(
     found = bundles.read(directory)
     policy = of_bundle(found, form=form, trust=common.trust, most=sessions, greedy=greedy, seed=seed)
     pool = SessionPool(policy, most=sessions, idle_seconds=idle)
-    listener = listening(host, (port,) if port is not None else (_PORT, 0))
-    number, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
+    port_socket = listening(host, (port,) if port is not None else (_PORT, 0))
+    number, shown = port_socket.getsockname()[1], f"[{host}]" if ":" in host else host
     about = {"policy": found.identity, "update": found.update, "env": found.env.get("name", "")}
     hosts = {HOST, "localhost"} if host in (HOST, "localhost") else set()
     app = application(pool, about=about, token=token, hosts=hosts, body_bytes=body)
@@ -90,16 +91,18 @@ def serve(
         fields["token"] = token
 
     def run() -> None:
-        answer(
-            app,
-            listener,
-            requests=sessions + _MORE_REQUESTS,
-            drain_seconds=_DRAIN_SECONDS,
-            ends=(signal.SIGINT, signal.SIGTERM),
-            message_bytes=body,
-            websockets=True,
-            lifespan=True,
-        )
+        with reporter(quiet=common.quiet) as show:
+            answer(
+                app,
+                port_socket,
+                requests=sessions + _MORE_REQUESTS,
+                drain_seconds=_DRAIN_SECONDS,
+                listener=show,
+                ends=(signal.SIGINT, signal.SIGTERM),
+                message_bytes=body,
+                websockets=True,
+                lifespan=True,
+            )
 
     return Document(text="\n".join(f"{name}: {value}" for name, value in fields.items()), fields=fields, then=run)
 

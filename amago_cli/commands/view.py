@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import threading
 import webbrowser
 from functools import partial
 from typing import Annotated, Any
@@ -50,6 +49,7 @@ def view(
     Example: amago view runs/quickstart --values runs/quickstart
     """
     from amago_cli.render.output import Document
+    from amago_cli.render.progress import reporter
     from pipelines.formats.base import require
     from pipelines.lake.store import Lake
 
@@ -65,16 +65,24 @@ def view(
     from pipelines.view.server import application
     from pipelines.view.viewer import LakeViewer
 
-    listener = listening(HOST, (port,) if port is not None else (_PORT, 0))
-    number, token = listener.getsockname()[1], secrets.token_urlsafe(32)
+    port_socket = listening(HOST, (port,) if port is not None else (_PORT, 0))
+    number, token = port_socket.getsockname()[1], secrets.token_urlsafe(32)
     address = f"http://{HOST}:{number}/?token={token}"
     viewer = LakeViewer(opened, evaluator)
     app = application(viewer, token=token, port=number)
 
     def answer() -> None:
-        threading.Thread(target=viewer.warm, daemon=True).start()
         shown = partial(webbrowser.open, address) if _wants_browser(browser) else None
-        serve(app, listener, requests=_MOST_REQUESTS, drain_seconds=_STOP_SECONDS, ready=shown)
+        with reporter(quiet=common.quiet) as show:
+            serve(
+                app,
+                port_socket,
+                requests=_MOST_REQUESTS,
+                drain_seconds=_STOP_SECONDS,
+                listener=show,
+                lifespan=True,
+                ready=shown,
+            )
 
     return Document(text=address, fields={"address": address, "port": number}, then=answer)
 

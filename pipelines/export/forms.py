@@ -82,8 +82,9 @@ def require(form: str, record: Mapping[str, Any], *, trust: bool) -> None:
         require_packages((form,))
 
 
-def require_packages(forms: tuple[str, ...]) -> None:
-    """Raise InputMissing if what makes the forms is not installed: the packages of the extra 'onnx', a compiler."""
+def require_packages(forms: tuple[str, ...], *, asked: str = ONNX) -> None:
+    """Raise InputMissing if what makes the forms is not installed: the packages of the extra 'onnx', a compiler.
+    `asked`: the --format that needs the form onnx."""
     if AOTI in forms:
         _require_compiler()
     if ONNX not in forms:
@@ -94,7 +95,8 @@ def require_packages(forms: tuple[str, ...]) -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputMissing(
-            f"--format onnx needs the extra 'onnx' ({error.name} is not installed)", hint='pip install "amago[onnx]"'
+            f"--format {asked} needs the extra 'onnx' ({error.name} is not installed)",
+            hint='pip install "amago[onnx]"',
         ) from error
 
 

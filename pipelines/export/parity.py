@@ -18,6 +18,7 @@ import torch
 from pipelines.envs.env import Env
 from pipelines.errors import IntegrityError, Interrupted
 from pipelines.evaluation.runner import evaluate
+from pipelines.events import Listener, Progress, silent
 from pipelines.learning.acting import AgentPolicy
 
 RECORDING, REPORT = "parity.npz", "parity.json"
@@ -77,8 +78,8 @@ class Agreement:
 class _StepRecorder:
     """A policy that acts for `agent` and keeps what came and what it answered."""
 
-    def __init__(self, policy: AgentPolicy, *, steps: int, greedy: bool, seed: int) -> None:
-        self._policy, self._steps, self._greedy = policy, steps, greedy
+    def __init__(self, policy: AgentPolicy, *, steps: int, greedy: bool, seed: int, listener: Listener) -> None:
+        self._policy, self._steps, self._greedy, self._listener = policy, steps, greedy, listener
         self._rng = np.random.default_rng(seed)
         self._time = np.zeros(policy.num_actors, np.int64)
         self.rows: list[Arrays] = []
@@ -106,10 +107,11 @@ class _StepRecorder:
                 **{"noise": noise, "parameters": params.numpy(), "greedy": greedy, "sampled": sampled},
             }
         )
+        self._listener(Progress(stage="export: recording", done=len(self.rows), total=self._steps, unit="steps"))
         return greedy if self._greedy else sampled
 
 
-def record(policy: AgentPolicy, env: Env, *, greedy: bool, seed: int) -> Arrays:
+def record(policy: AgentPolicy, env: Env, *, greedy: bool, seed: int, listener: Listener = silent) -> Arrays:
     """Let `policy` act in `env` (fresh, of as many actors), and return what came and what it answered as arrays
     (T, N, ...): `observation.COLUMN`, `action`, `reward`, `reset`, `noise`, `parameters`, `greedy`, `sampled`.
 
@@ -118,7 +120,7 @@ def record(policy: AgentPolicy, env: Env, *, greedy: bool, seed: int) -> Arrays:
     spaces = policy.agent.spaces.observation.values()
     row = policy.num_actors * sum(int(np.prod(space.shape)) * np.dtype(space.dtype).itemsize for space in spaces)
     steps = int(np.clip(_MOST_BYTES // row, 16, STEPS))
-    recorder = _StepRecorder(policy, steps=steps, greedy=greedy, seed=seed)
+    recorder = _StepRecorder(policy, steps=steps, greedy=greedy, seed=seed, listener=listener)
     try:
         with torch.no_grad():
             most = (steps + 1) * policy.num_actors  # episodes, if each had one step
@@ -129,7 +131,9 @@ def record(policy: AgentPolicy, env: Env, *, greedy: bool, seed: int) -> Arrays:
     return {name: np.stack([each[name] for each in recorder.rows]) for name in recorder.rows[0]}
 
 
-def compare(recording: Mapping[str, np.ndarray], step: Step, limits: ParityLimits = STRICT) -> Agreement:
+def compare(
+    recording: Mapping[str, np.ndarray], step: Step, limits: ParityLimits = STRICT, *, listener: Listener = silent
+) -> Agreement:
     """Repeat a recording through a form that begins with an empty memory."""
     start = "observation."
     columns = {name.removeprefix(start): rows for name, rows in recording.items() if name.startswith(start)}
@@ -143,6 +147,7 @@ def compare(recording: Mapping[str, np.ndarray], step: Step, limits: ParityLimit
         for name in equal:
             same = np.isclose(found[name], recording[name][t], rtol=0, atol=limits.actions)
             equal[name] += int(same.reshape(actors, -1).all(1).sum())
+        listener(Progress(stage="export: comparing", done=t + 1, total=steps, unit="steps"))
     return Agreement(
         greatest_difference=greatest,
         equal_greedy=equal["greedy"] / (steps * actors),

@@ -104,14 +104,15 @@ def _claim(file: Path, what: str) -> int:
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold a flock on `path` (made if missing, as its folder: a copied lake has lost that), waiting for it. Threads of
-    one process exclude each other too.
+def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Hold a flock on `path` (made if missing, as its folder: a copied lake has lost that), waiting for it, or raising
+    BlockingIOError without `wait`. Threads of one process exclude each other too.
     """
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -19,11 +19,11 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import MALFORMED, decoding
 from pipelines.formats.base import Exporter, Importer, Request
+from pipelines.formats.demonstrations import find_kind
 from pipelines.formats.flat.datasets import DATASETS
 from pipelines.formats.lerobot import INFO
 from pipelines.formats.minari.episodes import METADATA
 from pipelines.formats.npz import is_flat
-from pipelines.formats.robomimic import has_demonstrations
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories
 from pipelines.nearest import did_you_mean, nearest
@@ -49,6 +49,7 @@ _HERE = "pipelines.formats"
 FORMATS: dict[str, Format] = {
     "arrow": Format(importer=f"{_HERE}.tables.reader:ArrowImporter", suffixes=(".arrow",)),
     "d4rl": Format(importer=f"{_HERE}.flat.reader:FlatImporter", extra="hdf5"),
+    "d3rlpy": Format(importer=f"{_HERE}.demonstrations:D3rlpyImporter", extra="hdf5"),
     "hdf5": Format(
         importer=f"{_HERE}.flat.reader:FlatImporter",
         exporter=f"{_HERE}.flat.writer:write",
@@ -63,7 +64,7 @@ FORMATS: dict[str, Format] = {
         exporter=f"{_HERE}.tables.writer:write",
         suffixes=(".parquet",),
     ),
-    "robomimic": Format(importer=f"{_HERE}.robomimic:RobomimicImporter", extra="hdf5"),
+    "robomimic": Format(importer=f"{_HERE}.demonstrations:RobomimicImporter", extra="hdf5"),
 }
 IMPORTERS = Registry("importer", {name: row.importer for name, row in FORMATS.items() if row.importer})
 EXPORTERS = Registry("exporter", {name: row.exporter for name, row in FORMATS.items() if row.exporter})
@@ -152,8 +153,8 @@ def open_importer(
     request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
     if kind == "npz" and is_flat(Path(place)):
         kind = "hdf5"  # the same arrays in another container
-    elif kind == "hdf5" and Path(place).is_file() and has_demonstrations(Path(place)):
-        kind = "robomimic"
+    elif kind == "hdf5" and Path(place).is_file():
+        kind = find_kind(Path(place)) or kind
     if kind in IMPORTERS.names():
         return _Decoded(IMPORTERS.get(kind), request)
     close = nearest(kind, IMPORTERS.names())

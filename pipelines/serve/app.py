@@ -20,7 +20,7 @@ from pipelines.export.assets import policy as runtime
 from pipelines.serve.openapi import description
 from pipelines.serve.sessions import Refused, Session, SessionPool
 from pipelines.serve.values import Observations, parse, rewards, unpack
-from pipelines.web.checks import TooLarge, bearer, is_asked, is_token, limited_body
+from pipelines.web.checks import TooLarge, bearer, closing, is_asked, is_token, limited_body
 
 _OPEN = frozenset({"/health"})
 _JSON, _PACKED = "application/json", "application/octet-stream"
@@ -224,7 +224,14 @@ class _Guard:
         self._app, self._server, self._token, self._hosts = app, server, token, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        has_token = is_token(bearer(headers.get("authorization", "")), self._token)
+        if not has_token and scope["type"] == "http":
+            send = closing(send)
+        refusal = self._refusal(scope["path"], headers, has_token=has_token)
         if refusal is None:
             await self._app(scope, receive, send)
             return
@@ -234,11 +241,10 @@ class _Guard:
             return
         await refusal(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+    def _refusal(self, path: str, headers: Headers, *, has_token: bool) -> Response | None:
         if self._hosts and not is_asked(headers, self._hosts):
             return _JsonResponse(_error("this server answers for other hosts only", "see --host"), 421)
-        if scope["path"] in _OPEN or is_token(bearer(headers.get("authorization", "")), self._token):
+        if has_token or path in _OPEN:
             return None
         text = "the token is missing or wrong"
         return _JsonResponse(_error(text, "send Authorization: Bearer TOKEN"), 401, {"www-authenticate": "Bearer"})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
@@ -85,7 +88,7 @@ def _policy(
     with_page = "page" in wanted.format
     named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
     chosen = tuple(form for form in forms.FILES if form in named)
-    forms.require_packages(chosen)
+    forms.require_packages(chosen, asked="page" if with_page else forms.ONNX)
     if with_page:  # before what takes minutes
         lakes = policy_page.lakes_of(checkpoint.record)
         runtime = onnxruntime_web.files(wanted.onnxruntime_web, listener)
@@ -95,7 +98,8 @@ def _policy(
     tables: list[Table] = []
     report: Mapping[str, Any] = {}
     if chosen:
-        files, about, report = _proved(settings, checkpoint, chosen, listener)
+        with _threads(settings.train.threads or 1):
+            files, about, report = _proved(settings, checkpoint, chosen, listener)
         figures, tables = {"parity": report["forms"]}, [table(report)]
         if with_page:
             evaluated = report["evaluations"].get("original")
@@ -106,6 +110,19 @@ def _policy(
         split = settings.evaluate.split
         _write_card(checkpoint, to, report, [*files], run, split=split, licence=wanted.licence)
     return {"update": checkpoint.update, "bytes": size, **figures}, tables
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads. The steps of a proof are of a few actors: shared between threads, which wait for
+    each other at every operator, they cost three times the CPU time, and more on a busy host.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _write_card(
@@ -158,13 +175,14 @@ def _proved(
     env = _environment(settings.env, wanted, settings.collect, actors=parity.ACTORS)
     try:
         policy = AgentPolicy(agent, num_actors=parity.ACTORS, capacity=capacity, seed=wanted.seed)
-        recording = parity.record(policy, env, greedy=wanted.greedy, seed=wanted.seed)
+        recording = parity.record(policy, env, greedy=wanted.greedy, seed=wanted.seed, listener=listener)
     finally:
         env.close()
     agreements = {}
     for form in chosen:
+        listener(Notice(stage="export", text=f"comparing {form} on the recorded steps"))
         step = forms.opened(form, files[forms.FILES[form]], record, parity.ACTORS)
-        agreements[form] = parity.compare(recording, step, forms.limits(form, record))
+        agreements[form] = parity.compare(recording, step, forms.limits(form, record), listener=listener)
     parity.require(agreements)
     report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener))
     files |= parity.files(recording, report)

@@ -15,7 +15,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipelines.web.checks import bearer, is_asked, is_token
+from pipelines.web.checks import bearer, closing, is_asked, is_token
 
 _POLICY = "; ".join(
     [
@@ -63,7 +63,10 @@ class GuardedApp:
             await send({"type": "websocket.close", "code": 1008})
             return
         refusal = self._refusal(scope)
-        await (self._app if refusal is None else refusal)(scope, receive, with_headers)
+        if refusal is None:
+            await self._app(scope, receive, with_headers)
+        else:
+            await refusal(scope, receive, closing(with_headers))
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the response to a request that is refused, or redirected; None for one that may pass."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache, partial
 from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, StorageError, UsageError
+from pipelines.events import Event, Listener
 from pipelines.report.bundle import charting_script
 from pipelines.view.guard import GuardedApp
 from pipelines.view.viewer import LakeViewer
@@ -34,20 +37,33 @@ _FILES = (
 )
 _SQL = "/api/sql"
 _MOST_BODY = 64 << 10
+_MOST_WAITING = 16  # queries
 _STATUS: tuple[tuple[type[AmagoError], int], ...] = ((UsageError, 400), (InputMissing, 404), (IntegrityError, 500))
 
 
 def application(viewer: LakeViewer, *, token: str, port: int) -> ASGIApp:
     """Return the ASGI application that shows a lake to those who have the token."""
+    queries = _QueryLine()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        stopping = threading.Event()
+        warming = asyncio.create_task(asyncio.to_thread(viewer.warm, _listen_until(stopping)))
+        yield
+        stopping.set()
+        with contextlib.suppress(_GivenUp):
+            await warming
+
     routes = [
         Route("/", partial(_static, "index.html")),
         *(Route(f"/{name}", partial(_static, name)) for name in _FILES[1:]),
         Route("/vega.js", _vega),
         *(Route(path, partial(_answer, viewer, ask)) for path, ask in _ASKED.items()),
+        *(Route(path, partial(_find, viewer, queries, ask)) for path, ask in _QUERIES.items()),
         *(Route(path, partial(_picture, viewer, ask)) for path, ask in _PICTURES.items()),
-        Route(_SQL, partial(_sql, viewer), methods=["POST"]),
+        Route(_SQL, partial(_sql, viewer, queries), methods=["POST"]),
     ]
-    return GuardedApp(Starlette(routes=routes), token=token, port=port, posts=frozenset({_SQL}))
+    return GuardedApp(Starlette(routes=routes, lifespan=lifespan), token=token, port=port, posts=frozenset({_SQL}))
 
 
 @cache
@@ -60,7 +76,7 @@ async def _static(name: str, request: Request) -> Response:
 
 
 async def _vega(request: Request) -> Response:
-    script = await run_in_threadpool(charting_script)
+    script = await asyncio.to_thread(charting_script)
     headers = {"content-type": _KINDS["js"], "cache-control": "private, max-age=86400"}
     return Response(script, headers=headers)
 
@@ -87,7 +103,62 @@ class _Query:
         return int(text)
 
 
-def _page(viewer: LakeViewer, uid: str, given: _Query) -> Any:
+class _GivenUp(Exception):
+    """Nobody waits for the answer to a query any more."""
+
+
+class _LineFull(Exception):
+    """As many queries wait as may."""
+
+
+def _listen_until(stop: threading.Event) -> Listener:
+    """Return a listener that ends the work that it hears of, once `stop` is set."""
+
+    def listen(event: Event) -> None:
+        if stop.is_set():
+            raise _GivenUp
+
+    return listen
+
+
+class _QueryLine:
+    """The line of users' queries: one runs at a time, since each may take all of the memory that one may have."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._count = 0
+
+    async def run(self, request: Request, ask: Callable[[Listener], Any]) -> Any:
+        """Run `ask` in a thread when it is its turn. _LineFull if too many wait; _GivenUp once the client went away,
+        which ends a query that runs, as does the end of the server."""
+        if self._count > _MOST_WAITING:
+            raise _LineFull
+        self._count += 1
+        stop = threading.Event()
+
+        async def wait_and_ask() -> Any:
+            async with self._turn:
+                return await asyncio.to_thread(ask, _listen_until(stop))
+
+        asking, leaving = asyncio.ensure_future(wait_and_ask()), asyncio.ensure_future(_wait_for_disconnect(request))
+        try:
+            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise _GivenUp
+            return asking.result()
+        finally:
+            self._count -= 1
+            stop.set()
+            asking.cancel()
+            leaving.cancel()
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _page(viewer: LakeViewer, given: _Query, listener: Listener) -> Any:
     order = given.text("order") or "-t_commit"
     return viewer.page(
         where=given.text("where"),
@@ -96,11 +167,13 @@ def _page(viewer: LakeViewer, uid: str, given: _Query) -> Any:
         after=given.text("after"),
         before=given.text("before"),
         rows=given.number("rows", 100),
+        listener=listener,
     )
 
 
-def _curve(viewer: LakeViewer, uid: str, given: _Query) -> Any:
-    return viewer.curve(given.text("where"), given.text("across") or "t_commit", given.number("bins", 60))
+def _curve(viewer: LakeViewer, given: _Query, listener: Listener) -> Any:
+    across, bins = given.text("across") or "t_commit", given.number("bins", 60)
+    return viewer.curve(given.text("where"), across, bins, listener=listener)
 
 
 def _steps(viewer: LakeViewer, uid: str, given: _Query) -> Any:
@@ -111,15 +184,17 @@ def _steps(viewer: LakeViewer, uid: str, given: _Query) -> Any:
 _ASKED: Mapping[str, Callable[[LakeViewer, str, _Query], Any]] = {
     "/api/lake": lambda viewer, uid, given: viewer.about(),
     "/api/state": lambda viewer, uid, given: viewer.state(),
-    "/api/trajectories": _page,
-    "/api/count": lambda viewer, uid, given: viewer.count(given.text("where")),
-    "/api/curve": _curve,
     "/api/trajectory/{uid}": lambda viewer, uid, given: viewer.trajectory(uid),
     "/api/origin/{uid}": lambda viewer, uid, given: viewer.origin(uid),
     "/api/steps/{uid}": _steps,
     "/api/values/{uid}": lambda viewer, uid, given: viewer.values(
         uid, given.number("start", 0), given.number("stop", 2**53)
     ),
+}
+_QUERIES: Mapping[str, Callable[[LakeViewer, _Query, Listener], Any]] = {
+    "/api/trajectories": _page,
+    "/api/count": lambda viewer, given, listener: viewer.count(given.text("where"), listener=listener),
+    "/api/curve": _curve,
 }
 _PICTURES: Mapping[str, Callable[[LakeViewer, str, _Query], bytes]] = {
     "/api/frame/{uid}": lambda viewer, uid, given: viewer.frame(
@@ -137,17 +212,26 @@ _PICTURES: Mapping[str, Callable[[LakeViewer, str, _Query], bytes]] = {
 
 
 async def _answer(viewer: LakeViewer, ask: Callable[[LakeViewer, str, _Query], Any], request: Request) -> Response:
-    return await _said(lambda: ask(viewer, request.path_params.get("uid", ""), _Query(request)))
+    return await _reply(asyncio.to_thread(lambda: ask(viewer, request.path_params.get("uid", ""), _Query(request))))
+
+
+async def _find(
+    viewer: LakeViewer,
+    queries: _QueryLine,
+    ask: Callable[[LakeViewer, _Query, Listener], Any],
+    request: Request,
+) -> Response:
+    return await _reply(queries.run(request, lambda listener: ask(viewer, _Query(request), listener)))
 
 
 async def _picture(viewer: LakeViewer, ask: Callable[[LakeViewer, str, _Query], bytes], request: Request) -> Response:
     def draw() -> Response:
         return Response(ask(viewer, request.path_params["uid"], _Query(request)), media_type="image/png")
 
-    return await _said(draw)
+    return await _reply(asyncio.to_thread(draw))
 
 
-async def _sql(viewer: LakeViewer, request: Request) -> Response:
+async def _sql(viewer: LakeViewer, queries: _QueryLine, request: Request) -> Response:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return JSONResponse({"error": "a query is sent as JSON"}, 415)
     try:
@@ -162,13 +246,18 @@ async def _sql(viewer: LakeViewer, request: Request) -> Response:
         text = None
     if not isinstance(text, str):
         return JSONResponse({"error": 'a query is {"sql": "select ..."}'}, 400)
-    return await _said(lambda: viewer.query(text))
+    return await _reply(queries.run(request, lambda listener: viewer.query(text, listener=listener)))
 
 
-async def _said(ask: Callable[[], Any]) -> Response:
-    """Return the answer of the engine, run in a thread, or its error."""
+async def _reply(answer: Awaitable[Any]) -> Response:
+    """Wait for an answer of the engine; return it, or its error, as a response."""
     try:
-        found = await run_in_threadpool(ask)
+        found = await answer
+    except _GivenUp:
+        return Response(status_code=400)
+    except _LineFull:
+        text = f"{_MOST_WAITING} queries are waiting already"
+        return JSONResponse({"error": text, "hint": "try again when they are done"}, 503)
     except AmagoError as error:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         return JSONResponse({"error": error.message, "hint": error.hint}, status)

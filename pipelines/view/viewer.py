@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, InputMissing
-from pipelines.events import Event, Notice
+from pipelines.events import Event, Listener, Notice, silent
 from pipelines.lake import collectors
 from pipelines.lake.checkpoint_data import kept_updates
 from pipelines.lake.sql import catalog, pages
@@ -76,7 +76,7 @@ class LakeViewer:
 
     def state(self) -> dict[str, Any]:
         """Return what changes while a collector writes: numbers of trajectories and steps, the time of the newest, and
-        the first warnings, e.g. of segments that cannot be read.
+        the first warnings, e.g. of segments that cannot be read. While a query of the user runs, as of its start.
         """
         warnings: list[str] = []
 
@@ -84,20 +84,28 @@ class LakeViewer:
             if isinstance(event, Notice) and event.level == "warning":
                 warnings.append(event.text)
 
-        names, rows = catalog.query(self.lake, _STATE, listener=hear)
+        names, rows = catalog.query(self.lake, _STATE, wait=False, listener=hear)
         shown = [plain(text) for text in warnings[:_MOST_WARNINGS]]
         if len(warnings) > _MOST_WARNINGS:
             shown.append(f"and {len(warnings) - _MOST_WARNINGS} more like these")
         return {**dict(zip(names, plain(rows[0]), strict=True)), "warnings": shown}
 
-    def warm(self) -> None:
+    def warm(self, listener: Listener = silent) -> None:
         """Prepare what the first page needs: the index, the process that evaluates SQL, the charting library."""
         with contextlib.suppress(AmagoError, OSError):
-            self.page(where="", order="t_commit", descending=True, rows=1)
+            self.page(where="", order="t_commit", descending=True, rows=1, listener=listener)
         charting_script()
 
     def page(
-        self, *, where: str, order: str, descending: bool, after: str = "", before: str = "", rows: int = 100
+        self,
+        *,
+        where: str,
+        order: str,
+        descending: bool,
+        after: str = "",
+        before: str = "",
+        rows: int = 100,
+        listener: Listener = silent,
     ) -> dict[str, Any]:
         """Return one page of the table; see `pages.fetch_page`."""
         found = pages.fetch_page(
@@ -109,20 +117,22 @@ class LakeViewer:
             before=before,
             rows=rows,
             limits=self.limits,
+            listener=listener,
         )
         return plain(found._asdict())
 
-    def count(self, where: str) -> dict[str, Any]:
+    def count(self, where: str, *, listener: Listener = silent) -> dict[str, Any]:
         """Summarise the trajectories that match."""
-        return plain(pages.fetch_count(self.lake, where, limits=self.limits))
+        return plain(pages.fetch_count(self.lake, where, limits=self.limits, listener=listener))
 
-    def curve(self, where: str, across: str, bins: int) -> dict[str, Any]:
+    def curve(self, where: str, across: str, bins: int, *, listener: Listener = silent) -> dict[str, Any]:
         """Return the curve of returns of the trajectories that match."""
-        return {"bins": plain(pages.fetch_curve(self.lake, where, across=across, bins=bins, limits=self.limits))}
+        found = pages.fetch_curve(self.lake, where, across=across, bins=bins, limits=self.limits, listener=listener)
+        return {"bins": plain(found)}
 
-    def query(self, text: str) -> dict[str, Any]:
+    def query(self, text: str, *, listener: Listener = silent) -> dict[str, Any]:
         """Return the first rows of one SELECT of the user."""
-        columns, rows = catalog.query(self.lake, text, limits=self.limits, most=_MOST_ROWS + 1)
+        columns, rows = catalog.query(self.lake, text, limits=self.limits, most=_MOST_ROWS + 1, listener=listener)
         shown, letters = [], 0
         for row in rows[:_MOST_ROWS]:
             shown.append(plain(row))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Collection
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Send
 
 LOCAL = frozenset({"127.0.0.1", "localhost"})
 
@@ -36,6 +37,17 @@ def bearer(authorization: str) -> str:
     """Return the token of an Authorization header; "" if it has none."""
     scheme, _, token = authorization.partition(" ")
     return token if scheme.lower() == "bearer" else ""
+
+
+def closing(send: Send) -> Send:
+    """Wrap `send` of a request without a token: its connection closes after the response, so strangers keep none."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+        await send(message)
+
+    return send_and_close
 
 
 async def limited_body(request: Request, most: int) -> bytes | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.envs.make import make
+from pipelines.events import Event, Progress
 from pipelines.export import parity
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.agent import Agent
@@ -20,3 +21,15 @@ def test_a_recording_resets_actors_at_different_times_within_their_episodes(monk
     later = reset[1:]
     assert later.any(0).all()
     assert (later.sum(1) < 3).all()
+
+
+def test_recording_and_comparing_report_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "STEPS", 20)
+    env = make("tmaze", num_envs=2, seed=0, params={"corridor": 500})
+    policy = AgentPolicy(Agent(env.spec.spaces, settings("gru"), seed=0), num_actors=2, capacity=1)
+    heard: list[Event] = []
+    recording = parity.record(policy, env, greedy=False, seed=0, listener=heard.append)
+    answer = {name: recording[name][0] for name in ("parameters", "greedy", "sampled")}
+    parity.compare(recording, lambda *given: answer, listener=heard.append)
+    found = [(event.stage, event.done, event.total) for event in heard if isinstance(event, Progress)]
+    assert found == [(f"export: {stage}", step, 20) for stage in ("recording", "comparing") for step in range(1, 21)]

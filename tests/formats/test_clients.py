@@ -1,4 +1,4 @@
-"""Datasets that are exported, read by the packages that others use: minari and d3rlpy."""
+"""Datasets that are exported, read by the packages that others use, minari and d3rlpy; and theirs, read by us."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 
+from pipelines.config.source import SourceSettings
+from pipelines.formats.make import open_importer
 from pipelines.lake.reading import trajectories
 from pipelines.lake.store import Lake
 from pipelines.lake.trajectory import Trajectory
@@ -95,6 +97,30 @@ def test_d3rlpy_takes_a_minari_dataset(tmp_path: Path, lake: Path, monkeypatch: 
     buffer, env = d3rlpy.datasets.get_minari("mine-v1")
     assert env.observation_space.shape == sent[0].columns["obs"].shape[1:]
     assert_is_buffer(buffer, sent)
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_replay_buffers_that_d3rlpy_dumped_are_read(tmp_path: Path, discrete: bool) -> None:
+    d3rlpy = pytest.importorskip("d3rlpy")
+    rng = np.random.default_rng(0)
+    sent = []
+    for length in (2, 9, 3, 30, 4, 5, 6, 7, 8, 2, 2, 2):
+        actions = rng.integers(0, 4, (length, 1)) if discrete else rng.uniform(-1, 1, (length, 2)).astype(np.float32)
+        rewards = rng.normal(size=(length, 1)).astype(np.float32)
+        seen = rng.normal(size=(length, 3)).astype(np.float32)
+        sent.append(d3rlpy.dataset.Episode(seen, actions, rewards, bool(length % 2)))
+    with (tmp_path / "buffer.h5").open("w+b") as file:
+        d3rlpy.dataset.create_infinite_replay_buffer(episodes=sent).dump(file)
+    source = open_importer(SourceSettings(name=str(tmp_path / "buffer.h5")))
+    found = [trajectory for batch in source.batches() for trajectory in batch]
+    source.close()
+    assert len(found) == len(sent)
+    for episode, trajectory in zip(sent, found, strict=True):
+        steps = episode.transition_count
+        np.testing.assert_array_equal(trajectory.columns["obs"][:steps], episode.observations[:steps])
+        np.testing.assert_array_equal(trajectory.columns["action"][1:].reshape(steps, -1), episode.actions[:steps])
+        np.testing.assert_array_equal(trajectory.columns["reward"][1:], episode.rewards[:steps, 0])
+        assert bool(trajectory.columns["terminated"][-1]) == episode.terminated
 
 
 def test_d3rlpy_takes_flat_arrays(tmp_path: Path, lake: Path) -> None:

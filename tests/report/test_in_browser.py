@@ -196,6 +196,28 @@ def test_no_accessibility_problem(browser: Browser, report: Path, dark: bool) ->
     assert opened.accessibility_problems(least="moderate") == []
 
 
+# Sets the number of each tile, and returns over how many lines each is broken.
+_LINES = """number => [...document.querySelectorAll(".tile dd")].map(value => {
+  value.firstChild.textContent = number;
+  const range = document.createRange();
+  range.selectNode(value.firstChild);
+  return new Set([...range.getClientRects()].map(line => line.top)).size;
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 700, 900, 1280])
+def test_numbers_of_tiles_are_not_broken(browser: Browser, report: Path, width: int) -> None:
+    page = browser.open(report, width=width).page
+    assert set(page.evaluate(_LINES, "123,024,000")) == {1}
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_small_charts_are_one_row_on_a_phone(browser: Browser, report: Path) -> None:
+    page = browser.open(report, width=390, height=844).page
+    for grid in page.query_selector_all(".grid.small"):
+        assert grid.evaluate("grid => new Set([...grid.children].map(chart => chart.offsetTop)).size") == 1
+
+
 def test_a_phone_scrolls_only_downwards(browser: Browser, report: Path) -> None:
     page = drawn(browser.open(report, width=390, height=844).page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -169,6 +169,7 @@ def test_a_phone_scrolls_only_downwards(browser: Browser, lakes: Path) -> None:
     page = opened(browser, lakes, width=390, height=844).page
     play_many(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("[...document.querySelectorAll('.scroll')].every(box => box.scrollWidth <= box.clientWidth)")
 
 
 def test_an_altered_policy_does_not_play(browser: Browser, lakes: Path, tmp_path: Path) -> None:

@@ -35,9 +35,11 @@ class Served:
 
 
 @contextmanager
-def served(place: Path | str, *options: str) -> Iterator[Served]:
-    """Run `amago view PLACE --port 0` and wait until it has printed its address."""
+def served(place: Path | str, *options: str, descriptors: int | None = None) -> Iterator[Served]:
+    """Run `amago view PLACE --port 0`, with a limit on open files, and wait until it has printed its address."""
     command = [sys.executable, "-m", "amago_cli", "view", str(place), "--port", "0", "--no-browser", *options]
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -75,12 +75,14 @@ def query(
     *,
     limits: QueryLimits | None = None,
     most: int | None = None,
+    wait: bool = True,
     listener: Listener = silent,
 ) -> tuple[list[str], sql.Rows]:
     """Return the column names and rows, `most` of them at most, of one SELECT. UsageError, with the parser's message
     and the place, for anything else.
 
-    `limits`: the text comes from a user, and runs in the helper process within these limits.
+    `limits`: the text comes from a user, and runs in the helper process within these limits. Without `wait`, an index
+    that other queries are reading is not updated first.
     """
 
     def ask() -> tuple[list[str], sql.Rows]:
@@ -89,7 +91,7 @@ def query(
                 "answer", {"text": text, "most": most}, limits, lake=lake, listener=listener
             )
             return found
-        with reading(lake, listener) as connection:
+        with reading(lake, listener, wait=wait) as connection:
             return sql.answer(connection, lake, text, most=most, listener=listener)
 
     return sql.healed(ask)
@@ -155,14 +157,14 @@ def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(
-    lake: Lake, listener: Listener = silent, *, megabytes: int | None = None
+    lake: Lake, listener: Listener = silent, *, megabytes: int | None = None, wait: bool = True
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a locked-down connection to an updated index; queries may use `megabytes`. Segments that are left out are
-    reported. IndexDamaged, after removing the index, if it is unreadable.
+    reported. IndexDamaged, after removing the index, if it is unreadable. `wait` as in `query`.
     """
     try:
         with contextlib.ExitStack() as stack:
-            connection = _open(lake, stack, megabytes, listener)
+            connection = _open(lake, stack, megabytes, listener, wait)
             for problem in sql.problems(connection):
                 listener(Notice(text=f"{problem}; it is left out of the index", level="warning"))
             yield connection
@@ -172,13 +174,15 @@ def reading(
         raise
 
 
-def _open(lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listener: Listener) -> Any:
+def _open(
+    lake: Lake, stack: contextlib.ExitStack, megabytes: int | None, listener: Listener, wait: bool
+) -> duckdb.DuckDBPyConnection:
     try:
         with contextlib.ExitStack() as opened:
-            connection = _up_to_date(lake, opened, megabytes)
+            connection: duckdb.DuckDBPyConnection | None = _up_to_date(lake, opened, megabytes)
             if connection is None:
                 opened.close()
-                _bring_up_to_date(lake)
+                _bring_up_to_date(lake, wait=wait)
                 opened.enter_context(locked(_lock(lake), shared=True))
                 connection = opened.enter_context(contextlib.closing(connect(_index(lake), lake, megabytes)))
             stack.enter_context(opened.pop_all())
@@ -216,9 +220,16 @@ def _in_memory(lake: Lake, megabytes: int | None) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _bring_up_to_date(lake: Lake) -> None:
+def _bring_up_to_date(lake: Lake, *, wait: bool) -> None:
+    """Update the index; without `wait`, leave one that others are reading as it is."""
     index = _index(lake)
-    with locked(_lock(lake)):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(_lock(lake), wait=wait))
+        except BlockingIOError:
+            if index.exists():
+                return
+            raise
         for attempt in range(2):
             try:
                 with writing(index, lake) as connection:

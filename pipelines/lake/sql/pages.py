@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.errors import UsageError
+from pipelines.events import Listener, silent
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.sandbox import QueryLimits
@@ -63,6 +64,7 @@ def fetch_page(
     before: str = "",
     rows: int = 100,
     limits: QueryLimits,
+    listener: Listener = silent,
 ) -> TrajectoryPage:
     """Return the page that begins after the trajectory `after`, or ends before `before`, or is the first one.
 
@@ -82,23 +84,29 @@ def fetch_page(
         "backwards": bool(before and not after),
         "most": max(1, min(rows, _MOST_ROWS)),
     }
-    return TrajectoryPage(*sql.healed(lambda: sandbox.ask("page", arguments, limits, lake=lake)))
+    return TrajectoryPage(*sql.healed(lambda: sandbox.ask("page", arguments, limits, lake=lake, listener=listener)))
 
 
-def fetch_count(lake: Lake, where: str, *, limits: QueryLimits) -> dict[str, Any]:
+def fetch_count(lake: Lake, where: str, *, limits: QueryLimits, listener: Listener = silent) -> dict[str, Any]:
     """Return `trajectories`, `steps`, `return_mean` and `success_mean` of those that match."""
-    found: dict[str, Any] = sql.healed(lambda: sandbox.ask("count", {"where": where}, limits, lake=lake))
+    found: dict[str, Any] = sql.healed(
+        lambda: sandbox.ask("count", {"where": where}, limits, lake=lake, listener=listener)
+    )
     return found
 
 
-def fetch_curve(lake: Lake, where: str, *, across: str, bins: int, limits: QueryLimits) -> list[dict[str, Any]]:
+def fetch_curve(
+    lake: Lake, where: str, *, across: str, bins: int, limits: QueryLimits, listener: Listener = silent
+) -> list[dict[str, Any]]:
     """Return the returns of those that match in `bins` equal intervals of the column `across`, empty ones left out:
     `x` (mean), `trajectories`, `mean`, `low` and `high` (10 and 90%), `success`.
     """
     if across not in _NUMBERS:
         raise UsageError(f"no curve over '{across}'", hint=f"over {', '.join(_NUMBERS)}")
     arguments = {"where": where, "across": across, "bins": max(1, min(bins, 500))}
-    found: list[dict[str, Any]] = sql.healed(lambda: sandbox.ask("curve", arguments, limits, lake=lake))
+    found: list[dict[str, Any]] = sql.healed(
+        lambda: sandbox.ask("curve", arguments, limits, lake=lake, listener=listener)
+    )
     return found
 
 

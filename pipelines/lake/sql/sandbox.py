@@ -93,7 +93,9 @@ def ask(
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         directory = os.getcwd()
     request = (directory, None if lake is None else lake.name, task, dict(arguments), limits)
-    with _lock:
+    while not _lock.acquire(timeout=_LISTEN_SECONDS):
+        listener(Waiting(what="another SQL query"))
+    try:
         for is_last in (False, True):
             helper = _running()
             try:
@@ -110,6 +112,8 @@ def ask(
                 if helper.is_busy:
                     _end()
                 raise
+    finally:
+        _lock.release()
 
 
 class _HelperExited(Exception):

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from pipelines.export import parity
 from tests.cli.conftest import Amago
 from tests.tiers import some
 
@@ -69,3 +73,31 @@ def test_a_card_lies_beside_the_policy(amago: Amago, small: Path) -> None:
     assert "amago verify" in text
     Path("shared/README.md").write_text("edited")  # users do
     assert amago("verify", "shared").code == 0
+
+
+def test_the_proof_uses_one_thread(amago: Amago, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that share the steps of four actors cost three times the CPU time."""
+    pytest.importorskip("onnxruntime", reason='pip install "amago[onnx]"')
+    counts = []
+
+    def count_threads(*given: Any, **more: Any) -> Any:
+        counts.append(torch.get_num_threads())
+        return compare(*given, **more)
+
+    compare, before = parity.compare, torch.get_num_threads()
+    monkeypatch.setattr(parity, "compare", count_threads)
+    torch.set_num_threads(2)
+    try:
+        done = amago("export", small, "--to", "policy", "--format", "onnx", "--set", "export.episodes=0")
+        assert (done.code, counts, torch.get_num_threads()) == (0, [1], 2), done.err
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_missing_packages_of_a_page_are_one_line(amago: Amago, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    for form in ("onnx", "page"):
+        failed = amago("export", small, "--to", "policy", "--format", form, "-q")
+        assert (failed.code, failed.err.count("\n"), Path("policy").exists()) == (3, 1, False), failed.err
+        assert f"--format {form} needs the extra 'onnx'" in failed.err
+        assert 'pip install "amago[onnx]"' in failed.err

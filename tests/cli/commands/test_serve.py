@@ -6,13 +6,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -47,8 +48,10 @@ class Served:
 
 
 @contextmanager
-def served(bundle: Path, *options: str) -> Iterator[Served]:
+def served(bundle: Path, *options: str, descriptors: int | None = None) -> Iterator[Served]:
     command = [sys.executable, "-m", "amago_cli", "serve", str(bundle), "--port", "0", "--output", "json", *options]
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -86,6 +89,35 @@ def test_a_connection_outlasts_what_clients_keep_idle(bundle: Path) -> None:
             assert answer.status == 200
             assert connection.sock is used
         connection.close()
+
+
+@pytest.mark.system
+def test_half_open_connections_lock_nobody_out(bundle: Path) -> None:
+    with served(bundle, descriptors=512) as server, ExitStack() as held:
+        place = urlsplit(server.address)
+        for _ in range(600):
+            connection = held.enter_context(socket.create_connection((place.hostname, place.port)))
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127")
+        with server.client() as client:
+            assert client.post("/sessions").status_code == 201
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait() == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_requests_without_a_token_leave_no_connection_behind(bundle: Path, path: str) -> None:
+    with served(bundle) as server:
+        place = urlsplit(server.address)
+        with socket.create_connection((place.hostname, place.port)) as connection:
+            connection.settimeout(60)
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            found = b""
+            while part := connection.recv(1 << 16):
+                found += part
+        assert found.startswith(b"HTTP/1.1 ")
 
 
 @pytest.mark.system

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import select
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,82 @@ def test_it_listens_on_this_host_only(lake: Path) -> None:
         if Path("/proc/net/tcp6").exists():
             rows = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
             assert not [row for row in rows if row[1].endswith(port) and row[3] == "0A"]
+
+
+@pytest.mark.system
+def test_half_open_connections_lock_nobody_out(lake: Path) -> None:
+    with served(lake, descriptors=256) as server, ExitStack() as held:
+        for _ in range(300):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(b"GET /api/lake HTTP/1.1\r\nHost: 127")
+        answer = raw(server, head(server, "/api/lake"))
+        assert answer.startswith("HTTP/1.1 200 ")
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait() == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+
+
+@pytest.mark.system
+def test_refused_requests_leave_no_connection_behind(lake: Path) -> None:
+    with served(lake) as server:
+        kept = head(server, "/api/lake", token="wrong").replace("Connection: close\n", "")
+        assert raw(server, kept).startswith("HTTP/1.1 403 ")
+
+
+ENDLESS = "with recursive x as (select 1 as i union all select i + 1 from x) select max(i) from x"
+
+
+def ask(server: Served, sql: str) -> socket.socket:
+    """Send a query, whose answer nobody has read yet."""
+    body = json.dumps({"sql": sql})
+    request = head(server, "/api/sql", method="POST").removesuffix("\n")
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.settimeout(60)
+    more = f"Content-Type: application/json\nContent-Length: {len(body)}\n\n"
+    connection.sendall((request + more).replace("\n", "\r\n").encode() + body.encode())
+    return connection
+
+
+def answered(connections: list[socket.socket]) -> list[socket.socket]:
+    return select.select(connections, [], [], 0)[0]
+
+
+@pytest.mark.system
+def test_heavy_queries_wait_in_a_short_line_and_keep_the_page_alive(lake: Path) -> None:
+    with served(lake) as server, ExitStack() as held:
+        heavy = [held.enter_context(ask(server, ENDLESS)) for _ in range(45)]
+        refused = []
+        while len(refused) < 45 - 1 - 16:
+            refused = select.select(heavy, [], [], 60)[0]
+            assert refused
+        head_lines, _, body = refused[0].recv(1 << 16).decode().partition("\r\n\r\n")
+        assert head_lines.startswith("HTTP/1.1 503 ")
+        assert "16 queries are waiting" in json.loads(body)["error"]
+        fill(Lake(lake), [5])  # the index is outdated, and the query at work reads it
+        assert raw(server, head(server, "/api/state")).startswith("HTTP/1.1 200 ")
+        assert len(answered(heavy)) < 45
+
+
+@pytest.mark.system
+def test_queries_end_with_their_clients(lake: Path) -> None:
+    with served(lake) as server:
+        for connection in [ask(server, ENDLESS) for _ in range(12)]:
+            connection.close()
+        with ask(server, "select 42 as answer") as connection:
+            assert b"42" in connection.recv(1 << 16)
+
+
+@pytest.mark.system
+def test_ctrl_c_ends_it_while_queries_run(lake: Path) -> None:
+    with served(lake) as server, ExitStack() as held:
+        heavy = [held.enter_context(ask(server, ENDLESS)) for _ in range(45)]
+        while not answered(heavy):  # those that do not fit are refused
+            pass
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait() == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
 
 
 @pytest.mark.system

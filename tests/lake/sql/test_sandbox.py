@@ -127,6 +127,14 @@ for text in ("t", *sys.argv[1:]):
 """
 
 
+def test_whoever_listens_can_stop_waiting_for_another_question(lake: Lake) -> None:
+    def stop(event: Event) -> None:
+        raise Interrupted("stopped")
+
+    with sandbox._lock, pytest.raises(Interrupted):
+        catalog.query(lake, "select 1", limits=QueryLimits(), listener=stop)
+
+
 def test_an_expression_stays_within_its_memory() -> None:
     texts = [
         "list_sum(range(3000000000))",

@@ -1,4 +1,6 @@
-"""Demonstrations in HDF5 as robomimic and LIBERO keep them: a group a trajectory, `data/demo_0`, `data/demo_1`, ...
+"""Trajectories in HDF5 with arrays of their own: demonstrations of robomimic and LIBERO, replay buffers of d3rlpy.
+
+robomimic and LIBERO have a group for each trajectory, `data/demo_0`, `data/demo_1`, ...
 
     obs/*                 T rows each, nested groups too; each becomes obs.NAME
     actions, rewards      T rows; without rewards they are 0
@@ -6,6 +8,12 @@
     next_obs/*            optional: what each step led to; without it see `source.missing_final`
     data.attrs            env_args and problem_info, JSON: the environment's name, and the instruction as goal_text
     mask/*                optional: names of demonstrations; becomes the tag `mask`
+
+`ReplayBuffer.dump` of d3rlpy 2 numbers the arrays of trajectory i:
+
+    observations_i        T rows; for tuples of observations observations_i_0, observations_i_1, ...: obs.0, obs.1, ...
+    actions_i, rewards_i  T rows; actions that are whole numbers are discrete
+    terminated_i          whether the trajectory terminated; otherwise it was cut
 
 `source.columns` chooses: `{"obs.eef" = "obs/robot0_eef_pos"}` takes that observation alone, `obs/object[0:3]` some
 columns of one; action, reward and terminated name what is called otherwise.
@@ -15,7 +23,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +38,15 @@ from pipelines.formats.hdf5 import leaves, open_file, reading, scalar
 from pipelines.formats.intake import Intake, action_box, agreed, flags, inferred
 from pipelines.formats.transitions import Steps, lay
 from pipelines.lake.schema import ACTION, REWARD, TERMINATED
-from pipelines.lake.spaces import OBSERVATION, Space, Spaces
+from pipelines.lake.spaces import OBSERVATION, Discrete, MultiDiscrete, Space, Spaces
 from pipelines.lake.trajectory import Trajectories, TrajectoryInfo
 
 _GROUP, _OBS, _NEXT = "data", "obs", "next_obs"
-_NAMES = {ACTION: "actions", REWARD: "rewards", TERMINATED: "dones"}
 _LARGEST = 4 << 30  # bytes of one demonstration
 _LONGEST_TEXT = 4_096
 _NUMBER = re.compile(r"(\d+)$")
+_D3RLPY = ("columns", "num_episodes", "version")
+_D3RLPY_OBSERVATION = re.compile(r"observations_(\d{1,9})(?:_(\d{1,9}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +62,22 @@ class _Demonstration:
     terminated: bool
 
 
-def has_demonstrations(path: Path) -> bool:
-    """Return whether an HDF5 file has a group per trajectory. Errors as `hdf5.open_file`."""
+def find_kind(path: Path) -> str | None:
+    """Return whether an HDF5 file has trajectories as "robomimic" or "d3rlpy" keep them; None if neither. Errors as
+    `hdf5.open_file`."""
     with open_file(path) as file, reading(path):
         group = file.get(_GROUP)
-        return hasattr(group, "keys") and any(
-            "actions" in group[name] for name in group if hasattr(group[name], "keys")
-        )
+        if hasattr(group, "keys") and any("actions" in group[name] for name in group if hasattr(group[name], "keys")):
+            return RobomimicImporter.source
+        return D3rlpyImporter.source if all(name in file for name in _D3RLPY) else None
 
 
-class RobomimicImporter:
-    """The importer of robomimic's demonstrations; see the module."""
+class _DemonstrationImporter:
+    """An importer of trajectories that have arrays of their own; subclasses know how a file names them."""
+
+    source: str
+    names: Mapping[str, str]
+    """The arrays of a trajectory."""
 
     def __init__(self, request: Request) -> None:
         self._settings, self._path = request.settings, Path(request.place)
@@ -82,23 +96,12 @@ class RobomimicImporter:
         self._intake = Intake(self.spaces, what=self._what, clip=self._settings.clip_actions, listener=request.listener)
 
     def _open(self, request: Request) -> None:
-        group = self._file.get(_GROUP)
-        if not hasattr(group, "keys"):
-            raise InputMissing(
-                f"{self._what} has no group '{_GROUP}'", hint=f"it has: {', '.join(self._file) or 'nothing'}"
-            )
-        self._group = group
-        self._names = sorted((name for name in group if hasattr(group[name], "keys")), key=_order)
-        if not self._names:
-            raise InputMissing(f"{self._what} has no demonstrations in '{_GROUP}'")
-        self._arrays = _NAMES | {ours: theirs for ours, theirs in self._settings.columns.items() if ours in _NAMES}
-        first = group[self._names[0]]
+        self.env, self._goal, self._masks = self.label, "", dict[str, list[str]]()
+        self._names = self._find_names()
+        self._arrays = {ours: self._settings.columns.get(ours, theirs) for ours, theirs in self.names.items()}
+        first = self._group_of(self._names[0])
         self._places = self._observed(first)
         self._followed = _NEXT in first
-        about = _json(group.attrs.get("env_args"))
-        self.env = str(about.get("env_name") or self.label)[:_LONGEST_TEXT]
-        self._goal = str(_json(group.attrs.get("problem_info")).get("language_instruction") or "")[:_LONGEST_TEXT]
-        self._masks = self._read_masks()
         self.spaces = self._spaces(self._read(0), request.spaces)
         for ours, assumed in ((REWARD, "rewards are 0"), (TERMINATED, "trajectories end truncated")):
             if self._arrays[ours] not in first:
@@ -108,36 +111,28 @@ class RobomimicImporter:
     def close(self) -> None:
         self._file.close()
 
+    def _find_names(self) -> Sequence[str]:
+        """Return the names of the trajectories, at least one, in order."""
+        raise NotImplementedError
+
+    def _group_of(self, name: str) -> Any:
+        """Return the group of a trajectory's arrays."""
+        raise NotImplementedError
+
+    def _observations(self, first: Any) -> dict[str, str]:
+        """Map all columns of observations to arrays of a trajectory."""
+        raise NotImplementedError
+
     def _observed(self, first: Any) -> dict[str, str]:
-        """Map columns to arrays of a demonstration."""
-        given = {name: theirs for name, theirs in self._settings.columns.items() if name not in _NAMES}
+        """Map columns to arrays of a trajectory, as the user wants them."""
+        given = {name: theirs for name, theirs in self._settings.columns.items() if name not in self.names}
         unknown = [name for name in given if name.partition(".")[0] != OBSERVATION]
         if unknown:
             raise InputMissing(
                 f"source.columns: unknown names: {', '.join(unknown)}",
-                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {', '.join(_NAMES)}",
+                hint=f"known: {OBSERVATION}, {OBSERVATION}.NAME, {', '.join(self.names)}",
             )
-        if given:
-            return given
-        if _OBS not in first:
-            raise InputMissing(
-                f"{self._what}: '{first.name.lstrip('/')}' lacks '{_OBS}'",
-                hint="extract observations from its states with robomimic's dataset_states_to_obs.py",
-            )
-        return {
-            f"{OBSERVATION}.{name.replace('/', '.')}": f"{_OBS}/{name}" for name, _ in leaves(first[_OBS], self._path)
-        }
-
-    def _read_masks(self) -> dict[str, list[str]]:
-        """Map demonstrations to the masks that name them."""
-        found: dict[str, list[str]] = {}
-        if not hasattr(self._file.get("mask"), "keys"):
-            return found
-        for name, values in leaves(self._file["mask"], self._path):
-            if len(values.shape) == 1 and len(values) <= len(self._names):
-                for chosen in values[:]:
-                    found.setdefault(str(scalar(chosen)), []).append(name)
-        return found
+        return given or self._observations(first)
 
     def _spaces(self, first: _Demonstration, wanted: Spaces | None) -> Spaces:
         shapes = {name: values.shape[1:] for name, values in first.observation.items()}
@@ -146,13 +141,16 @@ class RobomimicImporter:
         observation: dict[str, Space] = {
             name: inferred(values.shape[1:], values.dtype) for name, values in first.observation.items()
         }
-        action = action_box(first.action.shape[1:], self._settings, what=self._what)
-        return Spaces(observation=observation, action=action)
+        return Spaces(observation=observation, action=self._action_space(first.action))
+
+    def _action_space(self, first: np.ndarray) -> Space:
+        """Return the space of actions, given those of the first trajectory."""
+        return action_box(first.shape[1:], self._settings, what=self._what)
 
     def _read(self, number: int) -> _Demonstration:
         """Read the demonstration of this number. IntegrityError if its arrays do not agree."""
-        name, group = self._names[number], self._group[self._names[number]]
-        inside = f"{_GROUP}/{name}"
+        name, group = self._names[number], self._group_of(self._names[number])
+        inside = group.name.lstrip("/")
         found = {column: array(group, place, path=self._path) for column, place in self._places.items()}
         after = {
             column: array(group, place.replace(_OBS, _NEXT, 1), path=self._path)
@@ -164,11 +162,14 @@ class RobomimicImporter:
             for ours, t in self._arrays.items()
             if ours == ACTION or part_of(t)[0] in group
         }
-        every = [*found.values(), *after.values(), *others.values()]
+        every: list[Any] = [*found.values(), *after.values(), *others.values()]
         size = sum(int(np.prod(values.shape, dtype=np.float64)) * values.dtype.itemsize for values in every)
         if size > _LARGEST:
             raise IntegrityError(f"{self._what}: '{inside}' has {size:,} bytes, more than {_LARGEST:,}")
-        lengths = {values.name.rpartition(f"{name}/")[2]: len(values) if values.shape else 0 for values in every}
+        of_steps = [values for values in every if values.shape or values is not others.get(TERMINATED)]
+        lengths = {
+            values.name.rpartition(f"{name}/")[2].lstrip("/"): len(values) if values.shape else 0 for values in of_steps
+        }
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{key} {length:,}" for key, length in lengths.items())
             raise IntegrityError(f"{self._what}: '{inside}' has arrays of different lengths: {listed}")
@@ -185,7 +186,7 @@ class RobomimicImporter:
         )
 
     def _flags(self, dones: Any, inside: str) -> np.ndarray:
-        return flags(dones[()], f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
+        return flags(np.atleast_1d(dones[()]), f"{inside}/{self._arrays[TERMINATED]}", what=self._what)
 
     def batches(self, start: int = 0) -> Iterator[Trajectories]:
         """Yield batches as `Importer` says."""
@@ -236,16 +237,122 @@ class RobomimicImporter:
 
     def _info(self, one: _Demonstration, dropped: bool) -> TrajectoryInfo:
         mask = ", ".join(self._masks.get(one.name, ()))
-        tags = texts({EPISODE: one.number, "demo": one.name, "mask": mask})
+        name = "" if one.name == str(one.number) else one.name
+        tags = texts({EPISODE: one.number, "demo": name, "mask": mask})
         if len(one.following) < len(one.observation):
             tags["final_observation"] = "last step dropped" if dropped else "repeated"
         return TrajectoryInfo(
             env=self.env,
             task=self._settings.task or self.label,
             goal_text=self._goal,
-            source="robomimic",
+            source=self.source,
             tags=tags,
         )
+
+
+class RobomimicImporter(_DemonstrationImporter):
+    """The importer of robomimic's and LIBERO's demonstrations."""
+
+    source = "robomimic"
+    names: Mapping[str, str] = {ACTION: "actions", REWARD: "rewards", TERMINATED: "dones"}
+
+    def _find_names(self) -> Sequence[str]:
+        group = self._file.get(_GROUP)
+        if not hasattr(group, "keys"):
+            raise InputMissing(
+                f"{self._what} has no group '{_GROUP}'", hint=f"it has: {', '.join(self._file) or 'nothing'}"
+            )
+        names = sorted((name for name in group if hasattr(group[name], "keys")), key=_order)
+        if not names:
+            raise InputMissing(f"{self._what} has no demonstrations in '{_GROUP}'")
+        about = _json(group.attrs.get("env_args"))
+        self.env = str(about.get("env_name") or self.label)[:_LONGEST_TEXT]
+        self._goal = str(_json(group.attrs.get("problem_info")).get("language_instruction") or "")[:_LONGEST_TEXT]
+        self._masks = self._read_masks(len(names))
+        return names
+
+    def _group_of(self, name: str) -> Any:
+        return self._file[_GROUP][name]
+
+    def _observations(self, first: Any) -> dict[str, str]:
+        if _OBS not in first:
+            raise InputMissing(
+                f"{self._what}: '{first.name.lstrip('/')}' lacks '{_OBS}'",
+                hint="extract observations from its states with robomimic's dataset_states_to_obs.py",
+            )
+        return {
+            f"{OBSERVATION}.{name.replace('/', '.')}": f"{_OBS}/{name}" for name, _ in leaves(first[_OBS], self._path)
+        }
+
+    def _read_masks(self, count: int) -> dict[str, list[str]]:
+        """Map demonstrations, of which there are `count`, to the masks that name them."""
+        found: dict[str, list[str]] = {}
+        if not hasattr(self._file.get("mask"), "keys"):
+            return found
+        for name, values in leaves(self._file["mask"], self._path):
+            if len(values.shape) == 1 and len(values) <= count:
+                for chosen in values[:]:
+                    found.setdefault(str(scalar(chosen)), []).append(name)
+        return found
+
+
+class D3rlpyImporter(_DemonstrationImporter):
+    """The importer of d3rlpy's replay buffers."""
+
+    source = "d3rlpy"
+    names: Mapping[str, str] = {ACTION: "actions", REWARD: "rewards", TERMINATED: "terminated"}
+
+    def _find_names(self) -> Sequence[str]:
+        found = [match for name in self._file if (match := _D3RLPY_OBSERVATION.fullmatch(name))]
+        numbers = sorted({int(match[1]) for match in found})
+        said = array(self._file, "num_episodes", path=self._path)
+        counted = said.shape == () and said.dtype.kind in "iu" and int(said[()]) == len(numbers)
+        if not counted or numbers != list(range(len(numbers))):
+            raise IntegrityError(
+                f"{self._what}: num_episodes does not agree with the {len(numbers):,} trajectories in it",
+                hint="write it again with ReplayBuffer.dump",
+            )
+        if not numbers:
+            raise InputMissing(f"{self._what} has no trajectories")
+        self._parts = sorted(int(match[2]) for match in found if match[2] and int(match[1]) == 0)
+        return [str(number) for number in numbers]
+
+    def _group_of(self, name: str) -> Any:
+        return _NumberedArrays(self._file, name)
+
+    def _observations(self, first: Any) -> dict[str, str]:
+        parts = {f"{OBSERVATION}.{part}": f"observations_{part}" for part in self._parts}
+        return parts or {OBSERVATION: "observations"}
+
+    def _action_space(self, first: np.ndarray) -> Space:
+        if first.dtype.kind not in "iu":
+            return super()._action_space(first)
+        size = int(np.prod(first.shape[1:], dtype=np.int64))
+        actions = (self._read(number).action for number in range(len(self._names)))
+        count = self._settings.num_actions or 1 + max((int(each.max()) for each in actions if each.size), default=0)
+        return Discrete(n=max(count, 1)) if size == 1 else MultiDiscrete(nvec=(count,) * size)
+
+
+class _NumberedArrays:
+    """The arrays of one trajectory of d3rlpy, as a group: `actions` is the array `actions_7` of the file."""
+
+    def __init__(self, file: Any, number: str) -> None:
+        self._file, self._number = file, number
+        self.name = f"trajectory {number}"
+
+    def _place(self, name: str) -> str:
+        kind, _, part = name.partition("_")
+        return f"{kind}_{self._number}_{part}" if part else f"{kind}_{self._number}"
+
+    def __contains__(self, name: str) -> bool:
+        return self._place(name) in self._file
+
+    def get(self, name: str) -> Any:
+        return self._file.get(self._place(name))
+
+    def keys(self) -> list[str]:
+        known = ("observations", *D3rlpyImporter.names.values())
+        return [name for name in known if name in self]
 
 
 def _order(name: str) -> tuple[int, str]:
