@@ -111,7 +111,8 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     with everything() if trust else contextlib.nullcontext():
         found = bundle.read(bundle_directory(directory) or Path(directory))
         agent = load_agent(found)
-    return DeployedPolicy(agent, capacity=found.record["context_length"], greedy=greedy, seed=seed)
+    with found.understood():
+        return DeployedPolicy(agent, capacity=found.record["context_length"], greedy=greedy, seed=seed)
 
 
 class DeployedPolicy:

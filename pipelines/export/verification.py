@@ -61,6 +61,9 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
             try:
                 step = _opened(form, directory, contents, record, recording["reset"].shape[1], trust=trust)
             except InputMissing as error:
+                # Without its weights nothing is verified: a bundle that cannot be loaded is no good one.
+                if form == forms.WEIGHTS:
+                    raise
                 untried[form] = error.message
             else:
                 found[form] = parity.compare(recording, step, forms.limits(form, record))

@@ -1,6 +1,7 @@
 """Datasets out: whole trajectories of a lake, overlays applied, in files that need nothing of this project.
 
-`dataset.json` says what a folder holds; `complete` is true once all is there. The formats are in `make`.
+`dataset.json` says what a folder holds and the digests of its files; `complete` is true once all is there. The formats
+are in `make`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.make import exporter
+from pipelines.formats.manifest import MARK, digest_files, has_files
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
-
-MARK = "dataset.json"
-GROUP_BYTES = 32 << 20  # of steps in a row group, by their size in memory
-FILE_BYTES = 512 << 20
-_ROWS_HELD = 10_000  # of trajectories as Python objects
-_PLACES = pa.schema([("file", pa.string()), ("row_group", pa.int64()), ("first_row", pa.int64()), ("rows", pa.int64())])
 
 
 def export(
@@ -39,12 +33,14 @@ def export(
     """
     mark, digest = {"format": form, **about}, hashlib.sha256("".join(uids).encode()).hexdigest()
     known = _claim(to, mark)
-    if known.get("complete") and known.get("digest") == digest:
+    whole = known.get("complete") and isinstance(known.get("files"), dict) and has_files(to, known["files"])
+    if whole and known.get("digest") == digest:
         return Exported(trajectories=len(uids), steps=known["steps"], written=0, bytes=known["bytes"])
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
     reader = Reader(lake, listener=listener, verify=True)
     done = exporter(form)(_items(reader, uids, listener), to, about)
     counts = {"trajectories": len(uids), "steps": done.steps, "bytes": done.bytes, "digest": digest}
+    counts |= {"files": digest_files(to, listener)}
     write_atomically(to / MARK, json.dumps({**mark, "complete": True, **counts}, indent=1))
     return done
 

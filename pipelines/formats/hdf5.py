@@ -82,10 +82,25 @@ def array(group: Any, name: str, *, path: Path) -> Any:
     import h5py
 
     found = group.get(name)
+    if found is None and _is_linked(group, name):
+        raise IntegrityError(f"'{path}' is damaged: '{name}' cannot be opened", hint="fetch or make it again")
     if not isinstance(found, h5py.Dataset):
         what = "is a group, not an array" if found is not None else "is missing"
         raise InputMissing(f"'{path}': '{name}' {what}", hint=f"it has: {', '.join(sorted(group.keys())) or 'nothing'}")
     return contained(found, path)
+
+
+def _is_linked(group: Any, name: str) -> bool:
+    """Tell whether a group lists an object that cannot be opened, which h5py takes for one that is not there."""
+    import h5py
+
+    for part in name.split("/"):
+        if not isinstance(group.get(part, getlink=True), h5py.HardLink):
+            return False
+        group = group.get(part)
+        if not isinstance(group, h5py.Group):
+            break
+    return group is None
 
 
 def leaves(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -249,7 +249,8 @@ def episodes(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     for path in map(require_file, sorted((folder / "meta").glob("episodes/*/*.parquet"))):
         try:
             wanted = ["episode_index", *columns]
-            yield from pq.read_table(path, columns=[n for n in pq.read_schema(path).names if n in wanted]).to_pylist()
+            columns = [name for name in pq.read_schema(path).names if name in wanted]
+            yield from pq.read_table(path, columns=columns, page_checksum_verification=True).to_pylist()
         except UNREADABLE as error:
             raise unreadable(path, error) from error
 

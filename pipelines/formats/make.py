@@ -22,7 +22,9 @@ from pipelines.formats.base import Exporter, Importer, Request
 from pipelines.formats.demonstrations import find_kind
 from pipelines.formats.flat.datasets import DATASETS
 from pipelines.formats.lerobot import INFO
+from pipelines.formats.manifest import verify_files
 from pipelines.formats.minari.episodes import METADATA
+from pipelines.formats.minari.reader import locate
 from pipelines.formats.npz import is_flat
 from pipelines.lake.spaces import Spaces
 from pipelines.lake.trajectory import Trajectories
@@ -150,6 +152,11 @@ def open_importer(
             f"'{settings.name}' is not a dataset: it names no kind, and no file or folder that shows one",
             hint=f"give KIND:PLACE with one of {', '.join(IMPORTERS.names())}, or module:attr",
         )
+    # Before any decoder sees the files: what they say of their spaces is as likely to be damaged as their values. An id
+    # of Minari's may name a dataset that was exported to where minari keeps them.
+    files = str(locate(place)) if kind == "minari" else place
+    with decoding(place, hint=_HINT):
+        verify_files(files, nested=kind == "npz", listener=listener)
     request = Request(place=place, kind=kind, settings=settings, spaces=spaces, horizon=horizon, listener=listener)
     if kind == "npz" and is_flat(Path(place)):
         kind = "hdf5"  # the same arrays in another container

@@ -8,11 +8,8 @@ an action is in [-1, 1] whatever the bounds of the environment, and a discrete o
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +21,9 @@ import numpy as np
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Notice
 from pipelines.files.atomic import write_atomically
-from pipelines.files.malformed import open_regular, reason
-from pipelines.formats.base import BATCH_BYTES, EPISODE, Exported, Item, Request, fingerprint, require_file
+from pipelines.files.malformed import decoding
+from pipelines.formats.archive import NpzArchive
+from pipelines.formats.base import BATCH_BYTES, EPISODE, Exported, Item, Request, fingerprint
 from pipelines.formats.intake import Intake, Raw, action_box, agreed, flags, inferred
 from pipelines.formats.records import info_of, plain
 from pipelines.lake.schema import ACTION, RESET, REWARD, TERMINATED, TRUNCATED
@@ -110,8 +108,8 @@ class NpzImporter:
         """Return the number of choices if every action of every file is one-hot, else 0."""
         width = 0
         for path in self._files:
-            with opened(path) as archive:
-                actions = archive["actions"] if "actions" in archive.files else np.zeros(0)
+            with NpzArchive(path) as archive:
+                actions = archive["actions"] if "actions" in archive else np.zeros(0)
             if actions.ndim != 2 or actions.shape[-1] < 2 or not _is_one_hot(actions).all():
                 return 0
             width = int(actions.shape[-1])
@@ -184,19 +182,10 @@ class NpzImporter:
         return TrajectoryInfo(env=named["env"], task=task, t_start=ended, t_end=ended, source="npz", tags=tags)
 
     def _read(self, path: Path) -> _File:
-        with opened(path) as archive:
-            values = {name: archive[name] for name in archive.files}
+        with NpzArchive(path) as archive:
+            values = {name: archive[name] for name in archive.names()}
+        with decoding(path, hint="fetch or make it again"):
             return _ours(values, path) if RECORD in values or ACTION in values else _theirs(values, path)
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open an NPZ file, and turn what numpy raises over a damaged one into IntegrityError."""
-    try:
-        with open_regular(require_file(path)) as file, np.load(file, allow_pickle=False) as archive:
-            yield archive
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
-        raise IntegrityError(f"'{path}' is damaged: {reason(error)}", hint="fetch or make it again") from error
 
 
 def _is_one_hot(actions: np.ndarray) -> np.ndarray:
@@ -208,8 +197,8 @@ def is_flat(path: Path) -> bool:
     """Return whether a file has flat arrays of many episodes, by names such as D4RL's, and not one trajectory."""
     if not path.is_file():
         return False
-    with opened(path) as archive:
-        names = set(archive.files)
+    with NpzArchive(path) as archive:
+        names = set(archive.names())
     return not names & {RECORD, ACTION, "rews"} and not any(name.startswith(_THEIRS) for name in names)
 
 

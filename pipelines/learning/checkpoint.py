@@ -32,21 +32,25 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
 from pipelines import trust
+from pipelines.config.encoders import SequencePluginSettings
 from pipelines.config.launch import announced
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.atomic import explained, point, sync_directory
-from pipelines.files.checksums import read_checked, read_sealed, sealed
+from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.checkpoint_data import Data
 from pipelines.lake.spaces import Spaces
 from pipelines.learning.agent import Agent
+from pipelines.nets.cache import bytes_of
+from pipelines.nets.outline import limit_parameters, outline, require_fit
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 _NAME = re.compile(r"\d{6,}")
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
 TARGET_HEADS = "target_heads."
+_MOST_MEMORY = 4 << 30  # of an actor; attention of 12 layers of width 1,024 keeps 43,000 tokens in it
 _LEFT_SECONDS = 60.0  # a temporary link older than this has no live writer
 
 
@@ -274,16 +278,42 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
     trusted = own.model_dump() if own is not None else None
     trust.require_all(checkpoint.record["agent"], where=checkpoint.label, trusted=trusted)
     with checkpoint.understood():
-        agent = Agent(
-            Spaces.from_json(checkpoint.record["spaces"]),
-            AgentSettings.model_validate(checkpoint.record["agent"]),
-            seed=checkpoint.record["seed"],
-        )
-        weights = checkpoint.acting
-        if not any(name.startswith(TARGET_HEADS) for name in weights):
-            agent.target_heads = None  # the weights are those of acting alone
+        spaces = Spaces.from_json(checkpoint.record["spaces"])
+        settings, weights = AgentSettings.model_validate(checkpoint.record["agent"]), checkpoint.acting
+
+        def make() -> Agent:
+            try:
+                agent = Agent(spaces, settings, seed=checkpoint.record["seed"])
+            except UsageError as error:
+                # Nobody typed these settings here.
+                raise Mismatch(error.message) from error
+            if not any(name.startswith(TARGET_HEADS) for name in weights):
+                agent.target_heads = None  # the weights are those of acting alone
+            return agent
+
+        # Modules of a plug-in may need values while they are built; its author is trusted.
+        if _is_built_in(settings):
+            fitting = outline(make, weights)
+            require_fit(fitting, weights)
+            _require_memory(fitting, checkpoint.record["context_length"])
+        with limit_parameters(weights):
+            agent = make()
+        require_fit(agent, weights)
         agent.load_state_dict(weights)
     return agent.to(resolve_device(device)).eval()
+
+
+def _is_built_in(settings: AgentSettings) -> bool:
+    """Tell whether all modules of an agent are those of this package."""
+    plain = settings.timestep.kind == "auto" and not isinstance(settings.sequence, SequencePluginSettings)
+    return plain and all(loss.kind == "next-step" for loss in settings.auxiliary_losses)
+
+
+def _require_memory(agent: Agent, context: int) -> None:
+    """Raise Mismatch if what an actor remembers of `context` tokens would be larger than any that is trained."""
+    size = bytes_of(agent.sequence.memory(num_actors=1, capacity=context, device="meta"))
+    if size > _MOST_MEMORY:
+        raise Mismatch(f"a context of {context:,} tokens takes {size / 2**30:,.0f} GiB an actor")
 
 
 def resolve_device(name: str) -> torch.device:

@@ -6,6 +6,7 @@ N actors, H heads, S slots, T time, Dh head size.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Protocol, Self
 
@@ -25,6 +26,12 @@ class Selectable(Protocol):
     def at(self, actors_B: Tensor) -> contextlib.AbstractContextManager[Memory]:
         """Yield a memory of the distinct actors `actors_B`, in that order; what a step changes in it is theirs at the
         end."""
+
+
+def bytes_of(memory: object) -> int:
+    """Count the bytes of a memory's tensors."""
+    parts = [value if isinstance(value, list | tuple) else [value] for value in vars(memory).values()]
+    return sum(value.nbytes for value in itertools.chain(*parts) if isinstance(value, Tensor))
 
 
 class NoMemory:

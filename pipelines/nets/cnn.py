@@ -28,8 +28,9 @@ def channels_first(shape: tuple[int, int, int]) -> bool:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0) -> nn.Conv2d:
-    layer = nn.utils.skip_init(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding)
+    layer = init.empty(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding)
     init.hidden_(layer.weight)
+    assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
 

@@ -10,12 +10,22 @@ stream    truncated normal, std .02, cut at two std: linears of the Transformer,
 from __future__ import annotations
 
 import math
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+_Layer = TypeVar("_Layer", bound=nn.Module)
 POLICY_GAIN = 0.01
 VALUE_GAIN = 0.1
+
+
+def is_outline() -> bool:
+    """Tell whether modules are built as an outline (`pipelines.nets.outline`), whose tensors have no values.
+
+    Values are then not computed: that would take time, and import the compiler of torch for some functions.
+    """
+    return torch.get_default_device().type == "meta"
 
 
 def hidden_(weight: Tensor) -> Tensor:
@@ -35,11 +45,14 @@ def stream_(weight: Tensor) -> Tensor:
 
 def positions_(weight: Tensor) -> Tensor:
     """Fill `weight` (rows, width) of a learned table of positions."""
-    return nn.init.normal_(weight, std=math.sqrt(0.5))
+    return weight if is_outline() else nn.init.normal_(weight, std=math.sqrt(0.5))
 
 
 def members_(weight_CIO: Tensor, gain: float) -> Tensor:
     """Fill each member (in, out) of an ensemble's weights with its own orthogonal matrix."""
+    # A forged record may ask for any number of members.
+    if is_outline():
+        return weight_CIO
     with torch.no_grad():
         for member in weight_CIO:
             member.copy_(nn.init.orthogonal_(torch.empty(member.shape[1], member.shape[0]), gain=gain).T)
@@ -48,7 +61,7 @@ def members_(weight_CIO: Tensor, gain: float) -> Tensor:
 
 def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear:
     """Construct a linear layer, hidden by default, an output layer if `gain` is given; its bias starts at zero."""
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    layer = empty(nn.Linear, inputs, outputs)
     hidden_(layer.weight) if gain is None else _output_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -56,7 +69,14 @@ def linear(inputs: int, outputs: int, *, gain: float | None = None) -> nn.Linear
 
 def stream_linear(inputs: int, outputs: int) -> nn.Linear:
     """Construct a plain linear layer on the residual stream."""
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    layer = empty(nn.Linear, inputs, outputs)
     stream_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def empty(layer: type[_Layer], *arguments: Any, **options: Any) -> _Layer:
+    """Construct a layer whose values are not initialised."""
+    # By itself, skip_init puts a layer on the CPU, even where an outline is built.
+    made: _Layer = nn.utils.skip_init(layer, *arguments, **options, device=torch.get_default_device())
+    return made

@@ -28,10 +28,13 @@ class SigmaLinear(nn.Module):
         self.weight = nn.Parameter(init.stream_(torch.empty(outputs, inputs)))
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.gain = nn.Parameter(torch.ones(()))
-        self.register_buffer("left", F.normalize(torch.randn(outputs), dim=0))
+        self.register_buffer("left", torch.randn(outputs))
         self.register_buffer("right", torch.zeros(inputs))
         self.left: Tensor
         self.right: Tensor
+        if init.is_outline():
+            return
+        self.left = F.normalize(self.left, dim=0)
         for _ in range(8):
             self.iterate()
 

@@ -47,14 +47,19 @@ class _MambaBlock(nn.Module):
         self.fused = settings.scan == "auto"
         self.norm = nn.RMSNorm(width)
         self.inputs = nn.Linear(width, 2 * inner, bias=False)
-        self.taps_IK = nn.Parameter(torch.empty(inner, settings.conv).uniform_(-1, 1) / math.sqrt(settings.conv))
+        self.taps_IK = nn.Parameter(torch.empty(inner, settings.conv))
+        nn.init.uniform_(self.taps_IK, -1, 1)
         self.tap_bias_I = nn.Parameter(torch.zeros(inner))
         self.select = nn.Linear(inner, self.rank + 2 * states, bias=False)
         self.step_size = nn.Linear(self.rank, inner)
-        self.log_rate_IS = nn.Parameter(torch.arange(1.0, states + 1).log().repeat(inner, 1))
+        self.log_rate_IS = nn.Parameter(torch.empty(inner, states))
         self.skip_I = nn.Parameter(torch.ones(inner))
         self.output = init.linear(inner, width, gain=1.0)
+        if init.is_outline():
+            return
         with torch.no_grad():
+            self.taps_IK.div_(math.sqrt(settings.conv))
+            self.log_rate_IS.copy_(torch.arange(1.0, states + 1).log())
             nn.init.uniform_(self.step_size.weight, -(self.rank**-0.5), self.rank**-0.5)
             step_I = torch.empty(inner).uniform_(math.log(_FASTEST), math.log(_SLOWEST)).exp()
             self.step_size.bias.copy_(step_I + torch.log(-torch.expm1(-step_I)))  # softplus gives step_I

@@ -22,7 +22,8 @@ class Sinusoid(nn.Module):
     def __init__(self, width: int, rows: int = 1024) -> None:
         super().__init__()
         self.width = width
-        self.register_buffer("table", self._rows(torch.arange(rows)), persistent=False)
+        table = torch.empty(rows, width) if init.is_outline() else self._rows(torch.arange(rows))
+        self.register_buffer("table", table, persistent=False)
         self.table: Tensor
 
     def _rows(self, time: Tensor) -> Tensor:

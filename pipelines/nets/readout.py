@@ -84,7 +84,8 @@ class TwoHot(Readout):
         super().__init__()
         self.outputs = settings.bins
         self.symlog = settings.symlog
-        low, high = self._position(torch.tensor([settings.low, settings.high], dtype=torch.float64)).tolist()
+        ends = torch.tensor([settings.low, settings.high], dtype=torch.float64, device="cpu")
+        low, high = self._position(ends).tolist()
         self.low, self.step = low, (high - low) / (settings.bins - 1)
         self.register_buffer("bins_Z", torch.linspace(low, high, settings.bins), persistent=False)
         self.bins_Z: Tensor

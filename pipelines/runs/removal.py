@@ -6,19 +6,19 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.lakes import parse_share
+from pipelines.config.lakes import RUN, located, parse_share
 from pipelines.config.places import is_run
 from pipelines.config.run_directory import RunDirectory, RunRecord
 from pipelines.errors import AmagoError, UsageError
 from pipelines.files.atomic import explained
 from pipelines.files.json import read_object
 from pipelines.files.malformed import read_limited
-from pipelines.runs.find import runs_below
 from pipelines.runs.stored import StoredRun, read_run
 from pipelines.runs.summary import Row, disk_bytes
 
@@ -73,18 +73,110 @@ def prunable(rows: Iterable[Row], *, keep_best: int, failed: bool = False) -> li
 
 
 def dependents(paths: Collection[Path]) -> dict[Path, list[str]]:
-    """Return which of the runs other runs depend on, and how: they train on its lake, act with its policy, or fill its
-    lake. Looks at the runs beside these, and in runs/."""
+    """Return which of the runs other runs depend on, and how: they train on its lake, act with its policy, fill its
+    lake, or have a link into it.
+
+    Looks into the folders of runs that these sit in, and into runs/. Links are read, and never followed.
+    """
     own = {path.resolve() for path in paths}
-    folders = {path.absolute().parent for path in paths} | {Path("runs").absolute()}
-    others = {each.resolve() for folder in folders for each in runs_below(folder)} - own
+    others: set[Path] = set()
+    links: dict[Path, Path] = {}
+    for root in {_folder_of_runs(path) for path in own} | {Path("runs").resolve()}:
+        for folder in _folders(root, hidden=False, runs_alone=_is_shared(root)):
+            inside = any(folder.path.is_relative_to(each) for each in own)
+            if not inside and folder.is_run:
+                others.add(folder.path)
+            if not inside:
+                links |= {folder.path / name: Path(os.path.realpath(folder.path / name)) for name in folder.links}
     found: dict[Path, list[str]] = {}
     for path in paths:
-        reasons = [f"'{other}' {how}" for other in sorted(others) if (how := _depends(other, path)) is not None]
+        place = path.resolve()
+        into = sorted(link for link, target in links.items() if target.is_relative_to(place))
+        names = {place.name, *(link.name for link in into)}
+        reasons = [f"'{other}' {how}" for other in sorted(others) if (how := _depends(other, path, names)) is not None]
+        reasons += [f"'{link}' is a link into it" for link in into if any(map(link.is_relative_to, others))]
         reasons += [f"'{other}' collects into its lake" for other in _fillers(path) if other.resolve() not in own]
         if reasons:
             found[path] = reasons
     return found
+
+
+def contents(path: Path) -> str | None:
+    """Say what the directory of a run contains, at any depth, that would be lost with it: other runs, and lakes beside
+    its own. None if there is nothing of that kind. StageFailed for a directory that cannot be read.
+    """
+    own = _own_lakes(path)
+    for folder in _folders(path, hidden=True):
+        name = folder.path.relative_to(path).as_posix()
+        if folder.path == path:
+            continue
+        if folder.is_run:
+            return f"'{path}' contains other runs, such as '{name}'"
+        if "lake.json" in folder.files and folder.path not in own:
+            return f"'{path}' contains another lake, '{name}'"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Folder:
+    """A directory, and the names of what is in it."""
+
+    path: Path
+    files: frozenset[str]
+    links: frozenset[str]
+
+    @property
+    def is_run(self) -> bool:
+        # By its name alone: whether a file can be read is no matter here, and /proc has directories where asking fails.
+        return "config.toml" in self.files
+
+
+def _folders(root: Path, *, hidden: bool, runs_alone: bool = False) -> Iterator[_Folder]:
+    """Yield `root` and the directories below it, on the same device. Links are not followed.
+
+    `hidden`: all of them, and StageFailed for one that cannot be read. Otherwise those that can be read, without hidden
+    ones and what is in lakes. `runs_alone`: of the directories in `root` only the runs.
+    """
+    waiting = [root]
+    try:
+        device = root.stat().st_dev
+    except OSError:
+        return
+    while waiting:
+        path = waiting.pop()
+        files, links, folders = set(), set(), []
+        with explained(f"read '{path}'") if hidden else contextlib.suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    links.add(entry.name)
+                elif not entry.is_dir(follow_symlinks=False):
+                    files.add(entry.name)
+                elif hidden or not entry.name.startswith("."):
+                    folders.append(entry)
+            if hidden or "lake.json" not in files:
+                near = [Path(entry.path) for entry in folders if entry.stat(follow_symlinks=False).st_dev == device]
+                if runs_alone and path == root:
+                    near = [each for each in near if os.path.lexists(each / "config.toml")]
+                waiting += sorted(near, reverse=True)
+        yield _Folder(path=path, files=frozenset(files), links=frozenset(links))
+
+
+def _folder_of_runs(path: Path) -> Path:
+    """Return the folder whose runs may depend on the run at `path`: the outermost that is called runs, or else the one
+    that its outermost run is in.
+    """
+    outermost = next(each for each in (*reversed(path.parents), path) if each == path or is_run(each))
+    return next((each for each in reversed(outermost.parents) if each.name == "runs"), outermost.parent)
+
+
+def _is_shared(folder: Path) -> bool:
+    """Tell whether a directory is one in which all kinds of things lie, so that only what is directly in it is looked
+    at: the root of a file system, a home, or one for everybody's files such as /tmp.
+    """
+    try:
+        return os.path.ismount(folder) or folder == Path.home() or bool(folder.stat().st_mode & stat.S_ISVTX)
+    except (OSError, RuntimeError):
+        return False
 
 
 def _require_removable(path: Path) -> None:
@@ -96,9 +188,8 @@ def _require_removable(path: Path) -> None:
     place = path.resolve()
     if place in (Path.cwd(), *Path.cwd().parents):
         raise UsageError(f"'{path}' contains the current directory", hint="change to another directory")
-    inside = [child for child in sorted(path.iterdir()) if child.is_dir() and is_run(child)]
-    if inside:
-        raise UsageError(f"'{path}' contains other runs, such as '{inside[0].name}'", hint="move or remove them first")
+    if (inside := contents(path)) is not None:
+        raise UsageError(inside, hint="move or remove that first")
 
 
 def _removed(run: RemovedRun) -> RemovedRun:
@@ -110,20 +201,22 @@ def _removed(run: RemovedRun) -> RemovedRun:
     return run
 
 
-def _depends(other: Path, path: Path) -> str | None:
-    """Return how the run `other` depends on the run at `path`; None if it does not."""
-    names = {path.resolve().name.encode(), _lake_id(path).encode() or b"\0"}
+def _depends(other: Path, path: Path, names: Collection[str]) -> str | None:
+    """Return how the run `other` depends on the run at `path`, which it can only call by one of `names` or by the ids
+    of its lakes; None if it does not.
+    """
+    ids = _lake_ids(path)
     texts = [_content(other / name) for name in ("run.json", "config.toml")]
-    if not any(name in text for name in names for text in texts):
+    if not any(name.encode() in text for name in {*names, *ids} for text in texts):
         return None
     run = read_run(other)
     lakes = run.record.get("lakes")
     for lake in lakes if isinstance(lakes, list) else []:
-        if isinstance(lake, dict) and (lake.get("id") == _lake_id(path) or _is_inside(lake.get("lake"), path)):
+        if isinstance(lake, dict) and (lake.get("id") in ids or _is_inside(lake.get("lake"), path)):
             return "was trained on its lake"
     for text in _strings(run, "train", "lakes"):
         with contextlib.suppress(AmagoError):
-            if _is_inside(parse_share(text)[0], path):
+            if _is_inside(str(located(parse_share(text)[0], other)), path):
                 return "trains on its lake"
     if any(_is_inside(text.partition("@")[0], path) for text in _strings(run, "collect", "policy", "follow")):
         return "acts with its policy"
@@ -140,13 +233,13 @@ def _strings(run: StoredRun, table: str, *keys: str) -> list[str]:
 def _is_inside(place: Any, path: Path) -> bool:
     if not isinstance(place, str) or "\0" in place or "://" in place:
         return False
-    return Path(place).resolve().is_relative_to(path.resolve())
+    return Path(os.path.realpath(place)).is_relative_to(path.resolve())
 
 
 def _fillers(path: Path) -> list[Path]:
     """Return the other runs, as far as they exist, that collected into the run's lake."""
     found: set[Path] = set()
-    for file in (path / "lake" / "collectors").glob("*.json"):
+    for file in [file for lake in _own_lakes(path) for file in (lake / "collectors").glob("*.json")]:
         run = (read_object(file) or {}).get("run")
         place = run.get("absolute") if isinstance(run, dict) else None
         if isinstance(place, str) and "\0" not in place and is_run(Path(place)):
@@ -154,9 +247,17 @@ def _fillers(path: Path) -> list[Path]:
     return sorted(each for each in found if each.resolve() != path.resolve())
 
 
-def _lake_id(path: Path) -> str:
-    found = (read_object(path / "lake" / "lake.json") or {}).get("id")
-    return found if isinstance(found, str) else ""
+def _own_lakes(path: Path) -> list[Path]:
+    """Return the lakes that a run keeps in its directory: the one it fills, and the one for what it was given."""
+    source = read_run(path).document.get("source")
+    place = source.get("lake") if isinstance(source, dict) else None
+    given = located(place, path) if isinstance(place, str) and place.startswith(f"{RUN}/") else path / "offline"
+    return [path / "lake", Path(given)]
+
+
+def _lake_ids(path: Path) -> set[str]:
+    found = [(read_object(lake / "lake.json") or {}).get("id") for lake in _own_lakes(path)]
+    return {id for id in found if isinstance(id, str) and id}
 
 
 def _content(path: Path) -> bytes:

@@ -158,6 +158,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ):
             done = call(*command)
             assert done.code == 0, done.err
+        for digests in home.glob("*/dataset.json"):  # they would refuse every change before a decoder saw it
+            digests.unlink()
         dataset(home / "lerobot", "v2.1")
         yield home
     finally:

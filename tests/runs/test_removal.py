@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.run_directory import RunDirectory
-from pipelines.errors import InputMissing, Locked, UsageError
+from pipelines.errors import InputMissing, Locked, StageFailed, UsageError
 from pipelines.runs.removal import dependents, prunable, remove
 from tests.runs.factory import make_run
 
@@ -62,6 +62,75 @@ def test_links_inside_a_run_are_not_followed(tmp_path: Path) -> None:
     (path / "lake").symlink_to(tmp_path / "data")
     remove([path])
     assert (tmp_path / "data" / "kept").exists()
+
+
+@pytest.mark.parametrize("inside", ["x/y/nested", ".hidden/nested", "lake/nested"])
+def test_a_run_that_contains_another_at_any_depth_stays(tmp_path: Path, inside: str) -> None:
+    run = make_run(tmp_path / "a")
+    make_run(run / inside)
+    with pytest.raises(UsageError, match=f"contains other runs, such as '{inside}'"):
+        remove([run], force=True)
+    assert (run / inside / "config.toml").is_file()
+
+
+def test_a_run_that_contains_a_lake_beside_its_own_stays(tmp_path: Path) -> None:
+    settings = {"source": {"name": "npz:x", "lake": "{run}/given"}}
+    run = make_run(tmp_path / "a", settings=settings)
+    for name in ("lake", "given"):
+        (run / name).mkdir()
+        (run / name / "lake.json").write_text("{}")
+    assert len(remove([run], dry_run=True)) == 1
+    (run / "x" / "mine").mkdir(parents=True)
+    (run / "x" / "mine" / "lake.json").write_text("{}")
+    with pytest.raises(UsageError, match="contains another lake, 'x/mine'"):
+        remove([run], force=True)
+
+
+def test_a_run_that_a_link_in_another_leads_to_stays(tmp_path: Path) -> None:
+    first, second = make_run(tmp_path / "first"), make_run(tmp_path / "second")
+    (second / "lake").symlink_to(first / "lake")
+    with pytest.raises(UsageError, match="other runs depend"):
+        remove([first])
+
+
+def test_of_a_folder_for_everything_only_its_runs_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = (
+        make_run(tmp_path / "first"),
+        make_run(tmp_path / "second", settings={"collect": {"policy": "first"}}),
+    )
+    make_run(tmp_path / "others" / "deep")
+    tmp_path.chmod(0o1777)
+    seen: list[Path] = []
+    scan = os.scandir
+
+    def watched(path: str | Path) -> object:
+        seen.append(Path(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", watched)
+    assert dependents([first]) == {first: [f"'{second}' acts with its policy"]}
+    assert not [path for path in seen if "others" in path.parts]
+
+
+def test_what_cannot_be_read_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/1/fdinfo, in which even asking for a file fails."""
+    first = make_run(tmp_path / "first")
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def refused(path: str | Path) -> object:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert dependents([first]) == {}
+    (first / "closed").mkdir()
+    with pytest.raises(StageFailed, match="cannot read"):
+        remove([first])
 
 
 def lake(run: Path, identity: str) -> Path:

@@ -10,6 +10,20 @@ const ARRAYS = {
   int8: Int8Array, uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array,
 };
 const FIXED = { discrete: "int32", multi_discrete: "int32", multi_binary: "uint8" };
+// Of the messages of an ONNX file, the fields that lead to a tensor; of which at most so many are read.
+const TENSORS = {
+  ModelProto: { 7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto" },
+  TrainingInfoProto: { 1: "GraphProto", 2: "GraphProto" },
+  GraphProto: { 1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto" },
+  FunctionProto: { 7: "NodeProto", 11: "AttributeProto" },
+  NodeProto: { 5: "AttributeProto" },
+  AttributeProto: {
+    5: "TensorProto", 6: "GraphProto", 10: "TensorProto", 11: "GraphProto", 22: "SparseTensorProto",
+    23: "SparseTensorProto",
+  },
+  SparseTensorProto: { 1: "TensorProto", 2: "TensorProto" },
+};
+const MOST_FIELDS = 1 << 20;
 const IS_NODE = typeof process !== "undefined" && Boolean(process.versions?.node);
 
 export class OnnxPolicy {
@@ -23,6 +37,7 @@ export class OnnxPolicy {
     const model = given ? given[1] : await contentOf(directory, "policy.onnx");
     const wanted = record.files["policy.onnx"];
     if ((await checksum(model)) !== wanted) throw new Error("policy.onnx is not as it was written (SHA-256)");
+    requireOwnTensors(model);
     const session = await ort.InferenceSession.create(model, { intraOpNumThreads: 1, logSeverityLevel: 3 });
     return new OnnxPolicy(ort, record, session, options);
   }
@@ -161,6 +176,36 @@ export function uniforms(seed) {
     mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
     return ((mixed ^ (mixed >>> 14)) >>> 8) / 0x1000000;
   };
+}
+
+// Read an ONNX file as far as its tensors; fails if one has its values in another file, which ONNX Runtime would read
+// from the current directory, or if the content is no such file.
+export function requireOwnTensors(model) {
+  const unknown = () => new Error("policy.onnx is not a graph that can be checked");
+  const stack = [["ModelProto", 0, model.length]];
+  let left = MOST_FIELDS;
+  while (stack.length) {
+    let [message, at, end] = stack.pop();
+    const varint = () => {
+      for (let value = 0, scale = 1, last = Math.min(at + 10, end); at < last; scale *= 128) {
+        value += (model[at] & 127) * scale;
+        if (model[at++] < 128) return value;
+      }
+      throw unknown();
+    };
+    while (at < end) {
+      const tag = varint();
+      const [number, wire] = [Math.floor(tag / 8), tag % 8];
+      const value = wire === 0 || wire === 2 ? varint() : 0;
+      // external_data, and data_location
+      if (message === "TensorProto" && (number === 13 || (number === 14 && value)))
+        throw new Error("policy.onnx has a tensor whose values are in another file");
+      at += { 0: 0, 1: 8, 2: value, 5: 4 }[wire] ?? Infinity;
+      const kind = wire === 2 ? TENSORS[message]?.[number] : undefined;
+      if (at > end || number < 1 || tag >= 2 ** 32 || --left <= 0) throw unknown();
+      if (kind) stack.push([kind, at - value, at]);
+    }
+  }
 }
 
 // Parse policy.json; fails if it is not as it was written. Its checksum is of what Python's json.dumps writes with keys

@@ -21,6 +21,20 @@ Record = dict[str, Any]
 DTYPES = {"discrete": "int32", "multi_discrete": "int32", "multi_binary": "uint8"}
 LARGE = 1 << 19  # bytes of a ring that is rather written in place than copied
 HERE = os.path.dirname(os.path.abspath(__file__))
+# Of the messages of an ONNX file, the fields that lead to a tensor.
+TENSORS = {
+    "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+    "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        5: "TensorProto", 6: "GraphProto", 10: "TensorProto", 11: "GraphProto", 22: "SparseTensorProto",
+        23: "SparseTensorProto",
+    },
+    "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+}  # fmt: skip
+MOST_FIELDS = 1 << 20  # that are read: 2 s; an exported policy has some thousands
 
 
 class OnnxPolicy:
@@ -37,7 +51,9 @@ class OnnxPolicy:
         import onnxruntime
 
         record, model = given or (record := read_record(directory), read_checked(directory, "policy.onnx", record))
+        require_own_tensors(model)
         self.record, options = record, onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         self.columns, self.space = dict(record["spaces"]["observation"]), record["spaces"]["action"]
         self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -177,6 +193,39 @@ def read_checked(directory: Any, name: str, record: Record) -> bytes:
     if hashlib.sha256(content).hexdigest() != record["files"][name]:
         raise ValueError(name + " is not as it was written (SHA-256)")
     return content
+
+
+def require_own_tensors(model: bytes) -> None:
+    """Read an ONNX file as far as its tensors. ValueError if one has its values in another file, which ONNX Runtime
+    would read from the current directory, or if the content is no such file.
+    """
+    stack, left = [("ModelProto", 0, len(model))], MOST_FIELDS
+    while stack:
+        message, at, end = stack.pop()
+        while at < end:
+            tag, at = varint(model, at, end)
+            number, wire = tag >> 3, tag & 7
+            value, at = varint(model, at, end) if wire in (0, 2) else (0, at)
+            # external_data, and data_location
+            if message == "TensorProto" and (number == 13 or (number == 14 and value)):
+                raise ValueError("policy.onnx has a tensor whose values are in another file")
+            at += {0: 0, 1: 8, 2: value, 5: 4}.get(wire, end)
+            left -= 1
+            if at > end or not number or tag >> 32 or not left:
+                raise ValueError("policy.onnx is not a graph that can be checked")
+            kind = TENSORS.get(message, {}).get(number)
+            if kind and wire == 2:
+                stack.append((kind, at - value, at))
+
+
+def varint(content: bytes, at: int, end: int) -> tuple[int, int]:
+    """Read a number of up to ten bytes, and return it and where it ends; ValueError if it has no end."""
+    value = 0
+    for place in range(at, min(at + 10, end)):
+        value |= (content[place] & 0x7F) << 7 * (place - at)
+        if content[place] < 0x80:
+            return value, place + 1
+    raise ValueError("policy.onnx is not a graph that can be checked")
 
 
 def verify(directory: Any = HERE) -> tuple[float, float]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelines.errors import InputMissing, IntegrityError
-from pipelines.files.malformed import open_regular, reason
+from pipelines.errors import InputMissing
 from pipelines.formats import hdf5
-from pipelines.formats.base import require_file
+from pipelines.formats.archive import NpzArchive
 
 _SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
 
@@ -23,36 +20,24 @@ class _NpzArrays:
     """An NPZ file behind the part of h5py's interface that flat files need; an array is read whole, once."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.attrs = path, dict[str, Any]()
-        self._file = open_regular(require_file(path))
-        try:
-            self._archive = np.load(self._file, allow_pickle=False)
-        except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-            self._file.close()
-            raise self._damaged(error) from error
+        self.attrs = dict[str, Any]()
+        self._archive = NpzArchive(path)
         self._read: dict[str, _Loaded] = {}
 
     def close(self) -> None:
         self._archive.close()
-        self._file.close()
 
     def keys(self) -> list[str]:
         """List the names of the arrays."""
-        return list(self._archive.files)
+        return self._archive.names()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._archive.files
+        return name in self._archive
 
     def __getitem__(self, name: str) -> _Loaded:
         if name not in self._read:
-            try:
-                self._read[name] = _Loaded(name, self._archive[name])
-            except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
-                raise self._damaged(error) from error
+            self._read[name] = _Loaded(name, self._archive[name])
         return self._read[name]
-
-    def _damaged(self, error: BaseException) -> IntegrityError:
-        return IntegrityError(f"'{self._path}' is damaged: {reason(error)}", hint="fetch or make it again")
 
 
 class _Loaded:

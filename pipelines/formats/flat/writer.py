@@ -34,6 +34,10 @@ _PENDING_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 18
 _PACKED_BYTES = 1 << 14  # of an array of one episode, from which it is worth compressing
 GZIP = {"compression": "gzip", "compression_opts": 4, "shuffle": True}
+# Not for texts: HDF5 has no filters for them.
+CHECKED = {"fletcher32": True}
+# The first layout of HDF5 whose metadata have checksums; HDF5 1.10 (2016) and newer read it.
+LAYOUT = ("v110", "v110")
 MINARI_VERSION = "0.5.3"  # whose layout is written
 _NAME = re.compile(r"[^-_\w]+")
 
@@ -100,7 +104,13 @@ class _Flat:
                 rows = max(_CHUNK_BYTES // max(values[:1].nbytes, 1), 1)
                 shape = values.shape[1:]
                 self._file.create_dataset(
-                    name, (0, *shape), maxshape=(None, *shape), dtype=values.dtype, chunks=(rows, *shape), **GZIP
+                    name,
+                    (0, *shape),
+                    maxshape=(None, *shape),
+                    dtype=values.dtype,
+                    chunks=(rows, *shape),
+                    **GZIP,
+                    **CHECKED,
                 )
             _extend(self._file[name], values)
         if self._records:
@@ -142,7 +152,7 @@ def written(target: Path) -> Iterator[Any]:
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     with explained(f"write '{target}'"):
         try:
-            with h5py.File(part, "w") as file:
+            with h5py.File(part, "w", libver=LAYOUT) as file:
                 yield file
             publish(part, target)
         finally:

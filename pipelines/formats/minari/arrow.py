@@ -71,7 +71,7 @@ class ArrowEpisodes:
             raise InputMissing(f"'{folder}' has no {self._form} file", hint="fetch or make the dataset again")
         try:
             if self._form == "parquet":
-                return pq.read_table(files)
+                return pq.read_table(files, page_checksum_verification=True)
             return pa.concat_tables([pa.ipc.open_file(pa.OSFile(str(path))).read_all() for path in files])
         except UNREADABLE as error:
             raise IntegrityError(f"'{folder}' is damaged: {reason(error)}", hint="fetch or make it again") from error

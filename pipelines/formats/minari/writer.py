@@ -20,7 +20,7 @@ import numpy as np
 
 from pipelines.files.atomic import explained, write_atomically
 from pipelines.formats.base import Exported, Item, require
-from pipelines.formats.flat.writer import GZIP, of_one_schema, outward, written
+from pipelines.formats.flat.writer import CHECKED, GZIP, of_one_schema, outward, written
 from pipelines.formats.intake import is_plain
 from pipelines.formats.minari import episodes as minari
 from pipelines.formats.minari.environment import described
@@ -183,7 +183,9 @@ class _Form:
 
 def _put(group: Any, name: str, values: np.ndarray) -> None:
     packed = values.nbytes >= _PACKED_BYTES
-    group.create_dataset(name, data=values, **(GZIP | {"chunks": True} if packed else {}))
+    # Only chunks have checksums. A small array is one chunk, whose index this layout keeps in a few bytes.
+    chunks = True if packed else tuple(max(size, 1) for size in values.shape)
+    group.create_dataset(name, data=values, chunks=chunks, **CHECKED, **(GZIP if packed else {}))
 
 
 def _put_texts(group: Any, name: str, values: np.ndarray, lengths: np.ndarray) -> None:

@@ -25,7 +25,7 @@ class ParquetFiles:
 
     def batches(self, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these columns, about `BATCH_BYTES` at a time."""
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             widest = max(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
             rows = max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
             count = max(BATCH_BYTES * rows // max(widest, 1), _FEWEST_ROWS)

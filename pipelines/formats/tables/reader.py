@@ -345,7 +345,8 @@ class TableImporter:
         if not path.is_file():
             return {}
         try:
-            return {row["uid"]: {**row, "tags": dict(row["tags"] or ())} for row in pq.read_table(path).to_pylist()}
+            table = pq.read_table(path, page_checksum_verification=True)
+            return {row["uid"]: {**row, "tags": dict(row["tags"] or ())} for row in table.to_pylist()}
         except UNREADABLE as error:
             raise unreadable(path, error) from error
 

@@ -31,6 +31,8 @@ from pipelines.lake.trajectory import Trajectory
 
 GROUP_BYTES = 32 << 20  # of steps in a row group, by their size in memory
 FILE_BYTES = 512 << 20
+# A page is checked by every reader that asks for it; a flipped bit in plain values is a value otherwise.
+PACKING: Mapping[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 _ROWS_HELD = 10_000  # of trajectories as Python objects
 _PLACES = pa.schema([("file", pa.string()), ("row_group", pa.int64()), ("first_row", pa.int64()), ("rows", pa.int64())])
 
@@ -52,7 +54,7 @@ def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported
                 tables.append(_table(rows))
                 rows.clear()
     table = pa.concat_tables([*tables, _table(rows)])
-    write_atomically(to / TABLE, lambda file: pq.write_table(table, file, compression="zstd"))
+    write_atomically(to / TABLE, lambda file: pq.write_table(table, file, **PACKING))
     steps, size = pc.sum(table["length"]).as_py() or 0, sum(path.stat().st_size for path in to.glob("*.parquet"))
     return Exported(trajectories=table.num_rows, steps=steps, written=table.num_rows, bytes=size)
 
@@ -114,7 +116,7 @@ class _SchemaFiles:
         fields = [pa.field("uid", pa.string()), pa.field("t", pa.int64()), *map(_described, self.schema.columns)]
         table = pa.table(arrays, schema=pa.schema(fields, metadata=spaces))
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.to / self._name(), table.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(self.to / self._name(), table.schema, **PACKING)
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._bytes += self._pending_rows * self.schema.step_bytes
         self._groups += 1

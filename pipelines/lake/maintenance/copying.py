@@ -5,7 +5,7 @@ selected, live and missing in the target are written into new segments, so every
 copy is repeated. A derived trajectory keeps its base if the base is in the target or is copied too; otherwise it is
 written out in full and has no base. Copies are verified against their checksums before they are published.
 
-Repeating an interrupted copy copies what is missing. Segments that expired in the target do not return.
+Repeating an interrupted copy copies what is missing. What expired in the target since the first copy does not return.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pipelines.lake.folders import COPIED, FolderChooser, blob_key, is_rewritten
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.maintenance import integrity
+from pipelines.lake.maintenance.expired import keep_expired, read_expired
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
@@ -85,6 +86,7 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
         chosen = select(source, where, listener=listener).uids
     with target.storage.hold("copy", what=f"lake '{target.name}' is being copied into"):
         job = _CopyJob(source, target, chosen, listener)
+        keep_expired(target.storage)
         with explained(f"copy '{source.name}' into '{target.name}'"):
             for attempt in range(_PASSES):
                 if job.go(first=attempt == 0):
@@ -150,6 +152,7 @@ class _CopyJob:
         self._present, self._present_in = uids[order], numbers[order]
         listed = list_all(self.target.storage)
         replaced = [id for listed_id in listed for id in self._replaces(listed_id)]
+        self._expired = read_expired(self.target.storage)
         buried = [id for stone in read_tombstones(self.target.storage).values() for id in stone.segments]
         self._known = {*listed, *replaced, *buried}
 
@@ -171,7 +174,7 @@ class _CopyJob:
         footer = read_footer(self.source.storage, id)
         uids = footer.uids()
         wanted = _among(np.sort(alive), uids)
-        missing = wanted & ~_among(self._present, uids) & ~self._came_before(footer)
+        missing = wanted & ~_among(self._present, uids) & ~_among(self._expired, uids) & ~self._came_before(footer)
         self.done.present += int((wanted & ~missing).sum()) if self._first else 0
         if not missing.any():
             return

@@ -17,6 +17,7 @@ import numpy as np
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance.expired import add_expired
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.protection import protections
@@ -147,6 +148,7 @@ def carry_out(lake: Lake, plan: ExpiryPlan, *, reason: str) -> None:
             mine = part.mask & file.named((name,))
             if mine.any():
                 trajectories[name] = hex_uids(file.uids[mine])
+    add_expired(lake.storage, np.concatenate([part.file.uids[part.mask] for part in plan.going]))
     tombstone = Tombstone(
         time=time.time(), reason=reason, segments=tuple(whole), trajectories=trajectories, steps=steps
     )

@@ -30,6 +30,7 @@ from pipelines.lake.folders import (
     segment_key,
 )
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance.expired import add_expired
 from pipelines.lake.maintenance.files import File, FileTable
 from pipelines.lake.maintenance.lease import Held
 from pipelines.lake.segment import stored_bytes
@@ -60,17 +61,20 @@ class SweepResult:
 def expire_orphans(inventory: FileTable) -> None:
     """Expire overlays whose bases are gone for good, e.g. written while their bases expired."""
     whole: list[str] = []
+    gone: list[np.ndarray] = []
     trajectories: dict[str, list[str]] = {}
     for overlay in (file for file in inventory.files.values() if file.is_overlay and not file.alive.all()):
         orphans = _orphans(inventory, overlay)
         orphans &= inventory.removals.alive(overlay.id, overlay.uids)  # the others are removed already
         if not orphans.any():
             continue
+        gone.append(overlay.uids[orphans])
         if orphans.all():
             whole += overlay.names
         else:
             trajectories[overlay.id] = hex_uids(overlay.uids[orphans])
     if whole or trajectories:
+        add_expired(inventory.lake.storage, np.concatenate(gone))
         reason = "derived from removed trajectories"
         write_tombstone(
             inventory.lake.storage,

@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.errors import Locked, StageFailed, UsageError
+from pipelines.errors import IntegrityError, Locked, StageFailed, UsageError
 from pipelines.events import Notice
 from pipelines.files import atomic
 from pipelines.lake import collectors
 from pipelines.lake.folders import list_all
+from pipelines.lake.footer import hex_uids
+from pipelines.lake.maintenance import expired
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.copying import copy
+from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
@@ -196,7 +199,7 @@ def test_an_interrupted_copy_goes_on(lake: Lake, target: Lake, monkeypatch: pyte
 
     def die(staged: Path, path: Path) -> None:
         nonlocal count
-        count += 1
+        count += "segments" in path.parts
         if count == 4:  # between the two files of the second segment
             raise KeyboardInterrupt
         publish(staged, path)
@@ -286,3 +289,67 @@ def test_a_copy_that_fails_leaves_nothing_half_copied(
         copy(lake, target)
     assert not list((target.local / "tmp").iterdir())
     assert not segment_files(target)
+
+
+def expire_all(lake: Lake, where: str) -> None:
+    """Expire trajectories, and delete their files and what the tombstones say of them."""
+    for _ in range(2):
+        expire(lake, RetentionLimits(where=where), grace_seconds=0)
+    compact(lake, grace_seconds=0)
+
+
+@pytest.mark.parametrize("where", ["", "length > 5"], ids=["all", "some"])
+@pytest.mark.parametrize("gone", ["length = 7", "true"], ids=["one", "every"])
+def test_what_expired_in_the_target_does_not_return(lake: Lake, target: Lake, where: str, gone: str) -> None:
+    written = fill(lake, [5, 6, 7, 8], seal_every=2)
+    copy(lake, target, where=where)
+    expire_all(target, gone)
+    left = Reader(target).uids()
+    for again in (where, "", "length > 4"):
+        copy(lake, target, where=again)
+    never = {uid for uid, values in written.items() if where and len(values["reward"]) == 6}
+    assert sorted(Reader(target).uids()) == sorted({*left, *never})
+    more = fill(lake, [7], seed=1)
+    assert copy(lake, target).trajectories == 1
+    assert set(more) <= set(Reader(target).uids())
+
+
+def test_what_was_derived_from_expired_ones_does_not_return(lake: Lake, target: Lake) -> None:
+    (base, other) = fill(lake, [6, 7])
+    derive(lake, base, 6)
+    copy(lake, target)
+    expire_all(target, "length = 6")
+    copy(lake, target)
+    assert Reader(target).uids() == [other]
+
+
+def test_a_lake_that_nobody_copied_into_keeps_no_record_of_what_expired(lake: Lake) -> None:
+    fill(lake, [5, 6])
+    expire_all(lake, "length = 5")
+    assert not lake.storage.names("expired")
+
+
+def test_the_record_of_what_expired_stays_a_few_files(
+    lake: Lake, target: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expired, "_MOST_FILES", 3)
+    written = list(fill(lake, [3, 4, 5, 6, 7, 8, 9, 10]))
+    copy(lake, target)
+    for length in range(3, 10):
+        expire(target, RetentionLimits(where=f"length = {length}"), grace_seconds=0)
+        assert len(target.storage.names("expired")) <= 3
+    assert hex_uids(expired.read_expired(target.storage)) == sorted(written[:-1])
+    copy(lake, target)
+    assert Reader(target).uids() == written[-1:]
+
+
+def test_a_damaged_record_of_what_expired_is_refused(lake: Lake, target: Lake) -> None:
+    fill(lake, [3, 4])
+    copy(lake, target)
+    expire(target, RetentionLimits(where="length = 3"), grace_seconds=0)
+    path = max((target.path / "expired").iterdir(), key=lambda each: each.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(IntegrityError, match=f"{path.name}' is damaged"):
+        copy(lake, target)
