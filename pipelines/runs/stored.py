@@ -16,7 +16,7 @@ from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError
 from pipelines.files.json import parse_object
 from pipelines.files.malformed import read_limited
-from pipelines.runs.evaluations import Evaluation, number, read_evaluations
+from pipelines.runs.evaluations import Evaluation, RunScores, number, read_evaluations, select_scores
 from pipelines.runs.metrics import POINTS, MetricColumns, last_line, read_metrics
 from pipelines.runs.state import RunState, state_of
 
@@ -99,6 +99,11 @@ class StoredRun:
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations that can be read, in the order in which they were made."""
         return self._evaluations[0]
+
+    @cached_property
+    def scores(self) -> RunScores:
+        """The evaluations by which the run is scored and compared."""
+        return select_scores(self.evaluations, self.document)
 
     @property
     def damaged_evaluations(self) -> tuple[str, ...]:

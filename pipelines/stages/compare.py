@@ -35,7 +35,7 @@ def compare(
 
     Args:
         runs: runs, directories of runs, or patterns.
-        metric: score of the evaluations; of each run the newest evaluation counts.
+        metric: score of the evaluations; of each run its latest update counts, as its own settings evaluate it.
         statistic: "iqm" (interquartile mean) or "mean", over the runs of a group.
         by: settings to group by instead of all that differ.
         axis: x of the learning curves: "updates", "steps" or "seconds".
@@ -77,11 +77,20 @@ def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> No
             )
         write_atomically(to, text.getvalue())
         return
+    shared = {line.scored_on for line in lines}
     series = [
-        Series(name=line.name, x=line.x, values=line.values, low=line.low, high=line.high)
+        Series(
+            name=line.name if len(shared) == 1 else f"{line.name}: {line.scored_on}",
+            x=line.x,
+            values=line.values,
+            low=line.low,
+            high=line.high,
+        )
         for line in lines[:_MOST_LINES]
     ]
-    learning_curve(to, series, metric=metric.removesuffix("_mean"), unit=_UNITS[axis])
+    what = metric.removesuffix("_mean")
+    title = f"{what} on {shared.pop()}".capitalize() if len(shared) == 1 else ""
+    learning_curve(to, series, title=title, metric=what, unit=_UNITS[axis])
 
 
 def _described(group: RunGroup) -> dict[str, Any]:

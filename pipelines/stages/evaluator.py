@@ -11,6 +11,7 @@ from pipelines.config.settings import Settings
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.evaluation.runner import play_episodes
 from pipelines.events import Listener
+from pipelines.lake.spaces import is_greedy_by_default
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Acting, trained
@@ -62,7 +63,7 @@ class EvaluatorTask:
             settings.env,
             actors=actors,
             seed=wanted.seed,
-            split=wanted.split,
+            split=wanted.task_split,
             workers=workers(settings.env, settings.collect, actors=actors, together=self.count),
             timeout_seconds=settings.collect.env_timeout_seconds,
             offset=self.place.start,
@@ -83,8 +84,8 @@ class EvaluatorTask:
         return PlayedShare(spec=env.spec, episodes=episodes, seconds=seconds, cpu_seconds=cpu_seconds)
 
     def _acting(self, env: Env) -> Acting:
-        wanted = self.settings.evaluate
+        wanted, own = self.settings.evaluate, self.settings.agent
+        greedy = wanted.acts_greedily(by_default=is_greedy_by_default(env.spec.spaces.action))
         if self.form is not None:
-            return self.form.policy(env, greedy=wanted.greedy, seed=wanted.seed)
-        own = self.settings.agent
-        return trained(self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=own)
+            return self.form.policy(env, greedy=greedy, seed=wanted.seed)
+        return trained(self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=own)

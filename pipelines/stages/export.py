@@ -30,8 +30,10 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
+from pipelines.runs.evaluations import mode_name
 from pipelines.runs.stored import StoredRun, read_run
 from pipelines.stages.environment import make_env, workers
+from pipelines.stages.evaluate import default_greedy
 from pipelines.stages.result import Result, Table
 
 
@@ -81,7 +83,10 @@ def _policy(
     settings: Settings, checkpoint: Checkpoint, to: Path, listener: Listener, *, run: StoredRun | None = None
 ) -> tuple[dict[str, Any], list[Table]]:
     """Write the bundle of a checkpoint, of a run or of another bundle; return its figures and tables."""
-    wanted = settings.export
+    wanted, judged = settings.export, settings.evaluate
+    greedy = judged.acts_greedily(by_default=default_greedy(checkpoint))
+    split = judged.task_split
+    settings = settings.model_copy(update={"evaluate": judged.model_copy(update={"greedy": greedy, "split": split})})
     with_page = "page" in wanted.format
     named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
     chosen = tuple(form for form in forms.FILES if form in named)
@@ -95,17 +100,16 @@ def _policy(
     tables: list[Table] = []
     report: Mapping[str, Any] = {}
     if chosen:
-        files, about, report = _proved(settings, checkpoint, chosen, listener)
+        files, about, report = _proved(settings, checkpoint, chosen, listener, greedy=greedy)
         figures, tables = {"parity": report["forms"]}, [table(report)]
         if with_page:
             evaluated = report["evaluations"].get("original")
             page = policy_page.page(lakes, about, files, evaluated, runtime)
             files = {**files, policy_page.PAGE: page}
-    size = write_bundle(checkpoint.acting, checkpoint.record, to, forms=files, about=about)
+    size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
     if wanted.card:
-        split = settings.evaluate.split
-        _write_card(checkpoint, to, report, [*files], run, split=split, licence=wanted.licence)
-    return {"update": checkpoint.update, "bytes": size, **figures}, tables
+        _write_card(checkpoint, to, report, [*files], run, split=split, greedy=greedy, licence=wanted.licence)
+    return {"update": checkpoint.update, "acts": mode_name(greedy), "bytes": size, **figures}, tables
 
 
 def _write_card(
@@ -116,15 +120,16 @@ def _write_card(
     run: StoredRun | None,
     *,
     split: str,
+    greedy: bool,
     licence: str,
 ) -> None:
     """Write the model card, which is not sealed: users edit it. Its scores are those of the run's newest evaluation of
-    the checkpoint, else of the proof."""
+    the checkpoint in which it acted as the bundle does, else of the proof."""
     record = checkpoint.record
-    evaluation = model_card.evaluation_of(run, checkpoint.update) if run is not None else None
+    evaluation = model_card.evaluation_of(run, checkpoint.update, greedy=greedy) if run is not None else None
     proof = report.get("evaluations", {}).get("original")
     if evaluation is None and proof:
-        evaluation = model_card.evaluation(proof, update=checkpoint.update, split=split)
+        evaluation = model_card.evaluation(proof, update=checkpoint.update, split=split, greedy=greedy)
     about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.of_run(run)
     source = model_card.CardSource(
         **about,
@@ -132,6 +137,7 @@ def _write_card(
         update=checkpoint.update,
         files=files,
         evaluation=evaluation,
+        greedy=greedy,
         lakes=model_card.lakes_of(record),
         steps=record.get("steps_seen"),
         licence=licence,
@@ -141,7 +147,7 @@ def _write_card(
 
 
 def _proved(
-    settings: Settings, checkpoint: Checkpoint, chosen: tuple[str, ...], listener: Listener
+    settings: Settings, checkpoint: Checkpoint, chosen: tuple[str, ...], listener: Listener, *, greedy: bool
 ) -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]:
     """Return the files of the forms, what policy.json says of them, and the report of the proof."""
     agent = load_agent(checkpoint, own=settings.agent)
@@ -149,7 +155,7 @@ def _proved(
     function = StepFunction(agent, capacity=capacity)
     listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
     files = forms.make(function, chosen, weights=settings.export.weights)
-    record = {**specification(checkpoint.record), **forms.described(function), "forms": list(chosen)}
+    record = {**specification(checkpoint.record, greedy=greedy), **forms.described(function), "forms": list(chosen)}
     record["weights"] = settings.export.weights
     if forms.AOTI in chosen:
         record["compiled"] = forms.compiled_for()
@@ -158,7 +164,7 @@ def _proved(
     env = _environment(settings.env, wanted, settings.collect, actors=parity.ACTORS)
     try:
         policy = AgentPolicy(agent, num_actors=parity.ACTORS, capacity=capacity, seed=wanted.seed)
-        recording = parity.record(policy, env, greedy=wanted.greedy, seed=wanted.seed)
+        recording = parity.record(policy, env, greedy=greedy, seed=wanted.seed)
     finally:
         env.close()
     agreements = {}
@@ -166,7 +172,7 @@ def _proved(
         step = forms.opened(form, files[forms.FILES[form]], record, parity.ACTORS)
         agreements[form] = parity.compare(recording, step, forms.limits(form, record))
     parity.require(agreements)
-    report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener))
+    report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener, greedy=greedy))
     files |= parity.files(recording, report)
     record["parity"] = vars(forms.limits(forms.ONNX, record))
     return files, record, report
@@ -178,7 +184,7 @@ def _environment(env: EnvSettings, wanted: EvaluateSettings, collect: CollectSet
         env,
         actors=actors,
         seed=wanted.seed,
-        split=wanted.split,
+        split=wanted.task_split,
         workers=workers(env, collect, actors=actors),
         timeout_seconds=collect.env_timeout_seconds,
     )
@@ -190,6 +196,8 @@ def _evaluations(
     files: Mapping[str, bytes],
     record: Mapping[str, Any],
     listener: Listener,
+    *,
+    greedy: bool,
 ) -> dict[str, Any]:
     """Return the scores of the policy and of its forms on the same episodes. IntegrityError if the mean return of a
     form is outside the policy's interval."""
@@ -204,11 +212,11 @@ def _evaluations(
         try:
             if form == "original":
                 policy: Policy = trained(
-                    checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent
+                    checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent
                 ).policy
             else:
                 step = forms.opened(form, files[forms.FILES[form]], record, actors)
-                policy = forms.ExportedPolicy(step, record, greedy=wanted.greedy, seed=wanted.seed)
+                policy = forms.ExportedPolicy(step, record, greedy=greedy, seed=wanted.seed)
             figures = describe(evaluate(env, policy, episodes=episodes, listener=listener))
         finally:
             env.close()

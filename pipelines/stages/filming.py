@@ -20,6 +20,7 @@ from pipelines.evaluation.films import Film, PictureReel, captioned, film
 from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import suffix, write_video
+from pipelines.lake.spaces import is_greedy_by_default
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
@@ -140,14 +141,15 @@ def _played(
             env.play_only(tasks)
         if actors == 1:
             env.load_state_dict({"next_episode": episodes[0]})
-        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent)
+        greedy = wanted.acts_greedily(by_default=is_greedy_by_default(env.spec.spaces.action))
+        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent)
         values = _values(checkpoint, settings.agent)
         films = film(env, acting.policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
         return films, env.spec
 
 
 def _drawn_env(env: EnvSettings, wanted: EvaluateSettings, *, actors: int, listener: Listener) -> Env:
-    return make_env(env, actors=actors, seed=wanted.seed, split=wanted.split, drawn=True, listener=listener)
+    return make_env(env, actors=actors, seed=wanted.seed, split=wanted.task_split, drawn=True, listener=listener)
 
 
 def _values(checkpoint: Checkpoint, own: AgentSettings) -> Values | None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.config.places import is_run
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
 from pipelines.runs.comparison import aggregate
-from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best, read_evaluations
+from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best
+from pipelines.runs.stored import read_run
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
 from pipelines.stages.search_space import Dimension
@@ -163,8 +165,9 @@ class _Tuner:
         import optuna
 
         live = optuna.trial.Trial(self._study, trial.id)
-        evaluations, _ = read_evaluations(trial.planned.path / "evaluations")
-        for evaluation in curve(evaluations, self._search.metric):
+        if not is_run(trial.planned.path):
+            return
+        for evaluation in curve(read_run(trial.planned.path).scores.curve, self._search.metric):
             score = evaluation.score(self._search.metric)
             if score is not None and evaluation.update not in trial.reported:
                 live.report(score.value, evaluation.update)
@@ -267,7 +270,7 @@ def _place(search: Search, number: int) -> Path:
 
 
 def _score(run: Path, metric: str) -> float | None:
-    found = last_and_best(read_evaluations(run / "evaluations")[0], metric)
+    found = last_and_best(read_run(run).scores.final, metric) if is_run(run) else None
     score = found[0].score(metric) if found is not None else None
     return None if score is None else score.value
 

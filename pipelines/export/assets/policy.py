@@ -26,18 +26,20 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class OnnxPolicy:
     """The policy for one environment (`actors` None), or for several, whose values then have a leading axis.
 
-    `greedy`: take the most probable action instead of one sampled with `seed`. `threads`: of a step. `given`: what is
-    in policy.json and policy.onnx, instead of the files in `directory`. ValueError if these were altered.
+    `greedy`: take the most probable action instead of one sampled with `seed`; None: as policy.json says.
+    `threads`: of a step. `given`: what is in policy.json and policy.onnx, instead of the files in `directory`.
+    ValueError if these were altered.
     """
 
     def __init__(
-        self, directory: Any = HERE, actors: int | None = None, greedy: bool = True, seed: int = 0, threads: int = 1,
-        given: tuple[Record, bytes] | None = None,
+        self, directory: Any = HERE, actors: int | None = None, greedy: bool | None = None, seed: int = 0,
+        threads: int = 1, given: tuple[Record, bytes] | None = None,
     ) -> None:  # fmt: skip
         import onnxruntime
 
         record, model = given or (record := read_record(directory), read_checked(directory, "policy.onnx", record))
         self.record, options = record, onnxruntime.SessionOptions()
+        greedy = record["greedy"] if greedy is None else greedy
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         self.columns, self.space = dict(record["spaces"]["observation"]), record["spaces"]["action"]
         self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
