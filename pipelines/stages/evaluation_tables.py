@@ -12,6 +12,7 @@ from pipelines.runs.evaluations import mode_name
 from pipelines.stages.result import Table
 
 _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
+_MOST_GAMES = 4  # that are named
 _CURVES = ("success", "return")
 Reports = Mapping[str, Mapping[str, Any]]
 
@@ -54,8 +55,8 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
         rows.append(["achievement score", figures["achievement_score"], None, None])
     for key in figures:  # normalised scores of `evaluation.adaptation`
         if key.endswith("_median") and f"{(name := key.removesuffix('_median'))}_ci95" in figures:
-            over = f" ({figures[f'{name}_over']})" if f"{name}_over" in figures else ""
-            rows.append([f"{name.replace('_', ' ')}{over}", figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
+            label = name.replace("_", " ") + _over(figures.get(f"{name}_over", ()))
+            rows.append([label, figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
     if other is not None:
         about = f"{mode_name(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
         rows += [[f"{name} ({about})", *values] for name, *values in _score_rows(other["metrics"])]
@@ -67,6 +68,12 @@ def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) ->
     if chosen:
         found.append(_task_table(figures["per_task"]))
     return found + adaptation_tables({f"checkpoint {report['update']}": report})
+
+
+def _over(games: Sequence[str]) -> str:
+    """Say which games a mean is over, by their number if they are many."""
+    named = ", ".join(games) if len(games) <= _MOST_GAMES else f"{len(games)} games"
+    return f" over {named}" if games else ""
 
 
 def _score_rows(figures: Mapping[str, Any]) -> list[list[Any]]:

@@ -15,7 +15,7 @@ from pipelines.lake.spaces import is_greedy_by_default
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Acting, trained
-from pipelines.stages.environment import make_env, workers
+from pipelines.stages.environment import make_judging_env, workers
 from pipelines.stages.tasks import Channel
 from pipelines.training.learner import use_threads
 
@@ -59,11 +59,11 @@ class EvaluatorTask:
         settings, wanted, began = self.settings, self.settings.evaluate, time.process_time()
         use_threads(settings.train.threads)
         actors = self.place.stop - self.place.start
-        env = make_env(
+        env = make_judging_env(
             settings.env,
+            wanted,
             actors=actors,
-            seed=wanted.seed,
-            split=wanted.task_split,
+            tasks=self.tasks,
             workers=workers(settings.env, settings.collect, actors=actors, together=self.count),
             timeout_seconds=settings.collect.env_timeout_seconds,
             offset=self.place.start,
@@ -72,8 +72,6 @@ class EvaluatorTask:
         )
         try:
             self.check(env.spec)
-            if self.tasks:
-                env.play_only(self.tasks)
             acting = self._acting(env)
             started = time.perf_counter()
             episodes = play_episodes(env, acting.policy, episodes=wanted.episodes, listener=listener)

@@ -32,7 +32,7 @@ from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
 from pipelines.runs.evaluations import mode_name
 from pipelines.runs.stored import StoredRun, read_run
-from pipelines.stages.environment import make_env, workers
+from pipelines.stages.environment import make_judging_env, workers
 from pipelines.stages.evaluate import default_greedy
 from pipelines.stages.result import Result, Table
 
@@ -180,11 +180,10 @@ def _proved(
 
 def _environment(env: EnvSettings, wanted: EvaluateSettings, collect: CollectSettings, *, actors: int) -> Env:
     """Make the environment of an evaluation."""
-    return make_env(
+    return make_judging_env(
         env,
+        wanted,
         actors=actors,
-        seed=wanted.seed,
-        split=wanted.task_split,
         workers=workers(env, collect, actors=actors),
         timeout_seconds=collect.env_timeout_seconds,
     )
