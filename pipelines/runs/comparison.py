@@ -47,7 +47,8 @@ _CURVE_RESAMPLES = 500
 @dataclass(frozen=True, kw_only=True)
 class RunGroup:
     """Runs that differ in their seed only. `settings` are those that distinguish the group; `scores` by stratum: the
-    name of the environment, with what distinguishes it from others of that name. `strata`: of the runs, where known."""
+    name of the environment, with what distinguishes it from others of that name. `strata`: of the runs. `scored_on`:
+    the tasks and the way to act, as text."""
 
     name: str
     settings: Mapping[str, Any]
@@ -55,6 +56,7 @@ class RunGroup:
     scores: Mapping[str, tuple[float, ...]]
     score: ScoreInterval | None
     strata: Mapping[Path, str] = field(default_factory=dict)
+    scored_on: str = ""
 
     @property
     def unfinished(self) -> int:
@@ -241,6 +243,7 @@ def _group(
         scores=values,
         score=aggregate(values, statistic),
         strata={run.path: stratum for run, _, stratum in members},
+        scored_on=" or ".join(dict.fromkeys(str(each.standard) for _, each, _ in members if each is not None)),
     )
 
 

@@ -3,6 +3,7 @@ file must not hide the other runs. Nothing named in a file is imported or opened
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from pipelines.runs.metrics import POINTS, MetricColumns, last_line, read_metric
 from pipelines.runs.state import RunState, state_of
 
 _MOST_BYTES = 16 << 20
+_UPDATE = re.compile(r"\d{6,15}")
 _NOT_SETTINGS = ("about", "expected", "profile", "seed", "size", "env.name")
 
 
@@ -121,8 +123,10 @@ class StoredRun:
 
     @property
     def updates(self) -> int | None:
-        """Gradient updates done, as far as they are logged."""
-        return _whole(self.last_training.get("update")) or self._count("train")
+        """Gradient updates done, as far as they are logged or in a checkpoint; an interruption saves one between lines
+        of the log."""
+        known = (_whole(self.last_training.get("update")) or self._count("train"), self._newest_checkpoint)
+        return max((count for count in known if count is not None), default=None)
 
     @property
     def env_steps(self) -> int | None:
@@ -139,6 +143,11 @@ class StoredRun:
     def seconds_left(self) -> float | None:
         """Time that a running run still needs, by its own estimate; None if unknown."""
         return number(self.progress.get("seconds_left")) if self.state.status == "running" else None
+
+    @property
+    def _newest_checkpoint(self) -> int | None:
+        names = (file.parent.name for file in (self.path / "checkpoints").glob("*/checkpoint.json"))
+        return max((int(name) for name in names if _UPDATE.fullmatch(name)), default=None)
 
     def _count(self, stage: str) -> int | None:
         stages = self.progress.get("stages")

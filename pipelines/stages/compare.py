@@ -12,6 +12,7 @@ from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
 from pipelines.report.charts import Series
 from pipelines.report.plots import learning_curve
+from pipelines.report.scores import LEAST_JOINED
 from pipelines.runs.comparison import Axis, GroupCurve, Improvement, RunGroup, Statistic, curves, grouped, improvements
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval
 from pipelines.runs.find import find_runs
@@ -85,6 +86,7 @@ def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> No
             values=line.values,
             low=line.low,
             high=line.high,
+            joined=len(line.values) >= LEAST_JOINED,
         )
         for line in lines[:_MOST_LINES]
     ]
@@ -99,6 +101,7 @@ def _described(group: RunGroup) -> dict[str, Any]:
         "settings": dict(group.settings),
         "runs": [str(run.path) for run in group.runs],
         "unfinished": group.unfinished,
+        "scored_on": group.scored_on,
         "scores": {env: list(values) for env, values in group.scores.items()},
         **_interval("score", group.score),
     }
@@ -116,7 +119,9 @@ def _tables(
     """Return a row for each group, with the probability that it improves on the first, which is the baseline."""
     baseline = groups[0].name
     over = {each.better: each.probability for each in better if each.than == baseline}
+    shared = {group.scored_on for group in groups if group.scores}
     columns = ["group", "runs", f"{statistic} of {metric}", "95% low", "95% high", "lowest", "highest"]
+    columns += ["scored on"] if len(shared) > 1 else []
     if over:
         columns += ["P(better than the first)", "95%"]
     rows = []
@@ -125,9 +130,10 @@ def _tables(
         runs = f"{len(group.runs)}" + (f" ({group.unfinished} unfinished)" if group.unfinished else "")
         row = [group.name, runs, *((score.value, score.low, score.high) if score else (None, None, None))]
         row += [min(values, default=None), max(values, default=None)]
+        row += [group.scored_on] if len(shared) > 1 else []
         if over:
             chance = over.get(group.name)
             bounds = f"{chance.low:.2f} to {chance.high:.2f}" if chance and chance.low is not None else ""
             row += [f"{chance.value:.2f}" if chance else "", bounds]
         rows.append(row)
-    return [Table(title="", columns=columns, rows=rows)]
+    return [Table(title=f"scored on {shared.pop()}" if len(shared) == 1 else "", columns=columns, rows=rows)]
