@@ -6,6 +6,7 @@ name of a field.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -249,6 +250,18 @@ class Lines:
             "mark": {"type": "line", "point": {"size": 36, "filled": True} if 0 < most <= _MARKED else False},
             "encoding": {"y": y, "color": color, "strokeDash": dash},
         }
+
+
+def make_a_curve(places: Sequence[float]) -> bool:
+    """Whether evaluations at these places may be joined by a line: three or more, and none far from the others. A line
+    from the evaluation before training to those after it would look like learning at a constant rate.
+
+    >>> make_a_curve([0, 3900, 4000]), make_a_curve([100, 200, 300])
+    (False, True)
+    """
+    ordered = sorted(set(places))
+    gaps = [after - before for before, after in itertools.pairwise(ordered)]
+    return len(gaps) > 1 and max(gaps) <= sum(gaps) / 2
 
 
 def is_random(name: str) -> bool:

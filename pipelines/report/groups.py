@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipelines.report.charts import make_a_curve
 from pipelines.report.markup import Markup, element, joined, table
 from pipelines.report.page import Charts, Curve
-from pipelines.report.scores import LEAST_JOINED, interval
+from pipelines.report.scores import interval
 from pipelines.report.shown import ShownRun, text
 from pipelines.runs.comparison import Axis, RunGroup, curves, grouped, improvements
 
@@ -46,7 +47,7 @@ def _curves(groups: Sequence[RunGroup], metric: str, charts: Charts) -> Markup |
             low=each.low,
             high=each.high,
             axis=axis,
-            joined=len(each.values) >= LEAST_JOINED,
+            joined=make_a_curve(each.x),
             color=[group.name for group in groups].index(each.name),
         )
         for axis, each in drawn

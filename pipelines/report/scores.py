@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pipelines.report.charts import make_a_curve
 from pipelines.report.markup import Markup, element, folded, joined, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
@@ -17,7 +18,6 @@ _KINDS = ("success", "return")
 _MOST_EVALUATIONS = 200
 _MOST_LINES = 12
 _MOST_BANDS = 4  # of several runs, beyond which bands hide each other
-LEAST_JOINED = 3  # evaluations that make a learning curve
 
 
 def learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
@@ -31,7 +31,7 @@ def learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup
         if curves:
             name = metric.removesuffix("_mean").replace("_", " ")
             about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
-            about += " Lines join evaluations of the same tasks, three or more."
+            about += " Lines join evaluations that follow each other closely."
             yield charts.lines(name.capitalize(), curves, y=name, about=about, share=metric == "success_mean")
 
 
@@ -57,7 +57,7 @@ def _curves(run: ShownRun, metric: str, *, several: bool, bands: bool) -> Iterat
             high=high,
             run=run.number,
             color=run.color if several else place,
-            joined=len(points) >= LEAST_JOINED,
+            joined=make_a_curve([each.update for each in points]),
         )
 
 

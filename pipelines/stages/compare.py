@@ -10,9 +10,8 @@ from typing import Any
 
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
-from pipelines.report.charts import Series
+from pipelines.report.charts import Series, make_a_curve
 from pipelines.report.plots import learning_curve
-from pipelines.report.scores import LEAST_JOINED
 from pipelines.runs.comparison import Axis, GroupCurve, Improvement, RunGroup, Statistic, curves, grouped, improvements
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval
 from pipelines.runs.find import find_runs
@@ -86,7 +85,7 @@ def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> No
             values=line.values,
             low=line.low,
             high=line.high,
-            joined=len(line.values) >= LEAST_JOINED,
+            joined=make_a_curve(line.x),
         )
         for line in lines[:_MOST_LINES]
     ]
