@@ -30,7 +30,7 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
-from pipelines.runs.evaluations import mode_name
+from pipelines.runs.evaluations import Evaluation, mode_name, number
 from pipelines.runs.stored import StoredRun, read_run
 from pipelines.stages.environment import make_judging_env, workers
 from pipelines.stages.evaluate import default_greedy
@@ -102,34 +102,46 @@ def _policy(
     if chosen:
         files, about, report = _proved(settings, checkpoint, chosen, listener, greedy=greedy)
         figures, tables = {"parity": report["forms"]}, [table(report)]
-        if with_page:
-            evaluated = report["evaluations"].get("original")
-            page = policy_page.page(lakes, about, files, evaluated, runtime)
-            files = {**files, policy_page.PAGE: page}
+    evaluation = choose_evaluation(checkpoint, report, run=run, split=split, greedy=greedy)
+    if with_page:
+        page = policy_page.page(lakes, about, files, evaluation.metrics if evaluation else None, runtime)
+        files = {**files, policy_page.PAGE: page}
     size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
     if wanted.card:
-        _write_card(checkpoint, to, report, [*files], run, split=split, greedy=greedy, licence=wanted.licence)
+        _write_card(checkpoint, to, [*files], run, evaluation, greedy=greedy, licence=wanted.licence)
     return {"update": checkpoint.update, "acts": mode_name(greedy), "bytes": size, **figures}, tables
+
+
+def choose_evaluation(
+    checkpoint: Checkpoint, report: Mapping[str, Any], *, run: StoredRun | None, split: str, greedy: bool
+) -> Evaluation | None:
+    """Return the one evaluation whose scores the card and the page show: the newest by which the run is scored at this
+    checkpoint, in which it acted as the bundle does; else, of that of the proof and that of the bundle it is made from,
+    the one of more episodes."""
+    if run is not None and (found := model_card.evaluation_of(run, checkpoint.update, greedy=greedy)) is not None:
+        return found
+    proofs = [report.get("evaluations", {}).get("original")]
+    if isinstance(checkpoint, bundle.Bundle) and checkpoint.greedy == greedy:
+        proofs.append(parity.recorded_scores(checkpoint))
+    known = [proof for proof in proofs if proof]
+    if not known:
+        return None
+    longest = max(known, key=lambda figures: number(figures.get("episodes")) or 0.0)
+    return model_card.evaluation(longest, update=checkpoint.update, split=split, greedy=greedy)
 
 
 def _write_card(
     checkpoint: Checkpoint,
     to: Path,
-    report: Mapping[str, Any],
     files: Sequence[str],
     run: StoredRun | None,
+    evaluation: Evaluation | None,
     *,
-    split: str,
     greedy: bool,
     licence: str,
 ) -> None:
-    """Write the model card, which is not sealed: users edit it. Its scores are those of the run's newest evaluation of
-    the checkpoint in which it acted as the bundle does, else of the proof."""
+    """Write the model card, which is not sealed: users edit it."""
     record = checkpoint.record
-    evaluation = model_card.evaluation_of(run, checkpoint.update, greedy=greedy) if run is not None else None
-    proof = report.get("evaluations", {}).get("original")
-    if evaluation is None and proof:
-        evaluation = model_card.evaluation(proof, update=checkpoint.update, split=split, greedy=greedy)
     about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.of_run(run)
     source = model_card.CardSource(
         **about,

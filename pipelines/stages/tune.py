@@ -182,7 +182,7 @@ class _Tuner:
 
         trial = next(each for each in self._going if each.planned == ended.planned)
         self._going.remove(trial)
-        name, score = trial.planned.path.name, _score(trial.planned.path, self._search.metric)
+        name, score = trial.planned.path.name, read_score(trial.planned.path, self._search.metric)
         if ended.code == 0 and score is not None:
             self._study.tell(trial.number, score)
             text = f"{name} done, {self._search.metric} {score:.4g}"
@@ -269,7 +269,8 @@ def _place(search: Search, number: int) -> Path:
     return search.directory / f"trial-{number:04d}"
 
 
-def _score(run: Path, metric: str) -> float | None:
+def read_score(run: Path, metric: str) -> float | None:
+    """Read the score of a trial, of its last evaluation by its own settings; None without one."""
     found = last_and_best(read_run(run).scores.final, metric) if is_run(run) else None
     score = found[0].score(metric) if found is not None else None
     return None if score is None else score.value
@@ -305,7 +306,7 @@ def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> 
             time.sleep(_POLL_SECONDS)
     if failed := [each for each in ended if each.code != 0]:
         raise failure(failed, len(planned), logs)
-    scores = [_score(each.path, search.metric) for each in planned]
+    scores = [read_score(each.path, search.metric) for each in planned]
     return [score for score in scores if score is not None]
 
 

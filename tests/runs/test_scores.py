@@ -17,7 +17,7 @@ from pipelines.runs.evaluations import last_and_best, select_scores
 from pipelines.runs.removal import prunable
 from pipelines.runs.stored import read_run
 from pipelines.runs.summary import summaries
-from pipelines.stages.tune import _score
+from pipelines.stages.tune import read_score
 from tests.runs.factory import START, make_run, write_evaluation
 from tests.tiers import examples
 
@@ -64,7 +64,7 @@ def read(runs: list[Path]) -> Any:
         [(each.better, each.than, each.probability) for each in improvements(groups)],
         [(line.name, line.x, line.values) for line in curves(groups)],
         prunable(rows, keep_best=1),
-        [_score(path, "return_mean") for path in runs],
+        [read_score(path, "return_mean") for path in runs],
     )
 
 
