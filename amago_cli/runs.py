@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _LONGEST_REASON, _MOST_CHANGES = 60, 4
 _LEFT_OUT = (
+    "scored on",
     "env steps",
     "updates",
     "recipe",
@@ -52,14 +53,18 @@ def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> Table:
     """Return the rows of runs as a table for people, with the columns that fit a terminal of `width`."""
     from pipelines.stages.result import Table
 
-    columns = ("run", "recipe", "state", "progress", "score", "best", "env steps", "updates", "seed", "changed", "age")
+    columns = (
+        *("run", "recipe", "state", "progress", "score", "scored on", "best"),
+        *("env steps", "updates", "seed", "changed", "age"),
+    )
     shown = [
         [
             row["run"],
             row["recipe"] or row["env"],
             _state(row),
             _progress(row),
-            interval(row["score"], row["score_low"], row["score_high"]),
+            _at(interval(row["score"], row["score_low"], row["score_high"]), row["score_update"]),
+            _scored_on(row),
             _best(row),
             row["env_steps"],
             row["updates"],
@@ -160,9 +165,22 @@ def _progress(row: Mapping[str, Any]) -> str:
     return f"{row['progress']:.0%}" + (f", {duration(left)} left" if left is not None else "")
 
 
+def _at(score: str, update: int | None) -> str:
+    return f"{score} at {update:,}" if score and update is not None else score
+
+
+def _scored_on(row: Mapping[str, Any]) -> str:
+    """Say what the score belongs to, or that there are evaluations which do not count."""
+    if row["scored_on"] or not row["evaluations"]:
+        return str(row["scored_on"])
+    return f"({row['evaluations']} on other tasks or in other environments)"
+
+
 def _best(row: Mapping[str, Any]) -> str:
-    text = interval(row["best"], row["best_low"], row["best_high"])
-    return f"{text} at {row['best_update']}" if text and row["evaluations"] > 1 else text
+    """Show the best score if it is not the last one."""
+    if row["best_update"] == row["score_update"]:
+        return ""
+    return _at(interval(row["best"], row["best_low"], row["best_high"]), row["best_update"])
 
 
 def _changed(text: str) -> str:

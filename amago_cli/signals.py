@@ -18,6 +18,8 @@ from pipelines.errors import Interrupted
 from pipelines.events import Event, Listener, Notice, Progress, Waiting
 
 _SAME_SECONDS = 1.0
+# What a signal waits for where the last event was progress, by its unit.
+_IN_PROGRESS = {"updates": "the update in progress", **dict.fromkeys(("steps", "episodes"), "the step in progress")}
 _NOTE = "\nstopping at the next safe point{after}; repeat to stop at once\n"
 
 
@@ -53,7 +55,8 @@ def interruptible(listener: Listener) -> Iterator[Listener]:
         listener(event)
         if isinstance(event, Notice):
             return
-        what, awaited = awaited, escaping.line(event.what) if isinstance(event, Waiting) else ""
+        what = awaited
+        awaited = escaping.line(event.what) if isinstance(event, Waiting) else _IN_PROGRESS.get(event.unit, "")
         if not received:
             return
         if isinstance(event, Progress):

@@ -52,7 +52,8 @@ def compare(
 ) -> Any:
     """Compare runs: a row for each group of runs that differ only in their seed.
 
-    Of each run, the newest evaluation counts. Intervals are 95% stratified bootstrap intervals over runs; runs in
+    Of each run, the latest update counts, evaluated as the run's own settings say: not in another environment, on other
+    tasks or with another way to act. Intervals are 95% stratified bootstrap intervals over runs; runs in
     several environments are strata. P(better than the first) is the probability that a run of the group scores higher
     than a run of the first group (Agarwal et al., 2021). One run in a group has no interval.
 

@@ -36,8 +36,9 @@ def serve(
         typer.Option("--token-file", metavar="FILE", help="File with the token of clients [default: a random token]."),
     ] = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample.")
-    ] = True,
+        bool | None,
+        typer.Option("--greedy/--sample", help="Take the policy's most likely action, or sample; default: as it says."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of sampled actions.")] = 0,
     sessions: Annotated[int, typer.Option("--sessions", metavar="N", min=1, help="Most sessions at a time.")] = 1_000,
     idle: Annotated[
@@ -79,6 +80,7 @@ def serve(
 
     use_threads(threads)
     found = bundles.read(directory)
+    greedy = found.greedy if greedy is None else greedy
     policy = of_bundle(found, form=form, trust=common.trust, most=sessions, greedy=greedy, seed=seed)
     pool = SessionPool(policy, most=sessions, idle_seconds=idle)
     port_socket = listening(host, (port,) if port is not None else (_PORT, 0))
@@ -86,7 +88,7 @@ def serve(
     about = {"policy": found.identity, "update": found.update, "env": found.env.get("name", "")}
     hosts = {HOST, "localhost"} if host in (HOST, "localhost") else set()
     app = application(pool, about=about, token=token, hosts=hosts, body_bytes=body)
-    fields = {"address": f"http://{shown}:{number}", "port": number}
+    fields: dict[str, Any] = {"address": f"http://{shown}:{number}", "port": number, "greedy": greedy}
     if token_file is None:
         fields["token"] = token
 

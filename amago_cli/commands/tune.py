@@ -43,10 +43,10 @@ def tune(
 ) -> Any:
     """Search for the settings with the highest score, with Optuna; then confirm them on fresh seeds.
 
-    Each trial is an ordinary run in DIR/trial-NNNN, compared by its last evaluation, and stopped early if its
-    evaluations are below the median of the others at the same update. Repeating the command resumes; a larger --trials
-    adds trials. The best settings are written as a recipe, DIR/best.toml. A search picks lucky seeds too, so report the
-    confirmed score. Needs: pip install "amago[tune]".
+    Each trial is an ordinary run in DIR/trial-NNNN, compared by its last evaluation (as `amago compare` does), and
+    stopped early if its evaluations are below the median of the others at the same update. Repeating the command
+    resumes; a larger --trials adds trials. The best settings are written as a recipe, DIR/best.toml. A search picks
+    lucky seeds too, so report the confirmed score. Needs: pip install "amago[tune]".
 
     Example: amago tune quickstart --space space.toml --trials 50 --jobs 2
     """

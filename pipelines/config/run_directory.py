@@ -48,11 +48,13 @@ class _LakeRecord(Form):
 
 
 class _BestRecord(Form):
-    """The best checkpoint so far."""
+    """The best checkpoint so far, by evaluations of one series, on tasks of one split."""
 
     update: int
     score: float
     by: str
+    split: str = ""
+    series: str = ""
 
 
 class RunRecord(Form):

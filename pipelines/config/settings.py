@@ -233,16 +233,20 @@ class EvaluateSettings(SettingsModel):
     """Processes that evaluate, each with its share of the actors; see `collect.engine`. The episodes are the same."""
     checkpoint: str = "latest"
     """`latest`, `best`, or an update number."""
-    greedy: bool = True
-    """Most likely action instead of a sampled one."""
-    split: Literal["train", "test"] = "test"
-    """Task split; held-out tasks by default, if the environment has a train-test split."""
+    greedy: bool | Literal["auto"] = "auto"
+    """Take the policy's most likely action instead of sampling. `auto`: sample discrete actions, take the most likely
+    continuous one; the other way is played on a quarter of the episodes, and reported where it differs."""
+    split: Literal["auto", "train", "test"] = "auto"
+    """Tasks to play, if the environment keeps some for testing. `auto`: those for training where the best checkpoint is
+    chosen by the score, else those for testing."""
     seed: int = 1_000_003
     """Seed of the evaluation tasks, independent of the run's."""
     tasks: str = ""
     """SQL predicate over the `trajectories` table of the run's lakes: play only tasks of matching trajectories."""
-    mark_best: bool = False
-    """Point `checkpoints/best` at the evaluated checkpoint when it beats the best so far."""
+    mark_best: bool | Literal["auto"] = "auto"
+    """Point `checkpoints/best`, which is always kept, at the evaluated checkpoint when it beats the best so far.
+    `auto`: in a chain, whenever the newest checkpoint is evaluated; the last update is then evaluated twice, also on
+    tasks for testing."""
     reference: str = "auto"
     """Task of D4RL by which returns are normalised, e.g. `hopper`; `auto`: by the environment's name; `none`."""
     best_by: str = "return_mean"
@@ -253,6 +257,17 @@ class EvaluateSettings(SettingsModel):
     """Episodes to show as videos in `RUN/videos`: the first of those that are played. They do not change the scores."""
     require: str = ""
     """Gate such as `return_mean >= 0.9`; not met: exit 5."""
+
+    @property
+    def task_split(self) -> Literal["train", "test"]:
+        """The split to play, where it is not chosen: choosing a checkpoint by tasks for testing would spoil them."""
+        if self.split != "auto":
+            return self.split
+        return "train" if self.mark_best is True else "test"
+
+    def acts_greedily(self, *, by_default: bool) -> bool:
+        """Whether to take the most likely actions; `by_default`: what "auto" means for the policy's action space."""
+        return by_default if self.greedy == "auto" else self.greedy
 
 
 class TrackSettings(SettingsModel):

@@ -9,6 +9,7 @@ evaluated on the same tasks. The hash is the finaliser of SplitMix64 (Steele, Le
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -59,6 +60,11 @@ class Draws:
     def permutations(self, episode: np.ndarray, stream: int, n: int) -> np.ndarray:
         """Draw (m, n) int64: a random order of 0..n-1 for each episode."""
         return np.argsort(self.uniform(episode[:, None], stream, np.arange(n)), axis=1)
+
+    def shuffled(self, values: Sequence[str], stream: int) -> tuple[str, ...]:
+        """Draw an order of `values`, the same for all episodes."""
+        order = self.permutations(np.zeros(1, dtype=np.int64), stream, len(values))[0]
+        return tuple(values[place] for place in order.tolist())
 
 
 BANDS, EVERY, _TEST_BAND = 30, 5, 2

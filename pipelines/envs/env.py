@@ -236,6 +236,14 @@ class Env(ABC):
             f"environment '{self.spec.name}' does not let its tasks be chosen", hint="evaluate it without --tasks"
         )
 
+    def play_evenly(self) -> None:  # noqa: B027 (most draw their tasks from one distribution)
+        """Play the kinds of tasks, such as games, in turn instead of drawing one for each episode. Call before `reset`.
+
+        Episode k plays number k modulo their number, of an order that follows from seed and split: any number of
+        consecutive episodes has each kind as often as any other, but for one. An environment without kinds is not
+        changed.
+        """
+
     @property
     def steps_one_by_one(self) -> bool:
         """Whether actors are stepped one after another, so that processes can share them."""

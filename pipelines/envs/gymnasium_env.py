@@ -28,7 +28,7 @@ from pipelines.envs.task_env import TaskEnv, draw, succeeded
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
 from pipelines.lake.spaces import Spaces
 
-RESET = 0
+RESET, _ORDER = range(2)  # purposes of random draws
 _OURS = Path(__file__).resolve().parents[1]
 _WHOLE = "-v shows where it came from"
 _TRIAL_SECONDS, _TRIAL_STEPS = 0.25, 300
@@ -69,6 +69,7 @@ class GymnasiumEnv(Env):
         first = self.envs[0]
         self._is_task = isinstance(first, TaskEnv)
         self._named: tuple[str, ...] = ()
+        self._kinds: tuple[str, ...] = ()
         space = _space(first, "observation_space", name)
         self._observations = ObservationCodec(space, name=name, max_length=max_length)
         self._actions = ActionCodec(_space(first, "action_space", name), name=name)
@@ -120,7 +121,10 @@ class GymnasiumEnv(Env):
                 env = self.envs[i]
                 if self._named:
                     env.play(self._named[episode % len(self._named)])  # type: ignore[attr-defined]
-                observation, _ = env.reset(seed=int(self._seeds[i]))
+                given: dict[str, Any] = {"seed": int(self._seeds[i])}
+                if self._kinds:
+                    given["options"] = {"kind": self._kinds[episode % len(self._kinds)]}
+                observation, _ = env.reset(**given)
                 self._observations.write(observation, columns, i)
                 goal = env.goal_text if isinstance(env, TaskEnv) else None
                 self._goals[i] = self._observations.text(observation) if goal is None else goal
@@ -243,7 +247,12 @@ class GymnasiumEnv(Env):
             super().play_only(tasks)
         except ValueError as error:
             raise unknown_task(name, self._name, why=str(error)) from error
-        self._named = tuple(tasks)
+        self._named, self._kinds = tuple(tasks), ()
+
+    def play_evenly(self) -> None:
+        first = self.envs[0]
+        if isinstance(first, TaskEnv) and first.kinds:
+            self._kinds = self._draws.shuffled(first.kinds, _ORDER)
 
     def render(self, mode: str = "rgb_array", actor: int = 0) -> Any:
         try:

@@ -39,7 +39,8 @@ class TaskEnv(gymnasium.Env):
     """One environment with tasks. `reset(seed=s)` draws the task from s and from `self.split` alone, then plays it.
 
     `num_attempts`: attempts in every episode (None: their number varies). `horizon`: most steps of an episode. `task`:
-    name of the current episode's task. `goal_text`: the instruction, in words; None: the first observed text.
+    name of the current episode's task. `goal_text`: the instruction, in words; None: the first observed text. `kinds`:
+    kinds of tasks that are drawn equally often, such as games; `reset` with the option `kind` draws a task of that one.
     `outcome`: of the latest step; `reset` must set it to NOTHING. An environment with `has_success` ends its last
     attempt with its episode. `achievements`: what an episode may achieve; `achieved`: which of it this episode has.
     `score`: see `EnvSpec`.
@@ -52,6 +53,7 @@ class TaskEnv(gymnasium.Env):
     splits: str = "separate seeds"
     achievements: tuple[str, ...] = ()
     score: Score | None = None
+    kinds: tuple[str, ...] = ()
 
     split: str
     task: str
@@ -125,7 +127,7 @@ class Attempts(TaskEnv):
             limit = env.horizon if isinstance(env, TaskEnv) else env.spec.max_episode_steps if env.spec else None
         self.horizon = None if limit is None else attempts * limit + (attempts - 1) * pause
         if isinstance(env, TaskEnv):
-            self.has_success, self.splits, self.score = env.has_success, env.splits, env.score
+            self.has_success, self.splits, self.score, self.kinds = env.has_success, env.splits, env.score, env.kinds
             self.about = env.about
         else:
             self.has_success = success_key is not None

@@ -149,6 +149,7 @@ class Order:
     offset: int = 0
     total: int = 0
     play_only: tuple[str, ...] = ()
+    play_evenly: bool = False
 
     @property
     def places(self) -> list[slice]:
@@ -183,8 +184,11 @@ def _serve(incoming: Connection, outgoing: Connection, memory: int, envs: list[E
             env = make(order.name, num_envs=count, seed=order.seed, split=order.split, params=order.params)
             env.episodes = EpisodeCounter(num_envs=count, total=order.total, offset=order.offset + mine.start)
             envs.append(env)
-        for env in envs if order.play_only else ():
-            env.play_only(order.play_only)
+        for env in envs:
+            if order.play_evenly:
+                env.play_evenly()
+            if order.play_only:
+                env.play_only(order.play_only)
     except Exception as error:
         outgoing.send(refusal(error, order.name))
         return

@@ -154,11 +154,18 @@ class WorkerEnv(Env):
         return [self._of(actor, lambda part, i: part.seeds(i)) for actor in indices.tolist()]
 
     def play_only(self, tasks: Sequence[str]) -> None:
-        request = pickle.dumps(("play_only", (tuple(tasks),)))
+        self._tell("play_only", tuple(tasks), play_only=tuple(tasks))
+
+    def play_evenly(self) -> None:
+        self._tell("play_evenly", play_evenly=True)
+
+    def _tell(self, method: str, *arguments: Any, **ordered: Any) -> None:
+        """Call a method of every environment, now and, as `ordered`, whenever a worker makes it again."""
+        request = pickle.dumps((method, arguments))
         asked = [(w, w.ask(CALL, part, request)) for w in self._workers for part in w.order.slices]
         for worker, number in asked:
             worker.answer(number)
-            worker.order = replace(worker.order, play_only=tuple(tasks))
+            worker.order = replace(worker.order, **ordered)
 
     @property
     def steps_one_by_one(self) -> bool:

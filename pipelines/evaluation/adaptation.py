@@ -98,7 +98,7 @@ def example(spec: EnvSpec) -> dict[str, Any]:
         seconds=0.0,
         achieved=np.zeros((1, len(spec.achievements)), dtype=bool) if spec.achievements else None,
     )
-    scores = {} if spec.score is None else dict.fromkeys(_normalised_names(spec.score), 0.0)
+    scores = {} if spec.score is None else dict.fromkeys(_normalised_names(spec.score)[:3], 0.0)
     return metrics(nothing) | {name: [0.0, 0.0] if name.endswith("_ci95") else value for name, value in scores.items()}
 
 
@@ -119,9 +119,9 @@ def _per_task(results: EpisodeResults, every_task: bool) -> dict[str, dict[str, 
 def published(results: EpisodeResults, *, seed: int = 0) -> dict[str, Any]:
     """`return_p20` (the 20th percentile of the tasks' mean returns), and what the environment's papers report.
 
-    With a `spec.score` called s: `s_mean` with `s_ci95`, and `s_median`, over the games (or other groups) played;
-    absent if the bounds of one are not published. With achievements: the share of episodes that had each, and their
-    score.
+    With a `spec.score` called s: `s_mean` with `s_ci95`, and `s_median`, over the games (or other groups) played, which
+    `s_over` lists; absent if the bounds of one are not published. With achievements: the share of episodes that had
+    each, and their score.
     """
     figures: dict[str, Any] = {"return_p20": _return_percentile(results, 20)}
     if results.spec.score is not None:
@@ -167,9 +167,9 @@ def _normalised(results: EpisodeResults, score: Score, seed: int) -> dict[str, A
         strata.append((results.returns[groups[group]] - low) / (high - low))
     means = [float(values.mean()) for values in strata]
     figures = float(np.mean(means)), list(mean_of_strata_ci(strata, seed=seed)), float(np.median(means))
-    return dict(zip(_normalised_names(score), figures, strict=True))
+    return dict(zip(_normalised_names(score), (*figures, sorted(groups)), strict=True))
 
 
-def _normalised_names(score: Score) -> tuple[str, str, str]:
-    """Return the names of the figures that `score` adds: mean, interval, median."""
-    return f"{score.name}_mean", f"{score.name}_ci95", f"{score.name}_median"
+def _normalised_names(score: Score) -> tuple[str, str, str, str]:
+    """Name the figures that `score` adds: mean, interval, median, and the games that it is over."""
+    return f"{score.name}_mean", f"{score.name}_ci95", f"{score.name}_median", f"{score.name}_over"

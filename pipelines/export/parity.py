@@ -19,7 +19,9 @@ from pipelines.envs.env import Env
 from pipelines.errors import IntegrityError, Interrupted
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Progress, silent
+from pipelines.files.checksums import read_checked
 from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.bundle import Bundle
 
 RECORDING, REPORT = "parity.npz", "parity.json"
 STEPS, ACTORS = 1_000, 4
@@ -177,6 +179,15 @@ def files(recording: Mapping[str, np.ndarray], report: Mapping[str, Any]) -> dic
     file = io.BytesIO()
     np.savez_compressed(file, **recording)  # type: ignore[arg-type]
     return {RECORDING: file.getvalue(), REPORT: json.dumps(report, indent=1).encode()}
+
+
+def recorded_scores(found: Bundle) -> dict[str, Any] | None:
+    """Read the scores of the policy in a bundle's own proof; None if it has none. IntegrityError if it was altered."""
+    if REPORT not in found.record["files"]:
+        return None
+    with found.understood():
+        scores = json.loads(read_checked(found.path, REPORT, found.record))["evaluations"].get("original")
+        return dict(scores) if scores else None
 
 
 def as_report(found: Mapping[str, Agreement], evaluations: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A policy bundle: a directory that acts, without the run or the lake it came from.
 
-    policy.json           spaces, network settings, context length, where it came from, SHA-256 of all files
+    policy.json           spaces, network settings, context length, how it acts (`greedy`), where it came from,
+                          SHA-256 of all files
     weights.safetensors   the weights that acting needs
     policy.py             a loader; with policy.onnx, a runtime that needs numpy and onnxruntime alone
     policy.mjs            with policy.onnx, the same runtime for Node and browsers
@@ -51,7 +52,7 @@ from pathlib import Path
 from pipelines.export.policy_bundle import DeployedPolicy, load_policy
 
 
-def load(*, greedy: bool = True, seed: int = 0, trust: bool = False) -> DeployedPolicy:
+def load(*, greedy: bool | None = None, seed: int = 0, trust: bool = False) -> DeployedPolicy:
     return load_policy(Path(__file__).parent, greedy=greedy, seed=seed, trust=trust)
 '''
 
@@ -61,15 +62,17 @@ def write_bundle(
     record: Mapping[str, Any],
     directory: Path,
     *,
+    greedy: bool,
     forms: Mapping[str, bytes] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> int:
     """Write a bundle from a checkpoint's weights and record; returns its size in bytes.
 
+    `greedy`: whether the policy takes the most likely actions unless its user says otherwise.
     `forms`: more files, whose `policy.py` replaces the loader; `about`: more of policy.json, which comes last: a
     directory without it is not a bundle.
     """
-    spec = {**specification(record), **(about or {})}
+    spec = {**specification(record, greedy=greedy), **(about or {})}
     kept = {key: value.contiguous() for key, value in weights.items() if not key.startswith(TARGET_HEADS)}
     files = {
         bundle.WEIGHTS: save(kept),
@@ -81,18 +84,20 @@ def write_bundle(
     return sum(map(len, files.values()))
 
 
-def specification(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what policy.json says of a checkpoint with this record."""
+def specification(record: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
+    """Describe a checkpoint with this record, and how it acts, for policy.json."""
     kept = {key: record[key] for key in ("spaces", "agent", "context_length", "update", "env")}
-    return {"format": bundle.FORMAT, "version": bundle.VERSION, **kept}
+    return {"format": bundle.FORMAT, "version": bundle.VERSION, **kept, "greedy": greedy}
 
 
-def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, trust: bool = False) -> DeployedPolicy:
+def load_policy(
+    directory: Path | str, *, greedy: bool | None = None, seed: int = 0, trust: bool = False
+) -> DeployedPolicy:
     """Load the policy of a bundle, which `amago export` writes.
 
     Args:
         directory: directory of the bundle, or zoo:NAME.
-        greedy: take the most likely action instead of sampling one.
+        greedy: take the most likely action instead of sampling one (None: as the bundle says).
         seed: seed of sampled actions.
         trust: import modules that the bundle names; a bundle that names any is refused otherwise.
 
@@ -111,6 +116,7 @@ def load_policy(directory: Path | str, *, greedy: bool = True, seed: int = 0, tr
     with everything() if trust else contextlib.nullcontext():
         found = bundle.read(bundle_directory(directory) or Path(directory))
         agent = load_agent(found)
+    greedy = found.greedy if greedy is None else greedy
     with found.understood():
         return DeployedPolicy(agent, capacity=found.record["context_length"], greedy=greedy, seed=seed)
 

@@ -27,13 +27,14 @@ _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 
 
 class _BundleRecord(Form):
-    """What is read of policy.json."""
+    """What is read of policy.json. `greedy`: whether the policy takes the most likely actions unless told otherwise."""
 
     format: str
     version: int
     spaces: dict[str, Any]
     agent: dict[str, Any]
     context_length: int = Field(ge=1)
+    greedy: bool
     update: int = 0
     env: dict[str, Any] = Field(default_factory=dict)
 
@@ -49,6 +50,11 @@ class Bundle(Checkpoint):
     def identity(self) -> str:
         """The name of its policy in lakes, which depends on its content alone."""
         return f"bundle-{self.record['checksum'][:12]}"
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the most likely actions unless told otherwise, as in the evaluation of its export."""
+        return bool(self.record["greedy"])
 
     @property
     def env(self) -> dict[str, Any]:

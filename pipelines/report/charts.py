@@ -6,6 +6,7 @@ name of a field.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +95,8 @@ class Series:
     """A named line with an optional band (`low`, `high`, e.g. a 95% interval) of as many values.
 
     `x` (default: 1, 2, ...) has as many values, too. A `reference` (random, optimal) is drawn as a quiet dashed line;
-    with a single value it spans the picture.
+    with a single value it spans the picture. Values that are not `joined` are points with bars: a line between two
+    evaluations would claim what lies between them.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Series:
     high: Sequence[float] | None = None
     reference: bool = False
     x: Sequence[float] | None = None
+    joined: bool = True
 
     def __post_init__(self) -> None:
         count = len(self.values)
@@ -218,9 +221,9 @@ class Lines:
             "legend": legend,
         }
         color = {**color, "legend": legend}
-        if any(each.low is not None for each in self.series):
+        if any(each.low is not None and each.joined for each in self.series):
             yield {
-                "transform": [{"filter": "isValid(datum.low)"}],
+                "transform": [{"filter": "isValid(datum.low) && datum.joined"}],
                 "mark": {"type": "area", "opacity": 0.16, "strokeWidth": 0},
                 "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
             }
@@ -230,12 +233,35 @@ class Lines:
                 "mark": {"type": "line", "strokeWidth": 1.5},
                 "encoding": {"y": y, "color": color, "strokeDash": dash},
             }
+        if any(not each.joined for each in self.own):
+            yield {
+                "transform": [{"filter": "isValid(datum.low) && !datum.joined"}],
+                "mark": {"type": "rule", "strokeWidth": 1.5},
+                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
+            }
+            yield {
+                "transform": [{"filter": "!datum.joined"}],
+                "mark": {"type": "point", "size": 60, "filled": True},
+                "encoding": {"y": y, "color": color},
+            }
         most = max((len(each.values) for each in self.own), default=0)
         yield {
-            "transform": [{"filter": "!datum.reference"}],
+            "transform": [{"filter": "!datum.reference && datum.joined"}],
             "mark": {"type": "line", "point": {"size": 36, "filled": True} if 0 < most <= _MARKED else False},
             "encoding": {"y": y, "color": color, "strokeDash": dash},
         }
+
+
+def make_a_curve(places: Sequence[float]) -> bool:
+    """Whether evaluations at these places may be joined by a line: three or more, and none far from the others. A line
+    from the evaluation before training to those after it would look like learning at a constant rate.
+
+    >>> make_a_curve([0, 3900, 4000]), make_a_curve([100, 200, 300])
+    (False, True)
+    """
+    ordered = sorted(set(places))
+    gaps = [after - before for before, after in itertools.pairwise(ordered)]
+    return len(gaps) > 1 and max(gaps) <= sum(gaps) / 2
 
 
 def is_random(name: str) -> bool:
@@ -271,7 +297,8 @@ def _rows(series: Series, span: tuple[float, float]) -> Iterator[dict[str, Any]]
     if series.reference and len(values) == 1:
         values, places = values * 2, list(span)
     for number, (place, value) in enumerate(zip(places, values, strict=True)):
-        row = {"series": series.name, "x": float(place), "y": float(value), "reference": series.reference}
+        row: dict[str, Any] = {"series": series.name, "x": float(place), "y": float(value)}
+        row |= {"reference": series.reference, "joined": series.joined}
         if series.low is not None and series.high is not None:
             row |= {"low": float(series.low[number]), "high": float(series.high[number])}
         yield row

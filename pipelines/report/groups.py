@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipelines.report.charts import make_a_curve
 from pipelines.report.markup import Markup, element, joined, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.scores import interval
@@ -36,23 +37,25 @@ def section(runs: Sequence[ShownRun], charts: Charts) -> Markup | None:
 
 def _curves(groups: Sequence[RunGroup], metric: str, charts: Charts) -> Markup | None:
     """Return a chart of the groups' curves; on each axis these are others, as runs advance at different speeds."""
+    drawn = [(axis, each) for axis in _AXES for each in curves(groups[:_MOST_GROUPS], metric=metric, axis=axis)]
+    scored_on = list(dict.fromkeys(each.scored_on for _, each in drawn))
     found = [
         Curve(
-            name=text(each.name, 200),
+            name=text(each.name if len(scored_on) == 1 else f"{each.name}: {each.scored_on}", 200),
             values=each.values,
             x=each.x,
             low=each.low,
             high=each.high,
             axis=axis,
+            joined=make_a_curve(each.x),
             color=[group.name for group in groups].index(each.name),
         )
-        for axis in _AXES
-        for each in curves(groups[:_MOST_GROUPS], metric=metric, axis=axis)
+        for axis, each in drawn
     ]
     if not found:
         return None
     name = metric.removesuffix("_mean")
-    about = "Interquartile mean over the runs of a group, with its 95% interval."
+    about = f"Interquartile mean over the runs of a group, with its 95% interval; {text(' or '.join(scored_on), 200)}."
     share = metric == "success_mean"
     return charts.lines(f"{name.capitalize()} of groups", found, y=name, about=about, share=share, names="group")
 

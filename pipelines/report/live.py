@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import is_stop
-from pipelines.events import Event, Listener, Notice, Progress
+from pipelines.events import Event, Listener, Notice, Progress, Waiting
 from pipelines.report.episodes import Draw
 from pipelines.report.run_report import make_page
 from pipelines.runs.stored import read_run
@@ -57,6 +57,7 @@ def write_final(run: Path, listener: Listener, draw: Draw | None = None) -> list
 def write_stopped(run: Path, listener: Listener) -> None:
     """Refresh the page of a run that was stopped or failed, if it has one."""
     if (run / NAME).exists():
+        listener(Waiting(what=f"'{run / NAME}' to be written", stoppable=False))
         _written(run, listener, sample=0, lakes=False)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.runs.evaluations import Evaluation, number
+from pipelines.runs.evaluations import Evaluation, Standard, number
 from pipelines.runs.stored import StoredRun
 
 NAME, _PICTURE, _VIDEO = "README.md", "adaptation.png", "replay.mp4"
@@ -25,7 +25,7 @@ _TAGS = ("reinforcement-learning", "deep-reinforcement-learning", "in-context-re
 
 @dataclass(frozen=True, kw_only=True)
 class CardSource:
-    """What a card says. `evaluation`: None if the policy was not evaluated."""
+    """What a card says. `evaluation`: None if the policy was not evaluated. `greedy`: how it acts by default."""
 
     name: str
     env: Mapping[str, Any]
@@ -33,6 +33,7 @@ class CardSource:
     version: str
     files: Sequence[str]
     evaluation: Evaluation | None = None
+    greedy: bool = False
     command: Sequence[str] = ()
     lakes: Sequence[str] = ()
     steps: int | None = None
@@ -58,18 +59,23 @@ def of_run(run: StoredRun) -> dict[str, Any]:
     return {"name": run.name, "version": str(version or ""), "command": found}
 
 
-def evaluation_of(run: StoredRun, update: int) -> Evaluation | None:
-    """Return a run's newest evaluation of a checkpoint on held-out tasks; None if there is none."""
-    found = [each for each in run.evaluations if each.update == update and each.split == "test"]
+def evaluation_of(run: StoredRun, update: int, *, greedy: bool) -> Evaluation | None:
+    """Return the newest evaluation of a checkpoint among those by which its run is scored, on held-out tasks and with
+    the same way to act; None if there is none."""
+    found = [
+        each
+        for each in run.scores.final
+        if each.update == update and each.split == "test" and each.standard.greedy in (greedy, None)
+    ]
     return max(found, key=lambda each: each.time or 0.0, default=None)
 
 
-def evaluation(metrics: Mapping[str, Any], *, update: int, split: str) -> Evaluation:
+def evaluation(metrics: Mapping[str, Any], *, update: int, split: str, greedy: bool) -> Evaluation:
     """Return figures that belong to no run as an evaluation."""
     nothing: dict[str, Any] = {}
     return Evaluation(
         path=Path(), series="", update=update, time=None, env="", split=split, label="", settings=nothing,
-        metrics=metrics, known=nothing,
+        standard=Standard(env="", split=split, greedy=greedy), metrics=metrics, known=nothing,
     )  # fmt: skip
 
 
@@ -153,7 +159,7 @@ def _scores(source: CardSource) -> str:
             interval = "" if score.low is None or score.high is None else f"{score.low:.4g} to {score.high:.4g}"
             lines.append(f"| {what} | {score.value:.4g} | {interval} |")
     episodes = number(evaluation.metrics.get("episodes")) or 0
-    head = f"## Scores\n\n{episodes:,.0f} episodes of {_text(evaluation.split)} tasks:\n"
+    head = f"## Scores\n\n{episodes:,.0f} episodes of {_text(str(evaluation.standard))} actions:\n"
     return "\n".join([head, "| | mean | 95% interval |", "|---|---|---|", *lines])
 
 
@@ -172,6 +178,7 @@ def _training(source: CardSource) -> str:
     lines = [
         "## Training",
         "",
+        f"- acts by {'the most likely' if source.greedy else 'sampled'} actions, unless told otherwise",
         f"- update {source.update:,}" + (f", amago {_text(source.version)}" * bool(source.version)),
     ]
     if source.steps is not None:

@@ -30,7 +30,7 @@ class Curve:
     """A line of a chart. `along`: its x by axis (keys of `AXES`), where a chart follows the reader's choice; else `x`.
 
     `axis`: the only choice for which it is shown, at `x`. `run`: the number of its run in the list of runs, by which a
-    reader hides all its lines. `color`: its place in the palette.
+    reader hides all its lines. `color`: its place in the palette. `joined`: as of `charts.Series`.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Curve:
     axis: str = ""
     run: int | None = None
     color: int = 0
+    joined: bool = True
 
 
 @dataclass
@@ -124,7 +125,8 @@ class Charts:
             found["x"] = self._column(x if x is not None else range(1, len(values) + 1))
         if low is not None and high is not None:
             found |= {"low": self._column(low), "high": self._column(high)}
-        return found | {"reference": curve.reference} | ({"axis": curve.axis} if curve.axis else {})
+        found |= {"reference": curve.reference, "joined": curve.joined}
+        return found | ({"axis": curve.axis} if curve.axis else {})
 
     def _column(self, values: Sequence[float] | np.ndarray) -> int:
         array = np.asarray(values, np.float64)
@@ -231,7 +233,15 @@ class Page:
 def _series(curve: Curve) -> Series:
     """Return what a specification needs to know of a curve."""
     x = None if curve.along or (curve.reference and len(curve.values) == 1) else curve.x
-    return Series(name=curve.name, values=curve.values, low=curve.low, high=curve.high, reference=curve.reference, x=x)
+    return Series(
+        name=curve.name,
+        values=curve.values,
+        low=curve.low,
+        high=curve.high,
+        reference=curve.reference,
+        x=x,
+        joined=curve.joined,
+    )
 
 
 def _key(chart: int, curves: Sequence[Curve]) -> Markup:

@@ -23,6 +23,7 @@ from pipelines.export import forms
 from pipelines.files.checksums import sealed
 from pipelines.report.markup import asset, joined, script_data, source_hash
 from pipelines.report.onnxruntime_web import NAME, SCRIPT, VERSION, WASM
+from pipelines.runs.evaluations import mode_name, number
 
 PAGE = "page.html"
 _MOST_CELLS = 16  # the lakes of larger sizes are not enumerated
@@ -92,11 +93,14 @@ def page(
         f"default-src 'none'; script-src {source_hash(script)} 'wasm-unsafe-eval';"
         f" style-src {source_hash(style)}; base-uri 'none'; form-action 'none'"
     )
-    foot = f"Policy at update {record.get('update')}, exported by amago and run by {NAME} {VERSION} (MIT licence)."
+    acts = mode_name(bool(record.get("greedy")))
+    foot = f"Policy at update {record.get('update')}, {acts} actions, exported by amago"
+    foot += f" and run by {NAME} {VERSION} (MIT licence)."
     parts = {
         "policy": policy,
         "style": style,
         "attempts": str(own.attempts),
+        "episodes": _episodes(evaluated),
         "foot": joined(foot),
         "data": script_data(data),
         "wasm": base64.b64encode(gzip.compress(runtime[WASM], 9, mtime=0)).decode(),
@@ -125,6 +129,12 @@ def _script(runtime: str, policy: str) -> str:
     assert "</script" not in script.lower()
     assert "<!--" not in script
     return script
+
+
+def _episodes(evaluated: Mapping[str, Any] | None) -> str:
+    """Say how many episodes the evaluation has; nothing without one."""
+    count = number((evaluated or {}).get("episodes"))
+    return f" in {count:,.0f} episodes" if count else ""
 
 
 def _interval(attempt: Mapping[str, Any]) -> dict[str, float]:

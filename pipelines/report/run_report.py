@@ -17,7 +17,7 @@ from pipelines.report.markup import Child, Markup, element, joined, table
 from pipelines.report.page import Charts, Page
 from pipelines.report.scores import interval
 from pipelines.report.shown import ShownRun, axes_of, shown_runs, text
-from pipelines.runs.evaluations import DEFAULT_METRIC, last_and_best
+from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best
 from pipelines.runs.stored import StoredRun
 
 _POINTS = 350_000  # of all metrics of all runs together: about 3 MB
@@ -166,15 +166,15 @@ def _summary(run: ShownRun) -> Markup:
 
 def _tiles(run: ShownRun) -> Iterator[Markup]:
     stored = run.stored
-    found = last_and_best(stored.evaluations)
+    found = last_and_best(stored.scores.final)
     if found is not None:
         last, best = found
         for name, each in (("return, last", last), *([("return, best", best)] if best is not last else [])):
             score = each.score(DEFAULT_METRIC)
             assert score is not None
-            yield _tile(name, f"{score.value:.4g}", f"{interval(score)}, update {each.update:,}".removeprefix(", "))
+            yield _tile(name, f"{score.value:.4g}", f"{interval(score)}, {_where(each)}".removeprefix(", "))
         if (success := last.score("success_mean")) is not None:
-            yield _tile("success, last", f"{success.value:.1%}", f"{text(last.split, 30)} tasks")
+            yield _tile("success, last", f"{success.value:.1%}", _where(last))
     if stored.share is not None and stored.state.status == "running":
         left = f"{duration(stored.seconds_left)} left" if stored.seconds_left is not None else ""
         yield _tile("done", f"{stored.share:.0%}", left)
@@ -185,6 +185,10 @@ def _tiles(run: ShownRun) -> Iterator[Markup]:
     seconds = stored.metrics.columns["seconds"]
     if len(seconds) and 0 < seconds[-1] < _LONGEST_SECONDS:
         yield _tile("time", duration(float(seconds[-1])), "since the first line of training")
+
+
+def _where(evaluation: Evaluation) -> str:
+    return text(f"update {evaluation.update:,}, {evaluation.standard}", 120)
 
 
 def _tile(name: str, value: str, more: str = "") -> Markup:
@@ -202,9 +206,11 @@ def _compared(runs: Sequence[ShownRun]) -> Markup:
         "seed": [run.stored.seed for run in runs],
         "state": [run.stored.state.status for run in runs],
     }
-    found = [last_and_best(run.stored.evaluations) for run in runs]
+    found = [last_and_best(run.stored.scores.final) for run in runs]
+    cells["scored on"] = [pair and text(str(pair[0].standard), 60) for pair in found]
     for place, which in enumerate(("last return", "best return")):
         scores = [pair and pair[place].score(DEFAULT_METRIC) for pair in found]
+        cells[f"{which}, update"] = [pair and pair[place].update for pair in found]
         cells[which] = [score and score.value for score in scores]
         cells[f"{which}, 95%"] = [score and interval(score) for score in scores]
     cells |= {

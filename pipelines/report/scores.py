@@ -7,10 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pipelines.report.charts import make_a_curve
 from pipelines.report.markup import Markup, element, folded, joined, table
 from pipelines.report.page import Charts, Curve
 from pipelines.report.shown import ShownRun, text
-from pipelines.runs.evaluations import Evaluation, ScoreInterval
+from pipelines.runs.evaluations import Evaluation, ScoreInterval, env_differences
 
 _METRICS = ("success_mean", "return_mean", "normalized_score", "achievement_score")
 _KINDS = ("success", "return")
@@ -30,6 +31,7 @@ def learning_curves(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup
         if curves:
             name = metric.removesuffix("_mean").replace("_", " ")
             about = "Mean of each evaluation" + (", with its 95% interval." if len(runs) <= _MOST_BANDS else ".")
+            about += " Lines join evaluations that follow each other closely."
             yield charts.lines(name.capitalize(), curves, y=name, about=about, share=metric == "success_mean")
 
 
@@ -55,12 +57,15 @@ def _curves(run: ShownRun, metric: str, *, several: bool, bands: bool) -> Iterat
             high=high,
             run=run.number,
             color=run.color if several else place,
+            joined=make_a_curve([each.update for each in points]),
         )
 
 
 def _told_apart(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the tasks of evaluations, with as much of their settings as distinguishes them."""
-    names = [_tasks(each) for each in evaluations]
+    """Name evaluations by their tasks, with as much of their settings as distinguishes them."""
+    envs = env_differences([each.standard for each in evaluations])
+    prefixes = {key: f"{text(name, 80)}, " if len(envs) > 1 else "" for key, name in envs.items()}
+    names = [prefixes[each.standard.env] + _tasks(each) for each in evaluations]
     episodes = [
         f"{name}, {text(each.metrics.get('episodes'), 20)} episodes"
         for name, each in zip(names, evaluations, strict=True)
@@ -74,7 +79,7 @@ def _told_apart(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _tasks(evaluation: Evaluation) -> str:
-    return f"{text(evaluation.split, 40) or 'all'} tasks"
+    return text(str(evaluation.standard), 120)
 
 
 def _bounds(scores: Sequence[ScoreInterval]) -> tuple[list[float] | None, list[float] | None]:
@@ -122,8 +127,10 @@ def adaptation(runs: Sequence[ShownRun], charts: Charts) -> Iterator[Markup]:
 
 
 def _compared(run: ShownRun, *, several: bool) -> list[tuple[str, Evaluation]]:
-    """Return the evaluations whose attempts are shown: of one run those with a label, else the first and the last."""
-    tried = [each for each in run.stored.evaluations if any(len(each.attempts(kind)) > 1 for kind in _KINDS)]
+    """Return the evaluations whose attempts are shown, of those by which the run is scored: of one run those with a
+    label, else the first and the last."""
+    counted = run.stored.scores.final or run.stored.evaluations
+    tried = [each for each in counted if any(len(each.attempts(kind)) > 1 for kind in _KINDS)]
     if not tried:
         return []
     labelled = [each for each in tried if each.label]
@@ -146,16 +153,19 @@ def _references(evaluations: Sequence[Evaluation], kind: str, *, attempts: int) 
 
 
 def _evaluations_table(runs: Sequence[ShownRun]) -> Markup | None:
-    """Return all evaluations, the newest first."""
+    """Return all evaluations, the newest first, and which of them the run is scored by."""
     rows = []
+    envs = env_differences([each.standard for run in runs for each in run.stored.evaluations])
     for run in runs:
         for each in reversed(run.stored.evaluations[-_MOST_EVALUATIONS:]):
             scores = [cell for metric in _METRICS[:2] for cell in (_score(each, metric), _interval(each, metric))]
-            about = [text(each.label, 60) or None, text(each.env, 80), _tasks(each), each.metrics.get("episodes")]
+            env = text(envs[each.standard.env], 120)
+            about = [text(each.label, 60) or None, env, _tasks(each), each.metrics.get("episodes")]
+            about.append("yes" if each in run.stored.scores.final else None)
             rows.append([*([run.label] if len(runs) > 1 else []), each.update, *about, *scores])
     if not rows:
         return None
-    columns = ["update", "label", "environment", "tasks", "episodes", "success", "95%", "return", "95%"]
+    columns = ["update", "label", "environment", "tasks", "episodes", "counts", "success", "95%", "return", "95%"]
     named = ["run", *columns] if len(runs) > 1 else columns
     return folded(f"All evaluations ({len(rows)})", table(named, rows, caption="Evaluations, the newest first"))
 

@@ -1,13 +1,16 @@
 """Comparison of runs: grouped by what differs except the seed, with the statistics of Agarwal et al. (2021, arXiv
 2108.13264): interquartile means, probability of improvement, and stratified bootstrap intervals.
 
-A group has a score for each run. Runs in several environments are strata: values are drawn within each.
+A group has a score for each run, of its latest evaluation by its own settings. Runs that are scored by different
+standards (environments, also those of one name with other parameters, tasks, ways to act) are strata: values are drawn
+within each, and only runs of one stratum are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +19,15 @@ from pipelines.config.difference import varying
 from pipelines.errors import InputMissing, UsageError
 from pipelines.evaluation.statistics import LEVEL, RESAMPLES, iqm, mean_of_strata_ci, stratified_ci
 from pipelines.nearest import did_you_mean
-from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best
+from pipelines.runs.evaluations import (
+    DEFAULT_METRIC,
+    Evaluation,
+    ScoreInterval,
+    Standard,
+    curve,
+    env_differences,
+    last_and_best,
+)
 from pipelines.runs.stored import StoredRun
 from pipelines.runs.summary import shown
 
@@ -35,13 +46,17 @@ _CURVE_RESAMPLES = 500
 
 @dataclass(frozen=True, kw_only=True)
 class RunGroup:
-    """Runs that differ in their seed only. `settings` are those that distinguish the group; `scores` by environment."""
+    """Runs that differ in their seed only. `settings` are those that distinguish the group; `scores` by stratum: the
+    name of the environment, with what distinguishes it from others of that name. `strata`: of the runs. `scored_on`:
+    the tasks and the way to act, as text."""
 
     name: str
     settings: Mapping[str, Any]
     runs: tuple[StoredRun, ...]
     scores: Mapping[str, tuple[float, ...]]
     score: ScoreInterval | None
+    strata: Mapping[Path, str] = field(default_factory=dict)
+    scored_on: str = ""
 
     @property
     def unfinished(self) -> int:
@@ -60,9 +75,10 @@ class Improvement:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCurve:
-    """Scores of a group by `x`, with their interval."""
+    """Scores of a group by `x`, with their interval. `scored_on`: the tasks and the way to act, as text."""
 
     name: str
+    scored_on: str = ""
     x: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     low: list[float] = field(default_factory=list)
@@ -79,7 +95,7 @@ def grouped(
     """Group runs by the settings `by`, or by all that differ but the seed, in the order in which the groups appear.
 
     If the environments differ and other settings do too, the environments are strata of each group. InputMissing if no
-    run has the metric; UsageError for a setting that none has.
+    run has the metric in an evaluation by its own settings; UsageError for a setting that none has.
     """
     if not runs:
         raise InputMissing("no runs to compare", hint="amago runs DIR lists the runs in a directory")
@@ -92,10 +108,14 @@ def grouped(
     for place, table in enumerate(tables):
         members.setdefault(_values(table, keys), []).append(place)
     named = keys if by else _distinguishing(keys, tables, runs, len(members))
+    scored = [last_and_best(run.scores.final, metric) for run in runs]
+    last = [pair[0] if pair else None for pair in scored]
+    strata = _name_strata([None if each is None else each.standard for each in last])
     groups = []
     for places in members.values():
         own = {key: tables[places[0]].get(key) for key in named}
-        groups.append(_group(_name(own, runs[places[0]]), own, [runs[place] for place in places], metric, statistic))
+        members_of = [(runs[place], last[place], strata[place]) for place in places]
+        groups.append(_group(_name(own, runs[places[0]]), own, members_of, metric, statistic))
     return _with_names_that_differ(groups)
 
 
@@ -172,16 +192,20 @@ def curves(
 
 def _curve(group: RunGroup, metric: str, axis: Axis, statistic: Statistic) -> GroupCurve:
     lines: list[tuple[str, np.ndarray, np.ndarray]] = []
+    standards: dict[str, None] = {}
     for run in group.runs:
+        evaluations = curve(run.scores.curve, metric)
+        standards |= dict.fromkeys(str(each.standard) for each in evaluations)
         points = sorted(
             (place, score.value)
-            for each in curve(run.evaluations, metric)
+            for each in evaluations
             if (place := {"updates": each.update, "steps": each.env_steps, "seconds": each.seconds}[axis]) is not None
             and (score := each.score(metric)) is not None
         )
         if points:
-            lines.append((run.env, np.array([x for x, _ in points]), np.array([y for _, y in points])))
-    found = GroupCurve(name=group.name)
+            stratum = group.strata.get(run.path, run.env)
+            lines.append((stratum, np.array([x for x, _ in points]), np.array([y for _, y in points])))
+    found = GroupCurve(name=group.name, scored_on=" or ".join(standards))
     places = np.unique(np.concatenate([x for _, x, _ in lines])) if lines else np.zeros(0)
     if len(places) > _MOST_POINTS:
         places = np.linspace(places[0], places[-1], _MOST_POINTS)
@@ -201,15 +225,41 @@ def _curve(group: RunGroup, metric: str, axis: Axis, statistic: Statistic) -> Gr
 
 
 def _group(
-    name: str, settings: Mapping[str, Any], runs: Sequence[StoredRun], metric: str, statistic: Statistic
+    name: str,
+    settings: Mapping[str, Any],
+    members: Sequence[tuple[StoredRun, Evaluation | None, str]],
+    metric: str,
+    statistic: Statistic,
 ) -> RunGroup:
     scores: dict[str, list[float]] = {}
-    for run in runs:
-        found = last_and_best(run.evaluations, metric)
-        if found is not None and (score := found[0].score(metric)) is not None:
-            scores.setdefault(run.env, []).append(score.value)
-    values = {env: tuple(each) for env, each in scores.items()}
-    return RunGroup(name=name, settings=settings, runs=tuple(runs), scores=values, score=aggregate(values, statistic))
+    for _, evaluation, stratum in members:
+        if evaluation is not None and (score := evaluation.score(metric)) is not None:
+            scores.setdefault(stratum, []).append(score.value)
+    values = {stratum: tuple(each) for stratum, each in scores.items()}
+    return RunGroup(
+        name=name,
+        settings=settings,
+        runs=tuple(run for run, _, _ in members),
+        scores=values,
+        score=aggregate(values, statistic),
+        strata={run.path: stratum for run, _, stratum in members},
+        scored_on=" or ".join(dict.fromkeys(str(each.standard) for _, each, _ in members if each is not None)),
+    )
+
+
+def _name_strata(standards: Sequence[Standard | None]) -> list[str]:
+    """Name the stratum of each standard: the environment, with tasks and way to act where these differ within it."""
+    known = [standard for standard in standards if standard is not None]
+    envs = env_differences(known)
+    alike = {env: {str(each) for each in known if each.env == env} for env in envs}
+    return [
+        ""
+        if standard is None
+        else envs[standard.env]
+        if len(alike[standard.env]) == 1
+        else f"{envs[standard.env]}, {standard}"
+        for standard in standards
+    ]
 
 
 def _values(table: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
@@ -248,12 +298,16 @@ def _with_names_that_differ(groups: Sequence[RunGroup]) -> list[RunGroup]:
 def _require_metric(runs: Sequence[StoredRun], metric: str) -> None:
     known: dict[str, None] = {}
     for run in runs:
-        for evaluation in run.evaluations:
+        for evaluation in run.scores.final:
             if evaluation.score(metric) is not None:
                 return
             known |= dict.fromkeys(name for name in evaluation.metrics if evaluation.score(name) is not None)
     if not known:
-        raise InputMissing("none of these runs has an evaluation", hint="amago evaluate RUN makes one")
+        others = sum(len(run.evaluations) for run in runs)
+        why = f": their {others} are of other environments, tasks or ways to act" if others else ""
+        raise InputMissing(
+            f"none of these runs has an evaluation by its own settings{why}", hint="amago evaluate RUN makes one"
+        )
     hint = did_you_mean(metric, known, otherwise=f"known: {', '.join(sorted(known))}")
     raise InputMissing(f"no evaluation of these runs has the metric '{metric}'", hint=hint)
 

@@ -1,9 +1,14 @@
-"""Evaluations of a run: scores with their intervals, by update, environment steps and time."""
+"""Evaluations of a run: scores with their intervals, by update, environment steps and time.
+
+A score belongs to an update and to a `Standard`: an environment with its parameters, a split of its tasks, a choice of
+tasks, and a way to act. Only scores of one standard are compared. A run's settings say by which standard it is scored
+(`select_scores`); any other evaluation stays in the run's directory and is shown as what it is.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +33,40 @@ class ScoreInterval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Standard:
+    """Everything that two scores must share to be comparable, apart from their updates.
+
+    `env`: the environment and its parameters, as JSON with sorted keys. `tasks`: the SQL predicate that chose them,
+    empty for those of the split. `greedy`: whether the most likely actions were taken, None if the report does not say.
+    """
+
+    env: str
+    split: str
+    tasks: str = ""
+    greedy: bool | None = None
+
+    def __str__(self) -> str:
+        """Describe it without the environment: `test tasks, sampled`."""
+        which = f"tasks where {self.tasks}" if self.tasks else f"{self.split or 'all'} tasks"
+        return which if self.greedy is None else f"{which}, {mode_name(self.greedy)}"
+
+
+def mode_name(greedy: bool) -> str:
+    """Name a way to act.
+
+    >>> mode_name(True), mode_name(False)
+    ('greedy', 'sampled')
+    """
+    return "greedy" if greedy else "sampled"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """One file of `evaluations/`.
 
     `series` is the same for evaluations with the same settings, which form a curve. `env_steps` and `seconds` (time
-    spent on the run) are those at the checkpoint's update, None if the log does not say.
+    spent on the run) are those at the checkpoint's update, None if the log does not say. `default_greedy`: whether an
+    agent with these actions acts greedily where nobody chose.
     """
 
     path: Path
@@ -42,6 +76,8 @@ class Evaluation:
     env: str
     split: str
     label: str
+    standard: Standard
+    default_greedy: bool | None = None
     settings: Mapping[str, Any] = field(repr=False)
     metrics: Mapping[str, Any] = field(repr=False)
     known: Mapping[str, Any] = field(repr=False)
@@ -90,15 +126,71 @@ def read_evaluations(
     return tuple(sorted(found, key=lambda each: (each.time or 0.0, each.update))), tuple(problems)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunScores:
+    """The evaluations of a run that count, in the order in which they were made.
+
+    `final` has those of the standard by which the run is scored, `curve` those of any of the run's evaluation stages:
+    a chain chooses its best checkpoint on training tasks and is scored on others.
+    """
+
+    final: tuple[Evaluation, ...] = ()
+    curve: tuple[Evaluation, ...] = ()
+
+
+def select_scores(evaluations: Sequence[Evaluation], document: Mapping[str, Any]) -> RunScores:
+    """Select the evaluations that count from those of the run with the settings `document`.
+
+    A run is scored as its last evaluation stage evaluates or, without one, as its table `[evaluate]` says. A run that
+    names no environment, such as one trained on somebody's dataset, has that of its first evaluation.
+    """
+    env = _table(document.get("env"))
+    own = _env_key(env) if env.get("name") else evaluations[0].standard.env if evaluations else ""
+    base = _table(document.get("evaluate"))
+    stages = document.get("stages")
+    entries = [
+        {**base, **entry}
+        for entry in (stages if isinstance(stages, list | tuple) else ())
+        if isinstance(entry, Mapping) and entry.get("stage") == "evaluate"
+    ]
+    here = [each for each in evaluations if each.standard.env == own]
+    final = tuple(each for each in here if _is_made_by(entries[-1] if entries else base, each, ("test",)))
+    made = [each for each in here if any(_is_of_stage(entry, each) for entry in entries)]
+    return RunScores(final=final, curve=tuple(made) if entries else final)
+
+
+def _is_of_stage(entry: Mapping[str, Any], evaluation: Evaluation) -> bool:
+    """Whether an evaluation stage of a chain makes such evaluations, of the same episodes."""
+    counts = ("seed", "episodes")
+    alike = all(evaluation.settings.get(key, entry.get(key)) == entry.get(key) for key in counts if key in entry)
+    return alike and _is_made_by(entry, evaluation, ("train", "test"))
+
+
+def _is_made_by(wanted: Mapping[str, Any], evaluation: Evaluation, splits: Sequence[str]) -> bool:
+    """Whether settings `wanted` of `[evaluate]` ask for an evaluation of this standard; `splits`: what "auto" allows.
+
+    A report that does not say how its agent acted passes for either way.
+    """
+    standard, split, greedy = evaluation.standard, wanted.get("split", "auto"), wanted.get("greedy", "auto")
+    chosen = greedy if isinstance(greedy, bool) else evaluation.default_greedy
+    return (
+        standard.tasks == _text(wanted.get("tasks"))
+        and standard.split in (splits if split == "auto" else (split,))
+        and (standard.greedy == chosen or None in (standard.greedy, chosen))
+    )
+
+
 def curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> list[Evaluation]:
     """Return the evaluations that form a learning curve, by update: of the settings that most checkpoints were
     evaluated with, the newest such if there are several."""
     scored = [each for each in evaluations if each.score(metric) is not None]
-    counts = Counter(each.series for each in scored)
+    updates: dict[str, set[int]] = {}
+    for each in scored:
+        updates.setdefault(each.series, set()).add(each.update)
     newest = {each.series: place for place, each in enumerate(scored)}
-    if not counts:
+    if not updates:
         return []
-    chosen = max(counts, key=lambda series: (counts[series], newest[series]))
+    chosen = max(updates, key=lambda series: (len(updates[series]), newest[series]))
     by_update = {each.update: each for each in scored if each.series == chosen}
     return [by_update[update] for update in sorted(by_update)]
 
@@ -106,13 +198,40 @@ def curve(evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC) -> li
 def last_and_best(
     evaluations: Sequence[Evaluation], metric: str = DEFAULT_METRIC
 ) -> tuple[Evaluation, Evaluation] | None:
-    """Return the newest evaluation with the metric, and the best in the same environment and split of tasks."""
+    """Return the evaluation of the latest update that has the metric (the newest, if several have), and the best one of
+    the same standard."""
     scored = [(each, score.value) for each in evaluations if (score := each.score(metric)) is not None]
     if not scored:
         return None
-    last = scored[-1][0]
-    alike = [(each, value) for each, value in scored if (each.env, each.split) == (last.env, last.split)]
+    last = max(enumerate(scored), key=lambda item: (item[1][0].update, item[0]))[1][0]
+    alike = [(each, value) for each, value in scored if each.standard == last.standard]
     return last, max(alike, key=lambda item: item[1])[0]
+
+
+def env_differences(standards: Sequence[Standard]) -> dict[str, str]:
+    """Name the environments of several standards: by their names, with those parameters by which environments of one
+    name differ. Return the name of each `Standard.env`.
+
+    >>> long, short = '{"corridor": 20, "name": "tmaze"}', '{"corridor": 5, "name": "tmaze"}'
+    >>> env_differences([Standard(env=long, split="test"), Standard(env=short, split="test")])[short]
+    'tmaze corridor=5'
+    """
+    tables: dict[str, Mapping[str, Any]]
+    tables = {standard.env: _table(json.loads(standard.env or "{}")) for standard in standards}
+    named: dict[str, list[Mapping[str, Any]]] = {}
+    for table in tables.values():
+        named.setdefault(_text(table.get("name")), []).append(table)
+    found = {}
+    for env, table in tables.items():
+        alike = named[_text(table.get("name"))]
+        keys = sorted({key for each_table in alike for key in each_table})
+        told = [key for key in keys if len({json.dumps(each.get(key), sort_keys=True) for each in alike}) > 1]
+        found[env] = " ".join([_text(table.get("name")), *(f"{key}={_brief(table.get(key))}" for key in told)])
+    return found
+
+
+def _brief(value: Any) -> str:
+    return "unset" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def number(value: Any) -> float | None:
@@ -138,6 +257,8 @@ def _read(path: Path, metrics: MetricColumns | None) -> Evaluation | None:
     if not 0 <= update < 1 << 53:
         return None
     env, settings, known = (_table(report.get(name)) for name in ("env", "settings", "known"))
+    greedy, default = settings.get("greedy"), report.get("default_greedy")
+    split = _text(settings.get("split"))
     head, _, tail = path.stem.rpartition("-")
     return Evaluation(
         path=path,
@@ -145,8 +266,15 @@ def _read(path: Path, metrics: MetricColumns | None) -> Evaluation | None:
         update=update,
         time=number(report.get("time")),
         env=_text(env.get("name")),
-        split=_text(settings.get("split")),
+        split=split,
         label=_text(settings.get("label")),
+        standard=Standard(
+            env=_env_key(env),
+            split=split,
+            tasks=_text(settings.get("tasks")),
+            greedy=greedy if isinstance(greedy, bool) else None,
+        ),
+        default_greedy=default if isinstance(default, bool) else None,
         settings=settings,
         metrics=figures,
         known=known,
@@ -162,6 +290,21 @@ def _score(metrics: Mapping[str, Any], metric: str) -> ScoreInterval | None:
     bounds = metrics.get(f"{metric.removesuffix('_mean')}_ci95")
     low, high = bounds if isinstance(bounds, list) and len(bounds) == 2 else (None, None)
     return ScoreInterval(value=value, low=number(low), high=number(high))
+
+
+def _env_key(env: Mapping[str, Any]) -> str:
+    """Write settings of an environment such that equal ones give equal texts: TOML has no null, JSON only one kind of
+    number."""
+    given = {str(key): _plain_number(value) for key, value in env.items() if value is not None}
+    return json.dumps(given, sort_keys=True, default=str)
+
+
+def _plain_number(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain_number(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list | tuple):
+        return [_plain_number(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -55,18 +55,22 @@ def remove(paths: Sequence[Path], *, force: bool = False, dry_run: bool = False)
 
 
 def prunable(rows: Iterable[Row], *, keep_best: int, failed: bool = False) -> list[Path]:
-    """Return the runs that are not among the `keep_best` best of their environment, of those that are not running and
-    have a score; `failed`: also those that failed without a score."""
-    by_env: dict[str, list[Row]] = {}
+    """Return the runs that are not among the `keep_best` best of their standard, of those that are not running and have
+    a score; `failed`: also those that failed without a score.
+
+    Scores in environments of different parameters, on different tasks or of different ways to act say nothing about
+    which run is better, so each such group keeps its best.
+    """
+    by_standard: dict[str, list[Row]] = {}
     chosen: list[Path] = []
     for row in rows:
         if row["state"] == "running":
             continue
         if row["score"] is not None:
-            by_env.setdefault(row["env"], []).append(row)
+            by_standard.setdefault(row["standard"], []).append(row)
         elif failed and row["state"] == "failed":
             chosen.append(Path(row["run"]))
-    for alike in by_env.values():
+    for alike in by_standard.values():
         ordered = sorted(alike, key=lambda row: -row["score"])
         chosen += [Path(row["run"]) for row in ordered[keep_best:]]
     return sorted(chosen)

@@ -3,6 +3,7 @@ file must not hide the other runs. Nothing named in a file is imported or opened
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,11 +17,12 @@ from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError
 from pipelines.files.json import parse_object
 from pipelines.files.malformed import read_limited
-from pipelines.runs.evaluations import Evaluation, number, read_evaluations
+from pipelines.runs.evaluations import Evaluation, RunScores, number, read_evaluations, select_scores
 from pipelines.runs.metrics import POINTS, MetricColumns, last_line, read_metrics
 from pipelines.runs.state import RunState, state_of
 
 _MOST_BYTES = 16 << 20
+_UPDATE = re.compile(r"\d{6,15}")
 _NOT_SETTINGS = ("about", "expected", "profile", "seed", "size", "env.name")
 
 
@@ -100,6 +102,11 @@ class StoredRun:
         """All evaluations that can be read, in the order in which they were made."""
         return self._evaluations[0]
 
+    @cached_property
+    def scores(self) -> RunScores:
+        """The evaluations by which the run is scored and compared."""
+        return select_scores(self.evaluations, self.document)
+
     @property
     def damaged_evaluations(self) -> tuple[str, ...]:
         """Which evaluations cannot be read."""
@@ -116,8 +123,10 @@ class StoredRun:
 
     @property
     def updates(self) -> int | None:
-        """Gradient updates done, as far as they are logged."""
-        return _whole(self.last_training.get("update")) or self._count("train")
+        """Gradient updates done, as far as they are logged or in a checkpoint; an interruption saves one between lines
+        of the log."""
+        known = (_whole(self.last_training.get("update")) or self._count("train"), self._newest_checkpoint)
+        return max((count for count in known if count is not None), default=None)
 
     @property
     def env_steps(self) -> int | None:
@@ -134,6 +143,11 @@ class StoredRun:
     def seconds_left(self) -> float | None:
         """Time that a running run still needs, by its own estimate; None if unknown."""
         return number(self.progress.get("seconds_left")) if self.state.status == "running" else None
+
+    @property
+    def _newest_checkpoint(self) -> int | None:
+        names = (file.parent.name for file in (self.path / "checkpoints").glob("*/checkpoint.json"))
+        return max((int(name) for name in names if _UPDATE.fullmatch(name)), default=None)
 
     def _count(self, stage: str) -> int | None:
         stages = self.progress.get("stages")

@@ -14,16 +14,17 @@ from typing import Any
 
 from pipelines.files.user_cache import cache_home
 from pipelines.runs import progress
-from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best, read_evaluations
+from pipelines.runs.evaluations import DEFAULT_METRIC, Evaluation, last_and_best, read_evaluations, select_scores
 from pipelines.runs.state import running, running_state
 from pipelines.runs.stored import StoredRun, read_run
 
 COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("run", "name", "recipe", "env", "state", "stage", "host", "reason", "changed"), "text"),
-    **dict.fromkeys(("pid", "updates", "env_steps", "seed", "evaluations", "best_update", "bytes"), "count"),
+    **dict.fromkeys(("pid", "updates", "env_steps", "seed", "evaluations", "other_evaluations"), "count"),
+    **dict.fromkeys(("score_update", "best_update", "bytes"), "count"),
     **dict.fromkeys(("progress", "seconds_left", "age", "started"), "number"),
     **dict.fromkeys(("score", "score_low", "score_high", "best", "best_low", "best_high"), "number"),
-    "problems": "text",
+    **dict.fromkeys(("scored_on", "standard", "problems"), "text"),
 }
 """Columns of a row and their types: "text", "count" or "number"."""
 
@@ -38,8 +39,10 @@ _MOST_CACHED = 50_000
 def summaries(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> list[Row]:
     """Return a row for each run: the columns of `COLUMNS`.
 
-    `score` is of the newest evaluation that has the metric, `best` of the best in the same environment and split. What
-    a run that has not changed is like is taken from a cache of this user.
+    `score` is of the latest update that was evaluated as the run's own settings evaluate, `best` the highest of such
+    scores. `scored_on` says on which tasks and how the agent acted, `standard` also in which environment: runs of
+    different standards cannot be ranked. `other_evaluations` counts the evaluations that do not count. The rows of runs
+    that have not changed come from a cache of this user.
     """
     with _cache() as cache:
         return [_row(path, metric, cache) for path in paths]
@@ -48,7 +51,9 @@ def summaries(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> list[Ro
 def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
     """Return the row of one run, without its age."""
     evaluations, damaged = read_evaluations(run.path / "evaluations")
-    found = last_and_best(evaluations, metric)
+    scores = select_scores(evaluations, run.document)
+    found = last_and_best(scores.final, metric)
+    standard = found[0].standard if found else None
     state = asdict(run.state)
     return {
         "run": str(run.path),
@@ -61,8 +66,12 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         "seconds_left": run.seconds_left,
         **_scores("score", found and found[0], metric),
         **_scores("best", found and found[1], metric),
+        "score_update": found[0].update if found else None,
         "best_update": found[1].update if found else None,
+        "scored_on": str(standard) if standard else "",
+        "standard": f"{standard.env}, {standard}" if standard else "",
         "evaluations": len(evaluations),
+        "other_evaluations": len(evaluations) - len(scores.curve),
         "env_steps": run.env_steps,
         "updates": run.updates,
         "seed": run.seed,
@@ -165,7 +174,7 @@ class _Cache:
 @contextlib.contextmanager
 def _cache() -> Iterator[_Cache]:
     """Open the cache; one that cannot be used is done without, one that is damaged is removed."""
-    path = cache_home() / "runs-1.sqlite"
+    path = cache_home() / "runs-2.sqlite"
     cache, connection = _Cache(None), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.atomic import write_atomically
-from pipelines.report.charts import Series
+from pipelines.report.charts import Series, make_a_curve
 from pipelines.report.plots import learning_curve
 from pipelines.runs.comparison import Axis, GroupCurve, Improvement, RunGroup, Statistic, curves, grouped, improvements
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval
@@ -35,7 +35,7 @@ def compare(
 
     Args:
         runs: runs, directories of runs, or patterns.
-        metric: score of the evaluations; of each run the newest evaluation counts.
+        metric: score of the evaluations; of each run its latest update counts, as its own settings evaluate it.
         statistic: "iqm" (interquartile mean) or "mean", over the runs of a group.
         by: settings to group by instead of all that differ.
         axis: x of the learning curves: "updates", "steps" or "seconds".
@@ -77,11 +77,21 @@ def _write(to: Path, lines: Sequence[GroupCurve], metric: str, axis: Axis) -> No
             )
         write_atomically(to, text.getvalue())
         return
+    shared = {line.scored_on for line in lines}
     series = [
-        Series(name=line.name, x=line.x, values=line.values, low=line.low, high=line.high)
+        Series(
+            name=line.name if len(shared) == 1 else f"{line.name}: {line.scored_on}",
+            x=line.x,
+            values=line.values,
+            low=line.low,
+            high=line.high,
+            joined=make_a_curve(line.x),
+        )
         for line in lines[:_MOST_LINES]
     ]
-    learning_curve(to, series, metric=metric.removesuffix("_mean"), unit=_UNITS[axis])
+    what = metric.removesuffix("_mean")
+    title = f"{what} on {shared.pop()}".capitalize() if len(shared) == 1 else ""
+    learning_curve(to, series, title=title, metric=what, unit=_UNITS[axis])
 
 
 def _described(group: RunGroup) -> dict[str, Any]:
@@ -90,6 +100,7 @@ def _described(group: RunGroup) -> dict[str, Any]:
         "settings": dict(group.settings),
         "runs": [str(run.path) for run in group.runs],
         "unfinished": group.unfinished,
+        "scored_on": group.scored_on,
         "scores": {env: list(values) for env, values in group.scores.items()},
         **_interval("score", group.score),
     }
@@ -107,7 +118,9 @@ def _tables(
     """Return a row for each group, with the probability that it improves on the first, which is the baseline."""
     baseline = groups[0].name
     over = {each.better: each.probability for each in better if each.than == baseline}
+    shared = {group.scored_on for group in groups if group.scores}
     columns = ["group", "runs", f"{statistic} of {metric}", "95% low", "95% high", "lowest", "highest"]
+    columns += ["scored on"] if len(shared) > 1 else []
     if over:
         columns += ["P(better than the first)", "95%"]
     rows = []
@@ -116,9 +129,10 @@ def _tables(
         runs = f"{len(group.runs)}" + (f" ({group.unfinished} unfinished)" if group.unfinished else "")
         row = [group.name, runs, *((score.value, score.low, score.high) if score else (None, None, None))]
         row += [min(values, default=None), max(values, default=None)]
+        row += [group.scored_on] if len(shared) > 1 else []
         if over:
             chance = over.get(group.name)
             bounds = f"{chance.low:.2f} to {chance.high:.2f}" if chance and chance.low is not None else ""
             row += [f"{chance.value:.2f}" if chance else "", bounds]
         rows.append(row)
-    return [Table(title="", columns=columns, rows=rows)]
+    return [Table(title=f"scored on {shared.pop()}" if len(shared) == 1 else "", columns=columns, rows=rows)]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from pipelines.config.cores import available_cores
-from pipelines.config.settings import CollectSettings, EnvSettings
+from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings
 from pipelines.envs.env import Env, EpisodeCounter, Trial
 from pipelines.envs.make import Split, is_users, make, require_trust, settings_model
 from pipelines.envs.workers import WorkerEnv
@@ -69,6 +69,22 @@ def make_env(
     made = make(name, num_envs=actors, seed=seed, split=split, params=params, drawn=drawn)
     if total:
         made.episodes = EpisodeCounter(num_envs=actors, total=total, offset=offset)
+    return made
+
+
+def make_judging_env(
+    env: EnvSettings, wanted: EvaluateSettings, *, actors: int, tasks: Sequence[str] = (), **more: Any
+) -> Env:
+    """Make the environment of an evaluation, as `make_env`: it plays `tasks` in turn, or each kind of task alike."""
+    made = make_env(env, actors=actors, seed=wanted.seed, split=wanted.task_split, **more)
+    try:
+        if tasks:
+            made.play_only(tasks)
+        else:
+            made.play_evenly()
+    except BaseException:
+        made.close()
+        raise
     return made
 
 

@@ -2,6 +2,9 @@
 
 Each evaluation is a file in `RUN/evaluations`, named after its checkpoint and settings; repeating an evaluation reads
 the file. `require` is checked in both cases.
+
+Where nobody chose how the policy acts, it acts by its default, and the other way on a quarter of the episodes: a policy
+may have learnt what one of the two hides. That check is an evaluation of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ from pipelines.files.atomic import write_atomically
 from pipelines.files.json import read_object
 from pipelines.files.malformed import MALFORMED
 from pipelines.formats.scores import Reference, reference, reference_of_environment
+from pipelines.lake.spaces import Spaces, is_greedy_by_default
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
+from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
+from pipelines.runs.evaluations import mode_name
 from pipelines.stages import filming
 from pipelines.stages.engines import make_engine, perform_all
 from pipelines.stages.evaluation_tables import tables
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     from pipelines.export.forms import FormFile
 
 _REPORT_BYTES = 1 << 16
+_CHECKED_SHARE, _LEAST_CHECKED = 4, 10  # of the episodes, to see whether acting the other way differs
 _NOT_IDENTITY = {"evaluators", "tasks", "checkpoint", "mark_best", "best_by", "require", "label", "reference", "video"}
 
 
@@ -52,38 +59,47 @@ def run(
     run: Path,
     videos: Path | None = None,
     in_chain: bool = False,
+    both_ways: bool = True,
     listener: Listener = silent,
 ) -> Result:
     """Evaluate a checkpoint of the run. RequirementNotMet carries the result.
 
     The settings' videos are written to the directory `videos` (default: the run's own); if they cannot be made, that is
     an error before anything is played, or, `in_chain`, a warning. A chain sends its evaluations to trackers itself.
+    `both_ways`: as of `evaluated`.
     """
     directory, wanted = RunDirectory.open(run), settings.evaluate
     videos = videos or directory.videos
 
     def keep(report: Mapping[str, Any]) -> None:
-        figures = {key: value for key, value in report["metrics"].items() if key != "per_task"}
+        wanted = report["settings"]
+        figures = {"split": wanted["split"], "greedy": wanted["greedy"]}
+        figures |= {key: value for key, value in report["metrics"].items() if key != "per_task"}
         MetricsLog(directory.metrics_path).append("evaluate", report["update"], figures)
-
-    def mark(update: int, figures: Mapping[str, Any]) -> None:
-        if wanted.mark_best:
-            _mark_best(directory, update, figures, wanted.best_by)
 
     with tracked(() if in_chain else settings.track.to, directory, settings.document(), listener, videos=videos):
         checkpoint = checkpoints.load(directory.checkpoints, wanted.checkpoint)
         tasks = _tasks(wanted, settings.env.name, directory, listener)
+
+        def name(wanted: EvaluateSettings) -> str:
+            return identity(settings.env, wanted, tasks)
+
+        def mark(update: int, report: Mapping[str, Any]) -> None:
+            if wanted.mark_best is True:
+                _mark_best(directory, update, report, name(_chosen(wanted, checkpoint)), wanted.best_by)
+
         return evaluated(
             settings,
             checkpoint,
             to=directory.evaluations,
-            name=f"{checkpoint.update:06d}-{identity(settings.env, wanted, tasks)}",
+            name=name,
             videos=videos,
             tasks=tasks,
             run=directory.path,
             keep=keep,
             mark=mark,
             in_chain=in_chain,
+            both_ways=both_ways,
             listener=listener,
         )
 
@@ -93,7 +109,7 @@ def evaluated(
     checkpoint: Checkpoint,
     *,
     to: Path | None,
-    name: str,
+    name: Callable[[EvaluateSettings], str],
     videos: Path,
     tasks: Sequence[str] = (),
     form: FormFile | None = None,
@@ -101,42 +117,60 @@ def evaluated(
     keep: Callable[[Mapping[str, Any]], None] | None = None,
     mark: Callable[[int, Mapping[str, Any]], None] | None = None,
     in_chain: bool = False,
+    both_ways: bool = True,
     listener: Listener = silent,
 ) -> Result:
-    """Evaluate `checkpoint`, or read the evaluation called `name` in `to` (None: it is not stored). A new report is
-    passed to `keep`, the update and the metrics to `mark`. RequirementNotMet carries the result."""
+    """Evaluate `checkpoint`, or read the evaluation that `name` names by its settings in `to` (None: it is not stored).
+
+    A new report is passed to `keep`, the update and the report to `mark`. `both_ways`: act the other way, too, where
+    the settings leave open how. RequirementNotMet carries the result.
+    """
     wanted, started = settings.evaluate, time.monotonic()
     gate.parse(wanted.require)
+    is_open = wanted.greedy == "auto"
+    wanted = _chosen(wanted, checkpoint)
+    settings = settings.model_copy(update={"evaluate": wanted})
     scale = known_returns(settings.env, wanted.reference)
     trained_in = checkpoint.record.get("env") or {}
     if trained_in.get("name") and (changed := differences(settings.env, trained_in)):
         text = f"evaluated in another environment than the agent was trained in: {'; '.join(changed)}"
         listener(Notice(text=text, level="warning"))
-    path = None if to is None else to / f"{name}.json"
-    report = None if path is None else stored(path)
-    filmed = filming.EpisodeVideos(settings, checkpoint, to=videos, stem=name, tasks=tasks)
+    stem = f"{checkpoint.update:06d}-{name(wanted)}"
+    filmed = filming.EpisodeVideos(settings, checkpoint, to=videos, stem=stem, tasks=tasks)
     if not in_chain:
         filmed.require(listener)
-    known = report is not None
-    if report is None:
+
+    def report_of(wanted: EvaluateSettings) -> tuple[dict[str, Any], Path | None, bool]:
+        """Return the report of an evaluation, its file, and whether it was there."""
+        path = None if to is None else to / f"{checkpoint.update:06d}-{name(wanted)}.json"
+        known = None if path is None else stored(path)
+        if known is not None:
+            return scored(known, scale), path, True
         if path is not None:
             _require_space(path)
-        report = scored(play(settings, checkpoint, listener, tasks=tasks, form=form), scale)
+        changed = settings.model_copy(update={"evaluate": wanted})
+        report = scored(play(changed, checkpoint, listener, tasks=tasks, form=form), scale)
         if path is not None:
             write_atomically(path, json.dumps(report, indent=1))
-        if keep is not None:
-            keep(report)
-    report = scored(report, scale)
+        return report, path, False
+
+    report, path, known = report_of(wanted)
+    if keep is not None and not known:
+        keep(report)
     if mark is not None:
-        mark(checkpoint.update, report["metrics"])
+        mark(checkpoint.update, report)
+    other = None
+    if is_open and both_ways:
+        other, _, other_known = report_of(_other_way(wanted, len(tasks)))
+        known = known and other_known
     made = filmed.write(listener, strict=not in_chain)
     result = Result(
         command="evaluate",
         status="skipped" if known and not made else "done",
         run=run,
-        metrics={"update": checkpoint.update, **report["metrics"]},
+        metrics=_figures(report, other),
         outputs=[*([path] if path else []), *filmed.paths],
-        tables=tables(report),
+        tables=tables(report, other if other is not None and differs(report, other) else None),
         seconds=time.monotonic() - started,
     )
     try:
@@ -145,6 +179,54 @@ def evaluated(
         error.result = result
         raise
     return result
+
+
+def _chosen(wanted: EvaluateSettings, checkpoint: Checkpoint) -> EvaluateSettings:
+    """Return settings that say on which tasks the policy plays, and how it acts."""
+    greedy = wanted.acts_greedily(by_default=default_greedy(checkpoint))
+    return wanted.model_copy(update={"greedy": greedy, "split": wanted.task_split})
+
+
+def default_greedy(checkpoint: Checkpoint) -> bool:
+    """Whether the policy of a checkpoint or bundle takes the most likely actions where nobody chose."""
+    if isinstance(checkpoint, Bundle):
+        return checkpoint.greedy
+    with checkpoint.understood():
+        return is_greedy_by_default(Spaces.from_json(checkpoint.record["spaces"]).action)
+
+
+def _other_way(wanted: EvaluateSettings, tasks: int) -> EvaluateSettings:
+    """Return the settings of the check: a quarter of the same episodes, but each chosen task, played the other way."""
+    least = max(_LEAST_CHECKED, tasks)
+    return wanted.model_copy(
+        update={
+            "greedy": not wanted.greedy,
+            "episodes": min(wanted.episodes, max(least, wanted.episodes // _CHECKED_SHARE)),
+            **{"label": "", "require": "", "mark_best": False, "video": 0},
+        }
+    )
+
+
+def _figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a result says: the scores, with what they belong to, and those of the check."""
+    wanted = report["settings"]
+    about = {"update": report["update"], "split": wanted["split"], "greedy": wanted["greedy"]}
+    found = {**about, **report["metrics"]}
+    if other is not None:
+        kept = ("episodes", *(f"{kind}_{what}" for kind in ("return", "success") for what in ("mean", "ci95")))
+        figures = {key: other["metrics"][key] for key in kept if key in other["metrics"]}
+        found[f"{mode_name(other['settings']['greedy'])}_play"] = figures | {"differs": differs(report, other)}
+    return found
+
+
+def differs(report: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the intervals of the return, or of success, of two evaluations do not overlap."""
+    pairs = (
+        (report["metrics"][name], other["metrics"][name])
+        for name in ("return_ci95", "success_ci95")
+        if name in report["metrics"] and name in other["metrics"]
+    )
+    return any(low > other_high or high < other_low for (low, high), (other_low, other_high) in pairs)
 
 
 def _require_space(path: Path) -> None:
@@ -203,6 +285,7 @@ def play(
         "update": checkpoint.update,
         "env": settings.env.model_dump(mode="json"),
         "settings": wanted.model_dump(mode="json"),
+        "default_greedy": default_greedy(checkpoint),
         "metrics": describe(results, every_task=bool(tasks)),
         "known": baselines(results.spec),
         "time": time.time(),
@@ -217,7 +300,7 @@ def require_metrics(env: EnvSettings, wanted: EvaluateSettings, spec: EnvSpec) -
     if (known := known_returns(env, wanted.reference)) is not None:
         examples |= scored({"metrics": examples}, known)["metrics"]
     gate.require_names(wanted.require, examples)
-    if wanted.mark_best:
+    if wanted.mark_best is True:
         gate.value(wanted.best_by, examples)
 
 
@@ -289,9 +372,11 @@ def identity(env: EnvSettings, wanted: EvaluateSettings, tasks: Sequence[str] = 
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _mark_best(directory: RunDirectory, update: int, figures: Mapping[str, Any], best_by: str) -> None:
-    score = gate.value(best_by, figures)
-    best = directory.load_record().get("best")
-    if best is None or best["by"] != best_by or score > best["score"]:
+def _mark_best(directory: RunDirectory, update: int, report: Mapping[str, Any], series: str, best_by: str) -> None:
+    """Point `best` at the update if its score beats the best so far; scores of another series begin anew."""
+    score = gate.value(best_by, report["metrics"])
+    best, wanted = directory.load_record().get("best"), report["settings"]
+    if best is None or (best["by"], best.get("series")) != (best_by, series) or score > best["score"]:
         checkpoints.mark_best(directory.checkpoints, update)
-        directory.update_record(best={"update": update, "score": score, "by": best_by})
+        about = {"split": wanted["split"], "greedy": wanted["greedy"], "series": series}
+        directory.update_record(best={"update": update, "score": score, "by": best_by, **about})

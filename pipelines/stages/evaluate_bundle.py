@@ -42,12 +42,15 @@ def run(
         from pipelines.export.forms import FormFile
 
         file = FormFile.read(found, form, trust=trusted)
-    name = evaluate.identity(settings.env, settings.evaluate, bundle=found.record["checksum"], form=form)
+
+    def name(wanted: EvaluateSettings) -> str:
+        return evaluate.identity(settings.env, wanted, bundle=found.record["checksum"], form=form)
+
     return evaluate.evaluated(
         settings,
         found,
         to=to,
-        name=f"{found.update:06d}-{name}",
+        name=name,
         videos=to or Path(),
         form=file,
         listener=listener,

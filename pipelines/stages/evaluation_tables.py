@@ -8,17 +8,21 @@ from typing import Any
 
 from pipelines.report.charts import Series
 from pipelines.report.plots import adaptation_curve
+from pipelines.runs.evaluations import mode_name
 from pipelines.stages.result import Table
 
 _MOST_ROWS, _MOST_COLUMNS = 20, 8  # tasks, attempts in a table
+_MOST_GAMES = 4  # that are named
 _CURVES = ("success", "return")
 Reports = Mapping[str, Mapping[str, Any]]
 
 
 def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
-    """Summarise the scores in one line; `best` is the run record's entry for the best checkpoint so far."""
+    """Summarise the scores in one line, which begins with what they belong to; `best` is the run record's entry for
+    the best checkpoint so far, mentioned where it was chosen on tasks of the same split."""
     low, high = figures["return_ci95"]
-    parts = [f"update {figures['update']:,}", f"return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
+    where = f"update {figures['update']:,} on {figures['split']} tasks"
+    parts = [f"{where}: return {figures['return_mean']:.4g} [{low:.4g}, {high:.4g}]"]
     if "success_mean" in figures:
         parts.append(f"success {figures['success_mean']:.3g}")
     curves = _curves_of(figures)
@@ -26,33 +30,55 @@ def headline(figures: Mapping[str, Any], best: Mapping[str, Any] | None = None) 
         values = (entry[f"{curves[0]}_mean"] for entry in figures["per_attempt"])
         form = ".2f" if curves[0] == "success" else ".4g"
         parts.append("by attempt " + " ".join(format(value, form) for value in values))
-    if best is not None:
+    for way in ("greedy", "sampled"):
+        other = figures.get(f"{way}_play")
+        if other is not None and other["differs"]:
+            low, high = other["return_ci95"]
+            parts.append(f"{way} play: return {other['return_mean']:.4g} [{low:.4g}, {high:.4g}]")
+    if best is not None and best.get("split") == figures["split"]:
         score = f"best so far: {best['by']} {best['score']:.4g} at update {best['update']:,}"
         parts.append("best so far" if best["update"] == figures["update"] else score)
     return ", ".join(parts)
 
 
-def tables(report: Mapping[str, Any]) -> list[Table]:
-    """Return tables for people: return and success, and the adaptation curve if the task has attempts."""
+def tables(report: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> list[Table]:
+    """Return tables for people: return and success, and the adaptation curve if the task has attempts.
+
+    `other`: the same episodes, fewer of them, played the other way (greedily or sampled); shown where it differs by
+    more than the intervals.
+    """
     figures = report["metrics"]
-    low, high = figures["return_ci95"]
-    rows = [["return", figures["return_mean"], low, high]]
-    if "success_mean" in figures:
-        rows.append(["success", figures["success_mean"], *figures["success_ci95"]])
+    rows = _score_rows(figures)
     if "normalized_score" in figures:
         rows.append([figures["normalized_by"], figures["normalized_score"], *figures["normalized_ci95"]])
     if "achievement_score" in figures:
         rows.append(["achievement score", figures["achievement_score"], None, None])
     for key in figures:  # normalised scores of `evaluation.adaptation`
         if key.endswith("_median") and f"{(name := key.removesuffix('_median'))}_ci95" in figures:
-            rows.append([name.replace("_", " "), figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
-    split = report["settings"]["split"]
-    which = f"tasks where {chosen}" if (chosen := report["settings"].get("tasks")) else f"{split} tasks"
+            label = name.replace("_", " ") + _over(figures.get(f"{name}_over", ()))
+            rows.append([label, figures[f"{name}_mean"], *figures[f"{name}_ci95"]])
+    if other is not None:
+        about = f"{mode_name(other['settings']['greedy'])} play, {other['metrics']['episodes']} episodes"
+        rows += [[f"{name} ({about})", *values] for name, *values in _score_rows(other["metrics"])]
+    wanted = report["settings"]
+    which = f"tasks where {chosen}" if (chosen := wanted.get("tasks")) else f"{wanted['split']} tasks"
     title = f"{report['env']['name']}, checkpoint {report['update']}, {figures['episodes']} episodes of {which}"
+    title += f", {mode_name(wanted['greedy'])} play"
     found = [Table(title=title, columns=["", "mean", "95% low", "95% high"], rows=rows)]
     if chosen:
         found.append(_task_table(figures["per_task"]))
     return found + adaptation_tables({f"checkpoint {report['update']}": report})
+
+
+def _over(games: Sequence[str]) -> str:
+    """Say which games a mean is over, by their number if they are many."""
+    named = ", ".join(games) if len(games) <= _MOST_GAMES else f"{len(games)} games"
+    return f" over {named}" if games else ""
+
+
+def _score_rows(figures: Mapping[str, Any]) -> list[list[Any]]:
+    kinds = [kind for kind in ("return", "success") if f"{kind}_mean" in figures]
+    return [[kind, figures[f"{kind}_mean"], *figures[f"{kind}_ci95"]] for kind in kinds]
 
 
 def _task_table(figures: Mapping[str, Mapping[str, float]]) -> Table:

@@ -11,10 +11,11 @@ from pipelines.config.settings import Settings
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.evaluation.runner import play_episodes
 from pipelines.events import Listener
+from pipelines.lake.spaces import is_greedy_by_default
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Acting, trained
-from pipelines.stages.environment import make_env, workers
+from pipelines.stages.environment import make_judging_env, workers
 from pipelines.stages.tasks import Channel
 from pipelines.training.learner import use_threads
 
@@ -58,11 +59,11 @@ class EvaluatorTask:
         settings, wanted, began = self.settings, self.settings.evaluate, time.process_time()
         use_threads(settings.train.threads)
         actors = self.place.stop - self.place.start
-        env = make_env(
+        env = make_judging_env(
             settings.env,
+            wanted,
             actors=actors,
-            seed=wanted.seed,
-            split=wanted.split,
+            tasks=self.tasks,
             workers=workers(settings.env, settings.collect, actors=actors, together=self.count),
             timeout_seconds=settings.collect.env_timeout_seconds,
             offset=self.place.start,
@@ -71,8 +72,6 @@ class EvaluatorTask:
         )
         try:
             self.check(env.spec)
-            if self.tasks:
-                env.play_only(self.tasks)
             acting = self._acting(env)
             started = time.perf_counter()
             episodes = play_episodes(env, acting.policy, episodes=wanted.episodes, listener=listener)
@@ -83,8 +82,8 @@ class EvaluatorTask:
         return PlayedShare(spec=env.spec, episodes=episodes, seconds=seconds, cpu_seconds=cpu_seconds)
 
     def _acting(self, env: Env) -> Acting:
-        wanted = self.settings.evaluate
+        wanted, own = self.settings.evaluate, self.settings.agent
+        greedy = wanted.acts_greedily(by_default=is_greedy_by_default(env.spec.spaces.action))
         if self.form is not None:
-            return self.form.policy(env, greedy=wanted.greedy, seed=wanted.seed)
-        own = self.settings.agent
-        return trained(self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=own)
+            return self.form.policy(env, greedy=greedy, seed=wanted.seed)
+        return trained(self.checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=own)

@@ -33,8 +33,10 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import Checkpoint, load_agent
 from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
+from pipelines.runs.evaluations import Evaluation, mode_name, number
 from pipelines.runs.stored import StoredRun, read_run
-from pipelines.stages.environment import make_env, workers
+from pipelines.stages.environment import make_judging_env, workers
+from pipelines.stages.evaluate import default_greedy
 from pipelines.stages.result import Result, Table
 
 
@@ -84,7 +86,10 @@ def _policy(
     settings: Settings, checkpoint: Checkpoint, to: Path, listener: Listener, *, run: StoredRun | None = None
 ) -> tuple[dict[str, Any], list[Table]]:
     """Write the bundle of a checkpoint, of a run or of another bundle; return its figures and tables."""
-    wanted = settings.export
+    wanted, judged = settings.export, settings.evaluate
+    greedy = judged.acts_greedily(by_default=default_greedy(checkpoint))
+    split = judged.task_split
+    settings = settings.model_copy(update={"evaluate": judged.model_copy(update={"greedy": greedy, "split": split})})
     with_page = "page" in wanted.format
     named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
     chosen = tuple(form for form in forms.FILES if form in named)
@@ -99,17 +104,34 @@ def _policy(
     report: Mapping[str, Any] = {}
     if chosen:
         with _threads(settings.train.threads or 1):
-            files, about, report = _proved(settings, checkpoint, chosen, listener)
+            files, about, report = _proved(settings, checkpoint, chosen, listener, greedy=greedy)
         figures, tables = {"parity": report["forms"]}, [table(report)]
-        if with_page:
-            evaluated = report["evaluations"].get("original")
-            page = policy_page.page(lakes, about, files, evaluated, runtime)
-            files = {**files, policy_page.PAGE: page}
-    size = write_bundle(checkpoint.acting, checkpoint.record, to, forms=files, about=about)
+    evaluation = choose_evaluation(checkpoint, report, run=run, split=split, greedy=greedy)
+    if with_page:
+        page = policy_page.page(lakes, about, files, evaluation.metrics if evaluation else None, runtime)
+        files = {**files, policy_page.PAGE: page}
+    size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
     if wanted.card:
-        split = settings.evaluate.split
-        _write_card(checkpoint, to, report, [*files], run, split=split, licence=wanted.licence)
-    return {"update": checkpoint.update, "bytes": size, **figures}, tables
+        _write_card(checkpoint, to, [*files], run, evaluation, greedy=greedy, licence=wanted.licence)
+    return {"update": checkpoint.update, "acts": mode_name(greedy), "bytes": size, **figures}, tables
+
+
+def choose_evaluation(
+    checkpoint: Checkpoint, report: Mapping[str, Any], *, run: StoredRun | None, split: str, greedy: bool
+) -> Evaluation | None:
+    """Return the one evaluation whose scores the card and the page show: the newest by which the run is scored at this
+    checkpoint, in which it acted as the bundle does; else, of that of the proof and that of the bundle it is made from,
+    the one of more episodes."""
+    if run is not None and (found := model_card.evaluation_of(run, checkpoint.update, greedy=greedy)) is not None:
+        return found
+    proofs = [report.get("evaluations", {}).get("original")]
+    if isinstance(checkpoint, bundle.Bundle) and checkpoint.greedy == greedy:
+        proofs.append(parity.recorded_scores(checkpoint))
+    known = [proof for proof in proofs if proof]
+    if not known:
+        return None
+    longest = max(known, key=lambda figures: number(figures.get("episodes")) or 0.0)
+    return model_card.evaluation(longest, update=checkpoint.update, split=split, greedy=greedy)
 
 
 @contextmanager
@@ -128,20 +150,15 @@ def _threads(count: int) -> Iterator[None]:
 def _write_card(
     checkpoint: Checkpoint,
     to: Path,
-    report: Mapping[str, Any],
     files: Sequence[str],
     run: StoredRun | None,
+    evaluation: Evaluation | None,
     *,
-    split: str,
+    greedy: bool,
     licence: str,
 ) -> None:
-    """Write the model card, which is not sealed: users edit it. Its scores are those of the run's newest evaluation of
-    the checkpoint, else of the proof."""
+    """Write the model card, which is not sealed: users edit it."""
     record = checkpoint.record
-    evaluation = model_card.evaluation_of(run, checkpoint.update) if run is not None else None
-    proof = report.get("evaluations", {}).get("original")
-    if evaluation is None and proof:
-        evaluation = model_card.evaluation(proof, update=checkpoint.update, split=split)
     about: dict[str, Any] = {"name": to.resolve().name, "version": ""} if run is None else model_card.of_run(run)
     source = model_card.CardSource(
         **about,
@@ -149,6 +166,7 @@ def _write_card(
         update=checkpoint.update,
         files=files,
         evaluation=evaluation,
+        greedy=greedy,
         lakes=model_card.lakes_of(record),
         steps=record.get("steps_seen"),
         licence=licence,
@@ -158,7 +176,7 @@ def _write_card(
 
 
 def _proved(
-    settings: Settings, checkpoint: Checkpoint, chosen: tuple[str, ...], listener: Listener
+    settings: Settings, checkpoint: Checkpoint, chosen: tuple[str, ...], listener: Listener, *, greedy: bool
 ) -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]:
     """Return the files of the forms, what policy.json says of them, and the report of the proof."""
     agent = load_agent(checkpoint, own=settings.agent)
@@ -166,7 +184,7 @@ def _proved(
     function = StepFunction(agent, capacity=capacity)
     listener(Notice(stage="export", text=f"exporting the step function: {', '.join(chosen)}"))
     files = forms.make(function, chosen, weights=settings.export.weights)
-    record = {**specification(checkpoint.record), **forms.described(function), "forms": list(chosen)}
+    record = {**specification(checkpoint.record, greedy=greedy), **forms.described(function), "forms": list(chosen)}
     record["weights"] = settings.export.weights
     if forms.AOTI in chosen:
         record["compiled"] = forms.compiled_for()
@@ -175,7 +193,7 @@ def _proved(
     env = _environment(settings.env, wanted, settings.collect, actors=parity.ACTORS)
     try:
         policy = AgentPolicy(agent, num_actors=parity.ACTORS, capacity=capacity, seed=wanted.seed)
-        recording = parity.record(policy, env, greedy=wanted.greedy, seed=wanted.seed, listener=listener)
+        recording = parity.record(policy, env, greedy=greedy, seed=wanted.seed, listener=listener)
     finally:
         env.close()
     agreements = {}
@@ -184,7 +202,7 @@ def _proved(
         step = forms.opened(form, files[forms.FILES[form]], record, parity.ACTORS)
         agreements[form] = parity.compare(recording, step, forms.limits(form, record), listener=listener)
     parity.require(agreements)
-    report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener))
+    report = parity.as_report(agreements, _evaluations(settings, checkpoint, files, record, listener, greedy=greedy))
     files |= parity.files(recording, report)
     record["parity"] = vars(forms.limits(forms.ONNX, record))
     return files, record, report
@@ -192,11 +210,10 @@ def _proved(
 
 def _environment(env: EnvSettings, wanted: EvaluateSettings, collect: CollectSettings, *, actors: int) -> Env:
     """Make the environment of an evaluation."""
-    return make_env(
+    return make_judging_env(
         env,
+        wanted,
         actors=actors,
-        seed=wanted.seed,
-        split=wanted.split,
         workers=workers(env, collect, actors=actors),
         timeout_seconds=collect.env_timeout_seconds,
     )
@@ -208,6 +225,8 @@ def _evaluations(
     files: Mapping[str, bytes],
     record: Mapping[str, Any],
     listener: Listener,
+    *,
+    greedy: bool,
 ) -> dict[str, Any]:
     """Return the scores of the policy and of its forms on the same episodes. IntegrityError if the mean return of a
     form is outside the policy's interval."""
@@ -222,11 +241,11 @@ def _evaluations(
         try:
             if form == "original":
                 policy: Policy = trained(
-                    checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent
+                    checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent
                 ).policy
             else:
                 step = forms.opened(form, files[forms.FILES[form]], record, actors)
-                policy = forms.ExportedPolicy(step, record, greedy=wanted.greedy, seed=wanted.seed)
+                policy = forms.ExportedPolicy(step, record, greedy=greedy, seed=wanted.seed)
             figures = describe(evaluate(env, policy, episodes=episodes, listener=listener))
         finally:
             env.close()

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.config.model import AgentSettings
 from pipelines.config.run_directory import RunDirectory
-from pipelines.config.settings import EnvSettings, EvaluateSettings, Settings
+from pipelines.config.settings import Settings
 from pipelines.envs import rendering
 from pipelines.envs.env import Env, EnvSpec
 from pipelines.errors import InputMissing, StageFailed, UsageError
@@ -20,11 +20,12 @@ from pipelines.evaluation.films import Film, PictureReel, captioned, film
 from pipelines.evaluation.values import Values
 from pipelines.events import Listener, Notice, silent
 from pipelines.formats.video_writer import suffix, write_video
+from pipelines.lake.spaces import is_greedy_by_default
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.policies import trained
-from pipelines.stages.environment import make_env
+from pipelines.stages.environment import make_judging_env
 from pipelines.training.learner import use_threads
 
 
@@ -57,7 +58,7 @@ class EpisodeVideos:
             return
         suffix()
         with contextlib.closing(
-            _drawn_env(self._settings.env, self._settings.evaluate, actors=1, listener=listener)
+            make_judging_env(self._settings.env, self._settings.evaluate, actors=1, drawn=True, listener=listener)
         ) as env:
             rendering.picture(env, env.reset())
 
@@ -135,19 +136,16 @@ def _played(
 ) -> tuple[list[Film], EnvSpec]:
     wanted = settings.evaluate
     use_threads(settings.train.threads)
-    with contextlib.closing(_drawn_env(settings.env, wanted, actors=actors, listener=listener)) as env:
-        if tasks:
-            env.play_only(tasks)
+    with contextlib.closing(
+        make_judging_env(settings.env, wanted, actors=actors, tasks=tasks, drawn=True, listener=listener)
+    ) as env:
         if actors == 1:
             env.load_state_dict({"next_episode": episodes[0]})
-        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=wanted.greedy, own=settings.agent)
+        greedy = wanted.acts_greedily(by_default=is_greedy_by_default(env.spec.spaces.action))
+        acting = trained(checkpoint, env, policy_id="", seed=wanted.seed, greedy=greedy, own=settings.agent)
         values = _values(checkpoint, settings.agent)
         films = film(env, acting.policy, drawing, episodes=episodes, values=values, listener=listener, reel=reel)
         return films, env.spec
-
-
-def _drawn_env(env: EnvSettings, wanted: EvaluateSettings, *, actors: int, listener: Listener) -> Env:
-    return make_env(env, actors=actors, seed=wanted.seed, split=wanted.split, drawn=True, listener=listener)
 
 
 def _values(checkpoint: Checkpoint, own: AgentSettings) -> Values | None:

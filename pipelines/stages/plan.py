@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pipelines.config.lakes import located, parse_share
 from pipelines.config.settings import Settings, StageSettings, TrainSettings
@@ -24,18 +25,42 @@ from pipelines.stages.train import Source, refuse_twice, require_shares
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage of one epoch; `target` is the cumulative count that completes a collect or train."""
+    """One stage of one epoch; `target` is the cumulative count that completes a collect or train. `is_final`: it is the
+    chain's last evaluation, whose scores are those of the run."""
 
     epoch: int
     place: int
     settings: Settings
     entry: StageSettings
     target: int
+    is_final: bool = False
 
 
-def plan(settings: Settings) -> Iterator[PlannedStage]:
-    """Return every stage of every epoch, in order, with cumulative targets and lake weights."""
-    totals = {"collect": 0, "train": 0}
+def plan(settings: Settings) -> list[PlannedStage]:
+    """Plan every stage of every epoch, in order, with cumulative targets and lake weights.
+
+    Unless the recipe says otherwise, evaluations after the first update choose the best checkpoint, on tasks for
+    training; what they choose says little about other tasks, so the last update is evaluated on tasks for testing, too.
+    """
+    steps = list(_stages(settings))
+    last = max((place for place, step in enumerate(steps) if step.entry.stage == "evaluate"), default=None)
+    if last is None:
+        return steps
+    step, wanted = steps[last], steps[last].settings.evaluate
+    if wanted.split == "auto" and wanted.task_split == "train":
+        steps[last] = replace(step, settings=_evaluating(step.settings, label="", require="", video=0))
+        last += 1
+        steps.insert(last, replace(step, settings=_evaluating(step.settings, mark_best=False)))
+    steps[last] = replace(steps[last], is_final=True)
+    return steps
+
+
+def _evaluating(settings: Settings, **changes: Any) -> Settings:
+    return settings.model_copy(update={"evaluate": settings.evaluate.model_copy(update=changes)})
+
+
+def _stages(settings: Settings) -> Iterator[PlannedStage]:
+    totals, chooser = {"collect": 0, "train": 0}, _chooser(settings)
     dues = [[e for e in range(settings.epochs) if is_due(entry, e, settings.epochs)] for entry in settings.stages]
     numbers = [{epoch: number for number, epoch in enumerate(due)} for due in dues]
     for epoch in range(settings.epochs):
@@ -46,10 +71,31 @@ def plan(settings: Settings) -> Iterator[PlannedStage]:
             if entry.stage in totals:
                 collect, train = stage_settings.collect, stage_settings.train
                 totals[entry.stage] += collect_steps(collect) if entry.stage == "collect" else train.steps
+            if entry.stage == "evaluate" and stage_settings.evaluate.mark_best == "auto":
+                chooses = place == chooser and totals["train"] > 0
+                stage_settings = _evaluating(stage_settings, mark_best=chooses)
             if entry.stage == "train":
                 progress = numbers[place][epoch] / max(len(numbers[place]) - 1, 1)
                 stage_settings = stage_settings.model_copy(update={"train": _weighed(stage_settings.train, progress)})
             yield PlannedStage(epoch, place, stage_settings, entry, totals.get(entry.stage, 0))
+
+
+def _chooser(settings: Settings) -> int | None:
+    """Return the place of the entry that chooses the best checkpoint where the recipe leaves that open: the first that
+    evaluates the newest one on tasks that may be used for it. Scores of two entries could not be compared."""
+    judging = {
+        place: settings.for_stage(entry).evaluate
+        for place, entry in enumerate(settings.stages)
+        if entry.stage == "evaluate" and entry.stop_epoch is None
+    }
+    if any(wanted.mark_best is True for wanted in judging.values()):
+        return None
+    fit = (
+        place
+        for place, wanted in judging.items()
+        if wanted.mark_best == "auto" and wanted.checkpoint == "latest" and wanted.split != "test"
+    )
+    return next(fit, None)
 
 
 def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
@@ -57,7 +103,9 @@ def is_due(entry: StageSettings, epoch: int, epochs: int) -> bool:
     start = entry.start_epoch if entry.start_epoch >= 0 else epochs + entry.start_epoch
     if epoch < start or (entry.stop_epoch is not None and epoch >= entry.stop_epoch):
         return False
-    return (epoch - start) % entry.every == 0
+    # Results are those of the last update, however many epochs there are.
+    is_last = entry.stage == "evaluate" and entry.stop_epoch is None and epoch == epochs - 1
+    return is_last or (epoch - start) % entry.every == 0
 
 
 def work_of(step: PlannedStage) -> Work:

@@ -36,7 +36,9 @@ from pipelines.report import live
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
+from pipelines.runs.evaluations import last_and_best
 from pipelines.runs.progress import recording
+from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
 from pipelines.stages.collector import make_collector, stored_steps
 from pipelines.stages.collectors import CollectorGroup
@@ -117,9 +119,8 @@ def _run(
             with contextlib.closing(make_env(settings.env, actors=1, seed=0)) as env:
                 env.reset()  # construct and start it before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
-                for entry in settings.stages:
-                    if entry.stage == "evaluate":
-                        evaluate.require_metrics(settings.env, settings.for_stage(entry).evaluate, env.spec)
+                for judging in {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}:
+                    evaluate.require_metrics(settings.env, judging, env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # as above
         train = with_window(train, settings.agent, horizon, listener)
@@ -127,7 +128,7 @@ def _run(
         if fresh:
             _erase(directory)
         directory.record("run", settings, fresh=fresh, recipe=recipe)
-        steps = list(plan(settings))
+        steps = plan(settings)
         ledger = ChainLedger(directory.path / "chain.json")
         left = steps[ledger.passed :]
         forecast = Forecast([work_of(step) for step in steps], epochs=settings.epochs, done=ledger.passed)
@@ -323,7 +324,9 @@ class ChainRunner:
 
     def _evaluate(self, step: PlannedStage, listener: Listener) -> None:
         self._training(listener).save()
-        result = evaluate.run(step.settings, run=self.directory.path, listener=listener, in_chain=True)
+        result = evaluate.run(
+            step.settings, run=self.directory.path, listener=listener, in_chain=True, both_ways=step.is_final
+        )
         self._figures["evaluate"] = result.metrics
         label, record = step.settings.evaluate.label, self.directory.load_record()
         text = evaluation_tables.headline(result.metrics, record.get("best"))
@@ -352,14 +355,15 @@ class ChainRunner:
             status=status,
             run=self.directory.path,
             lake=self.directory.lake,
-            metrics=self._summary_figures(list(reports.values())),
+            metrics=self._summary_figures(),
             outputs=outputs,
             tables=tables,
             seconds=seconds,
         )
 
-    def _summary_figures(self, reports: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return totals of the run, the latest rates and training figures, and the last evaluation's scores."""
+    def _summary_figures(self) -> dict[str, Any]:
+        """Return totals of the run, the latest rates and training figures, and the scores of the last evaluation by the
+        run's own settings, with the update and the tasks that they belong to."""
         done = checkpoints.numbers(self.directory.checkpoints)
         figures: dict[str, Any] = {
             "epochs": self.settings.epochs,
@@ -377,8 +381,18 @@ class ChainRunner:
             figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
-        scores = self._figures.get("evaluate") or (reports[-1]["metrics"] if reports else {})
-        return figures | {key: scores[key] for key in (*_SCORES, *_GAPS) if key in scores}
+        if (found := last_and_best(read_run(self.directory.path).scores.final)) is not None:
+            last, _ = found
+            figures["evaluated"] = f"update {last.update:,}, {last.standard}"
+            figures |= {"evaluated_update": last.update, "evaluated_split": last.split}
+            figures |= {key: last.metrics[key] for key in (*_SCORES, *_GAPS) if key in last.metrics}
+            now = self._figures.get("evaluate", {})
+            ways = ("greedy_play", "sampled_play")
+            figures |= {key: now[key] for key in ways if key in now and now["update"] == last.update}
+        if (best := self.directory.load_record().get("best")) is not None:
+            figures["best"] = f"update {best['update']:,}, {best['by']} {best['score']:.4g} on {best['split']} tasks"
+            figures["best_update"] = best["update"]
+        return figures
 
 
 def _parts(stage: str, seconds: float, parts: Mapping[str, float], *, rest: str) -> dict[str, float]:

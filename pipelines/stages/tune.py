@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.config.places import is_run
 from pipelines.errors import InputMissing, StageFailed, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
 from pipelines.runs.comparison import aggregate
-from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best, read_evaluations
+from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best
+from pipelines.runs.stored import read_run
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
 from pipelines.stages.search_space import Dimension
@@ -163,8 +165,9 @@ class _Tuner:
         import optuna
 
         live = optuna.trial.Trial(self._study, trial.id)
-        evaluations, _ = read_evaluations(trial.planned.path / "evaluations")
-        for evaluation in curve(evaluations, self._search.metric):
+        if not is_run(trial.planned.path):
+            return
+        for evaluation in curve(read_run(trial.planned.path).scores.curve, self._search.metric):
             score = evaluation.score(self._search.metric)
             if score is not None and evaluation.update not in trial.reported:
                 live.report(score.value, evaluation.update)
@@ -179,7 +182,7 @@ class _Tuner:
 
         trial = next(each for each in self._going if each.planned == ended.planned)
         self._going.remove(trial)
-        name, score = trial.planned.path.name, _score(trial.planned.path, self._search.metric)
+        name, score = trial.planned.path.name, read_score(trial.planned.path, self._search.metric)
         if ended.code == 0 and score is not None:
             self._study.tell(trial.number, score)
             text = f"{name} done, {self._search.metric} {score:.4g}"
@@ -266,8 +269,9 @@ def _place(search: Search, number: int) -> Path:
     return search.directory / f"trial-{number:04d}"
 
 
-def _score(run: Path, metric: str) -> float | None:
-    found = last_and_best(read_evaluations(run / "evaluations")[0], metric)
+def read_score(run: Path, metric: str) -> float | None:
+    """Read the score of a trial, of its last evaluation by its own settings; None without one."""
+    found = last_and_best(read_run(run).scores.final, metric) if is_run(run) else None
     score = found[0].score(metric) if found is not None else None
     return None if score is None else score.value
 
@@ -302,7 +306,7 @@ def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> 
             time.sleep(_POLL_SECONDS)
     if failed := [each for each in ended if each.code != 0]:
         raise failure(failed, len(planned), logs)
-    scores = [_score(each.path, search.metric) for each in planned]
+    scores = [read_score(each.path, search.metric) for each in planned]
     return [score for score in scores if score is not None]
 
 

@@ -250,8 +250,9 @@ class MetricsTail:
 
 
 def figures(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics.jsonl, each named `STAGE/NAME`; intervals become two numbers, and figures
-    by attempt one for each.
+    """Return the numbers of a line of metrics.jsonl, each named `STAGE/NAME`, of evaluations `evaluate/SPLIT/NAME`:
+    scores on tasks for training and for testing are not one curve. Intervals become two numbers, and figures by attempt
+    one for each.
 
     >>> figures({"stage": "evaluate", "update": 5, "return_mean": 2, "return_ci95": [1, 3], "label": "x"})
     {'evaluate/return_mean': 2.0, 'evaluate/return_ci95_low': 1.0, 'evaluate/return_ci95_high': 3.0}
@@ -265,7 +266,8 @@ def figures(entry: Mapping[str, Any]) -> dict[str, float]:
                 found |= _numbers(figures_of_it, f"attempt_{attempt}/") if isinstance(figures_of_it, Mapping) else {}
         else:
             found |= _numbers({name: value}, "")
-    prefix = f"{entry['stage']}/"
+    split = entry.get("split")
+    prefix = f"{entry['stage']}/{split}/" if split in ("train", "test") else f"{entry['stage']}/"
     return {prefix + name: number for name, number in list(found.items())[:_MOST_FIGURES]}
 
 

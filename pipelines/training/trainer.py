@@ -159,6 +159,7 @@ class Trainer:
                 interrupted = error
             stop, due = ranks.any_rank(interrupted is not None, is_main() and data.is_due, device=learner.device)
             if stop:
+                listener(Waiting(what=f"checkpoint {learner.update} to be written", stoppable=False))
                 self.save(listener)
                 raise interrupted or Interrupted(f"train interrupted on another rank at {learner.update} updates")
             if due:

@@ -52,7 +52,7 @@ def main() -> None:
     print(f"{'eager':>8}{eager:>10,.0f}")
     with tempfile.TemporaryDirectory() as folder:
         record = {"spaces": spaces.to_json(), "agent": settings.model_dump(mode="json"), "context_length": context}
-        write_bundle(agent.state_dict(), record | {"update": 0, "env": {}}, Path(folder))
+        write_bundle(agent.state_dict(), record | {"update": 0, "env": {}}, Path(folder), greedy=True)
         command = [sys.executable, "-m", "amago_cli", "serve", folder, "--port", "0", "--output", "json"]
         with subprocess.Popen(
             [*command, "--sessions", str(sessions)], stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -72,10 +72,10 @@ def test_the_result_shows_published_scores():
     report = {
         "update": 1,
         "env": {"name": "x"},
-        "settings": {"split": "test"},
+        "settings": {"split": "test", "greedy": False},
         "metrics": metrics(results([0.0], ["pong"], score=score)),
     }
-    assert ["human normalized", 0.5, 0.5, 0.5] in tables(report)[0].rows
+    assert ["human normalized over pong", 0.5, 0.5, 0.5] in tables(report)[0].rows
 
 
 def test_bounds_are_those_of_all_games():

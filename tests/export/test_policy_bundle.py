@@ -42,7 +42,7 @@ def bundle(tmp_path: Path, **tables: object) -> Path:
     ],
 )
 def test_a_bundle_equals_the_trained_policy_over_whole_episodes(tmp_path: Path, env: dict) -> None:
-    deployed = load_policy(bundle(tmp_path, env=env))
+    deployed = load_policy(bundle(tmp_path, env=env), greedy=True)
     batch = make(env["name"], num_envs=1, seed=9, params={k: v for k, v in env.items() if k != "name"})
     spaces = batch.spec.spaces
     trained = run_policy(f"{tmp_path}/run@6", batch, seed=0, greedy=True).policy
@@ -105,7 +105,7 @@ def test_a_bundle_and_an_environment_exchange_the_values_of_their_own_spaces(tmp
     assert Spaces.from_json(json.loads(json.dumps(spaces.to_json()))) == spaces
     owner = Agent(spaces, settings()).eval()
     record = {"spaces": spaces.to_json(), "agent": owner.settings.model_dump(mode="json"), "context_length": 8}
-    write_bundle(owner.state_dict(), record | {"update": 0, "env": {}}, tmp_path)
+    write_bundle(owner.state_dict(), record | {"update": 0, "env": {}}, tmp_path, greedy=True)
     deployed = load_policy(tmp_path)
     trained = AgentPolicy(owner, num_actors=1, capacity=8, greedy=True)
     (observation, _), previous, reward = env.reset(seed=0), zeros(spaces.action, (1,)), 0.0
@@ -167,7 +167,7 @@ def test_every_agent_and_distribution_acts_from_its_bundle(tmp_path: Path, chang
         "update": 0,
         "env": {},
     }
-    write_bundle(owner.state_dict(), record, tmp_path)
+    write_bundle(owner.state_dict(), record, tmp_path, greedy=True)
     deployed = load_policy(tmp_path)
     trained = AgentPolicy(owner.eval(), num_actors=1, capacity=8, greedy=True)
     rng = np.random.default_rng(0)

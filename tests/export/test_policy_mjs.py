@@ -32,7 +32,13 @@ def bundle(owner: Agent, folder: Path) -> Path:
     """Write what acting through ONNX needs of an agent."""
     function = StepFunction(owner, capacity=CAPACITY)
     files = forms.make(function, (forms.ONNX,))
-    record = {"format": FORMAT, "version": VERSION, "note": 'ä\x7f\U0001f600 "q"', "small": [1e-5, 1.0, 1e22]}
+    record = {
+        "greedy": True,
+        "format": FORMAT,
+        "version": VERSION,
+        "note": 'ä\x7f\U0001f600 "q"',
+        "small": [1e-5, 1.0, 1e22],
+    }
     files["policy.json"] = sealed(record | {"spaces": owner.spaces.to_json(), **forms.described(function)}, files)
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -171,7 +171,7 @@ def test_a_ring_is_written_in_place_where_it_is_large(large: bool, monkeypatch: 
     model = make.make_model(graph, opset_imports=[make.make_opsetid("", 20)], ir_version=10).SerializeToString()
     spaces = Spaces(observation={}, action=Box(shape=())).to_json()
     record = {"spaces": spaces, "memory": {"keys.0": ([], "float32")}, "noise": 1, "max_time": None}
-    policy = runtime.OnnxPolicy(given=(record, model), actors=N)
+    policy = runtime.OnnxPolicy(given=(record, model), actors=N, greedy=True)
     ring = policy.memory["keys.0"]
     monkeypatch.setattr(runtime, "LARGE", ring.nbytes - large)
     for reward in (np.arange(N, dtype=np.float32), np.ones(N, np.float32)):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.events import Event, Notice, Progress
+from pipelines.events import Event, Notice, Progress, Waiting
 from pipelines.report import live
 from tests.runs.factory import make_run
 
@@ -59,7 +59,7 @@ def test_a_page_that_fails_costs_a_notice(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(live, "make_page", broken)
     assert live.write_final(run, heard.append) == []
     live.write_stopped(run, heard.append)
-    assert [type(event) for event in heard] == [Notice, Notice]
+    assert [type(event) for event in heard] == [Notice, Waiting, Notice]
     assert "no room" in heard[0].text
     assert (run / live.NAME).read_text() == "before"
 

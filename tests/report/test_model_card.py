@@ -33,7 +33,7 @@ def source(**changed: Any) -> CardSource:
         "update": 3700,
         "version": "0.1.0",
         "files": ["policy.onnx"],
-        "evaluation": model_card.evaluation(METRICS, update=3700, split="test"),
+        "evaluation": model_card.evaluation(METRICS, update=3700, split="test", greedy=False),
         "licence": "mit",
     }
     return CardSource(**{**given, **changed})
@@ -65,7 +65,9 @@ def test_scores_have_their_intervals() -> None:
     "metrics", [{}, {"return_mean": "3"}, {"return_mean": 1.0, "per_attempt": [3, {"attempt": "x"}]}]
 )
 def test_figures_that_are_none_are_left_out(metrics: dict[str, Any]) -> None:
-    text = model_card.card(source(evaluation=model_card.evaluation(metrics, update=1, split="test"))).decode()
+    text = model_card.card(
+        source(evaluation=model_card.evaluation(metrics, update=1, split="test", greedy=False))
+    ).decode()
     assert ("not evaluated" in text) == (not isinstance(metrics.get("return_mean"), float))
     assert "not evaluated" in model_card.card(source(evaluation=None)).decode()
 

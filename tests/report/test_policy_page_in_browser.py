@@ -57,6 +57,8 @@ def lakes(tmp_path_factory: pytest.TempPathFactory, evaluated: dict[str, Any]) -
     files = {name: (exported / name).read_bytes() for name in record.pop("files")}
     content = policy_page.page(policy_page.lakes_of(record), record, files, evaluated, runtime())
     assert len(content) < 8_000_000
+    assert b"evaluated in 500 episodes, 95% interval" in content
+    assert b"greedy actions" in content
     (folder / "page.html").write_bytes(content)
     return folder / "page.html"
 

@@ -101,7 +101,7 @@ def test_groups_without_a_telling_setting_have_names_that_differ(tmp_path: Path)
 def test_the_newest_evaluation_of_each_run_counts_and_unfinished_runs_are_counted(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a", scores={10: 0.9, 20: 0.2}, status=None)
     (group,) = grouped([read_run(path)])
-    assert group.scores == {"": (0.2,)}
+    assert group.scores == {"tmaze": (0.2,)}
     assert group.unfinished == 1
 
 
@@ -143,4 +143,4 @@ def test_scores_of_another_form_are_left_out(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a", scores={10: 0.5})
     write_evaluation(path, 20, 0.0, metrics={"return_mean": "<b>"})
     (group,) = grouped([read_run(path)])
-    assert group.scores == {"": (0.5,)}
+    assert group.scores == {"tmaze": (0.5,)}

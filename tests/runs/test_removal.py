@@ -177,7 +177,7 @@ def test_a_lake_that_another_run_fills_is_kept(tmp_path: Path) -> None:
 
 def test_the_best_of_each_environment_are_kept() -> None:
     rows = [
-        {"run": name, "env": env, "state": state, "score": score}
+        {"run": name, "env": env, "state": state, "score": score, "standard": env}
         for name, env, state, score in [
             *(("a", "maze", "finished", 0.1), ("b", "maze", "finished", 0.9), ("c", "maze", "interrupted", 0.5)),
             *(("d", "lake", "finished", -5.0), ("e", "maze", "running", 0.0), ("f", "maze", "failed", None)),

@@ -77,3 +77,13 @@ def test_reading_runs_imports_neither_torch_nor_pyarrow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_updates_are_those_of_the_newest_checkpoint_if_it_was_saved_between_lines_of_the_log(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", lines=4)
+    assert read_run(path).updates == 40
+    for name in ("000030", "000047", ".tmp-000099-12", "best"):
+        (path / "checkpoints" / name).mkdir(parents=True)
+        (path / "checkpoints" / name / "checkpoint.json").write_text("{}")
+    (path / "checkpoints" / "000055").mkdir()  # half written
+    assert read_run(path).updates == 47

@@ -112,8 +112,10 @@ def test_a_chain_goes_on_without_its_videos(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_episode_to_watch_is_one_of_the_evaluation(run: Path) -> None:
-    everything = evaluate.run(tiny(env=ENV, evaluate={"episodes": 4}), run=run).metrics["return_mean"]
-    watched = [filming.watch(tiny(env=ENV), run=run, episode=number) for number in range(4)]
+    """Of a greedy one: a sampled action also depends on who else draws."""
+    judged = {"episodes": 4, "greedy": True}
+    everything = evaluate.run(tiny(env=ENV, evaluate=judged), run=run).metrics["return_mean"]
+    watched = [filming.watch(tiny(env=ENV, evaluate=judged), run=run, episode=number) for number in range(4)]
     assert np.mean([sum(each.film.rewards) for each in watched]) == pytest.approx(everything)
     assert all("@" in frame for each in watched for frame in each.film.frames)
     assert watched[0].film.values is not None
@@ -131,7 +133,7 @@ def test_an_agent_without_critics_has_no_values(tmp_path: Path) -> None:
 def test_values_are_those_of_the_same_steps_in_a_lake(run: Path) -> None:
     """The evaluation's greedy episode, collected into a lake and evaluated there, has the film's values."""
     everywhere = {**ENV, "holdout": 0.0}  # so that a collector plays every task
-    watched = filming.watch(tiny(env=everywhere), run=run).film
+    watched = filming.watch(tiny(env=everywhere, evaluate={"greedy": True}), run=run).film
     collecting = {"steps": 400, "greedy": True, "policy": str(run)}
     collect.run(tiny(env=everywhere, collect=collecting), run=run.parent / "again")
     lake, values = Lake(run.parent / "again"), Values(str(run))

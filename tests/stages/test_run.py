@@ -74,6 +74,7 @@ def test_the_plan_follows_every_start_and_stop() -> None:
         (3, "train", 6),
         (4, "collect", 50),
         (4, "evaluate", 0),
+        (4, "evaluate", 0),
     ]
 
 
@@ -160,7 +161,7 @@ def test_a_chain_stopped_anywhere_goes_on(tmp_path: Path, stop_after: int) -> No
     assert result.status == "done"
     assert checkpoints.numbers(tmp_path / "run/checkpoints")[-1] == 6
     assert query(Lake(tmp_path / "run/lake"), "select sum(length) from trajectories")[1][0][0] >= 360
-    assert json.loads((tmp_path / "run/chain.json").read_text())["passed"] == 9
+    assert json.loads((tmp_path / "run/chain.json").read_text())["passed"] == 10
 
 
 def test_a_resolved_configuration_runs_again(finished: Path) -> None:

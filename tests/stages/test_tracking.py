@@ -53,7 +53,7 @@ def test_a_resume_and_an_evaluation_continue_in_the_same_place(tmp_path: Path) -
     evaluate.run(tiny(track=TRACK), run=run)
     assert [each.run.id for each in MADE] == ["", MADE[0].id, MADE[0].id]
     assert [[step for step, _ in each.lines] for each in MADE] == [[2, 4, 6], [8], [8]]
-    assert "evaluate/return_mean" in MADE[2].lines[0][1]
+    assert "evaluate/test/return_mean" in MADE[2].lines[0][1]
     train.run(tiny(track=TRACK), run=run, lakes=lakes, fresh=True)
     assert MADE[3].run.id == ""  # another run
 

@@ -27,11 +27,12 @@ def ls(
 ) -> Any:
     """List runs: state, progress, scores, and what differs from the recipe.
 
-    `score` is of the newest evaluation, `best` of the best one in the same environment and task split, both with their
-    95% intervals. A narrow terminal shows fewer columns. JSON and CSV have all, which --where and --sort can use: run,
-    name, recipe, env, state, stage, pid, host, reason, progress, seconds_left, score, score_low, score_high, best,
-    best_low, best_high, best_update, evaluations, updates, env_steps, seed, changed, started, age (seconds), bytes,
-    problems.
+    `score` is that of the latest update that was evaluated as the run's own settings say, `best` the highest of such
+    scores, both with their 95% intervals. Evaluations in other environments, on other tasks or of another way to act
+    do not count; `amago report RUN` lists them. A narrow terminal shows fewer columns. JSON and CSV have all, which
+    --where and --sort can use: run, name, recipe, env, state, stage, pid, host, reason, progress, seconds_left, score,
+    score_low, score_high, score_update, scored_on, standard, best, best_low, best_high, best_update, evaluations,
+    other_evaluations, updates, env_steps, seed, changed, started, age (seconds), bytes, problems.
 
     Example: amago runs ls --where "score >= 0.5" --sort -score
     """

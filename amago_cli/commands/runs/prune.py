@@ -17,14 +17,17 @@ def prune(
     keep_best: Annotated[
         int,
         typer.Option(
-            "--keep-best", metavar="N", parser=positive, help="Runs to keep of each environment, by their last score."
+            "--keep-best", metavar="N", parser=positive, help="Runs to keep of each environment, by their score."
         ),
     ] = ...,  # type: ignore[assignment]
     failed: Annotated[bool, typer.Option("--failed", help="Also remove runs that failed without a score.")] = False,
     metric: Metric = "return_mean",
     dry_run: DryRun = False,
 ) -> Any:
-    """Remove all runs but the best of each environment.
+    """Remove all runs but the best of each environment, by their scores as `amago runs` shows them.
+
+    Runs in environments of other parameters, on other tasks or of another way to act are not compared: each such group
+    keeps its best.
 
     Runs that a process works on stay, as do those without a score (except --failed) and those whose lake or policy a
     remaining run uses.

@@ -25,7 +25,7 @@ from pipelines.lake.spaces import Box, Discrete, MultiBinary, Space, Spaces
 from pipelines.nearest import did_you_mean
 
 PREFIX, MULTI = "atari-", "atari-multi"
-SEED, GAME = range(2)  # purposes of random draws
+SEED, GAME, _ORDER = range(3)  # purposes of random draws
 UP, RIGHT, LEFT, DOWN, FIRE = range(5)  # bits of a multi-binary action
 # The 57 games of Mnih et al. (2015) and Bellemare et al. (2013) on which agents are usually compared.
 _USUAL = """
@@ -195,6 +195,9 @@ class Atari(Env):
                     hint=f"its tasks are games: {', '.join(self.games[:8])}{', ...' if len(self.games) > 8 else ''}",
                 )
         self._playing, self._named = tuple(tasks), True
+
+    def play_evenly(self) -> None:
+        self._playing, self._named = self._draws.shuffled(self.games, _ORDER), True
 
     def close(self) -> None:
         self._slots = [None] * len(self._slots)

@@ -109,6 +109,7 @@ class _Metaworld(TaskEnv):
     ) -> None:
         self.splits, self.horizon = splits, settings.attempt_steps
         self._steps, self._classes, self._pool, self._shows_goal = settings.attempt_steps, classes, pool, shows_goal
+        self.kinds = classes
         self._named: tuple[str, int] | None = None
         self._env: SawyerXYZEnv | None = None
         self._class = ""
@@ -119,7 +120,8 @@ class _Metaworld(TaskEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        name, goal = self._classes[self.np_random.integers(len(self._classes))], int(self.np_random.integers(NUM_GOALS))
+        drawn = self._classes[self.np_random.integers(len(self._classes))]
+        name, goal = (options or {}).get("kind", drawn), int(self.np_random.integers(NUM_GOALS))
         if self._named is not None:
             name, goal = self._named
         self._release()

@@ -165,7 +165,7 @@ class _GridLevels(TaskEnv):
     ) -> None:
         self.splits = splits
         self._attempts, self.horizon = attempts, longest
-        self._levels, self._in_words = levels, in_words
+        self._levels, self._in_words, self.kinds = levels, in_words, tuple(levels)
         self._id = next(iter(levels.values()))
         self._env = made(self._id)
         self.action_space = self._env.action_space
@@ -184,7 +184,8 @@ class _GridLevels(TaskEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        level = list(self._levels)[self.np_random.integers(len(self._levels))]
+        drawn = list(self._levels)[self.np_random.integers(len(self._levels))]
+        level = (options or {}).get("kind", drawn)
         self._seed = int(self.np_random.integers(2**31)) if seed is None else seed
         if self._named is not None:
             level, self._seed = self._named

@@ -194,6 +194,7 @@ class _PopgymMulti(TaskEnv):
 
     about = "One of 27 games that take memory: find out which, then play it"
     splits = "even seeds for train, odd seeds for test, of the same games"
+    kinds = MULTI_GAMES
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (WIDTH + 4,), np.float32)
     action_space = gymnasium.spaces.Discrete(WIDTH)
 
@@ -204,8 +205,8 @@ class _PopgymMulti(TaskEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        game = MULTI_GAMES[self.np_random.integers(len(MULTI_GAMES))]
-        self.task, self.outcome = self._named or game, NOTHING
+        drawn = MULTI_GAMES[self.np_random.integers(len(MULTI_GAMES))]
+        self.task, self.outcome = self._named or (options or {}).get("kind", drawn), NOTHING
         self._game = new_game(self.task)
         self._flat = Flat(self._game.observation_space)
         self._places = _places(self._game.action_space)

@@ -122,7 +122,8 @@ class Procgen(TaskEnv):
 
     def __init__(self, settings: ProcgenSettings, games: tuple[str, ...]) -> None:
         s = self.settings = settings
-        self.games, self.horizon = games, max(time_limit(game, s.mode) for game in games)
+        self.games = self.kinds = games
+        self.horizon = max(time_limit(game, s.mode) for game in games)
         self.splits = f"levels 0 to {s.levels - 1} to train on, later ones to test"
         if s.mode == "exploration":
             self.splits = "each game has one level in this mode, on both sides"
@@ -135,7 +136,8 @@ class Procgen(TaskEnv):
         super().reset(seed=seed)
         s, rng = self.settings, self.np_random
         low, high = (s.levels, _LAST_LEVEL) if self.split == "test" else (0, s.levels)
-        self.game, self.level = self.games[rng.integers(len(self.games))], int(rng.integers(low, high))
+        drawn, self.level = self.games[rng.integers(len(self.games))], int(rng.integers(low, high))
+        self.game = (options or {}).get("kind", drawn)
         if self._named is not None:
             self.game, self.level = self._named
         if s.mode == "exploration":

@@ -31,7 +31,7 @@ from pipelines.lake.spaces import Box, MultiBinary, Spaces
 from pipelines.nearest import did_you_mean
 
 PREFIX, VERSION = "retro:", "-v0"
-STATE, _IDLE = range(2)  # purposes of random draws
+STATE, _IDLE, _ORDER = range(3)  # purposes of random draws
 _STABLE = stable_retro.data.Integrations.STABLE
 _PATIENCE_SECONDS = 60.0
 
@@ -137,6 +137,9 @@ class Retro(Env):
             if name not in names:
                 raise unknown_task(name, self.spec.name, hint=f"its tasks: {', '.join(names)}; see env.states")
         self._playing, self._is_named = tuple(names[name] for name in tasks), True
+
+    def play_evenly(self) -> None:
+        self._playing, self._is_named = self._draws.shuffled(self.states, _ORDER), True
 
     def close(self) -> None:
         for process in self._processes:

@@ -29,7 +29,7 @@ const IS_NODE = typeof process !== "undefined" && Boolean(process.versions?.node
 export class OnnxPolicy {
   // Open the policy in `directory` (a URL or a path), or `given`: the text of policy.json and the bytes of policy.onnx.
   // `actors`: how many environments, whose values then have a leading axis. `greedy`: take the most probable action
-  // instead of one sampled with `seed`. `ort`: the module of ONNX Runtime. Fails if a file was altered.
+  // instead of one sampled with `seed` (default: as policy.json says). `ort`: the module of ONNX Runtime. Fails if a file was altered.
   static async open({ directory = new URL(".", import.meta.url), given, ort, ...options } = {}) {
     ort ??= await import(IS_NODE ? "onnxruntime-node" : "onnxruntime-web");
     const text = given ? given[0] : new TextDecoder().decode(await contentOf(directory, "policy.json"));
@@ -42,7 +42,7 @@ export class OnnxPolicy {
     return new OnnxPolicy(ort, record, session, options);
   }
 
-  constructor(ort, record, session, { actors = null, greedy = true, seed = 0 } = {}) {
+  constructor(ort, record, session, { actors = null, greedy = record.greedy, seed = 0 } = {}) {
     Object.assign(this, { ort, record, session, greedy, single: actors === null, actors: actors ?? 1 });
     this.columns = Object.fromEntries(record.spaces.observation);
     this.space = record.spaces.action;

@@ -40,13 +40,14 @@ MOST_FIELDS = 1 << 20  # that are read: 2 s; an exported policy has some thousan
 class OnnxPolicy:
     """The policy for one environment (`actors` None), or for several, whose values then have a leading axis.
 
-    `greedy`: take the most probable action instead of one sampled with `seed`. `threads`: of a step. `given`: what is
-    in policy.json and policy.onnx, instead of the files in `directory`. ValueError if these were altered.
+    `greedy`: take the most probable action instead of one sampled with `seed`; None: as policy.json says.
+    `threads`: of a step. `given`: what is in policy.json and policy.onnx, instead of the files in `directory`.
+    ValueError if these were altered.
     """
 
     def __init__(
-        self, directory: Any = HERE, actors: int | None = None, greedy: bool = True, seed: int = 0, threads: int = 1,
-        given: tuple[Record, bytes] | None = None,
+        self, directory: Any = HERE, actors: int | None = None, greedy: bool | None = None, seed: int = 0,
+        threads: int = 1, given: tuple[Record, bytes] | None = None,
     ) -> None:  # fmt: skip
         import onnxruntime
 
@@ -54,6 +55,7 @@ class OnnxPolicy:
         require_own_tensors(model)
         self.record, options = record, onnxruntime.SessionOptions()
         options.add_session_config_entry("session.load_model_format", "ONNX")
+        greedy = record["greedy"] if greedy is None else greedy
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         self.columns, self.space = dict(record["spaces"]["observation"]), record["spaces"]["action"]
         self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

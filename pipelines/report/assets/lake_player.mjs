@@ -54,13 +54,14 @@ export class Player {
     const [before, begins, previous] = [policy.memory, policy.begins, policy.previous];
     const found = await policy.step(observation, previous, [this.reward], begins);
     const parameters = found.parameters.data;
-    const action = Number(found.greedy.data[0]);
+    const chosen = found[policy.greedy ? "greedy" : "sampled"].data;
+    const action = Number(chosen[0]);
     const cell = lake.cell;
     const probabilities = softmax(parameters);
     const step = { cell, action, probabilities, ...this.written(before, policy.memory, begins[0]) };
     step.influence = begins[0] ? [] : await this.influence(before, observation, previous, probabilities);
     Object.assign(step, lake.step(action));
-    policy.previous = found.greedy.data;
+    policy.previous = chosen;
     policy.begins = [false];
     this.reward = step.reward;
     this.steps.push(step);

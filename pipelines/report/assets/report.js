@@ -28,7 +28,7 @@
       if (!x) return;
       y.forEach((value, at) => {
         if (value === null || x[at] === null) return;
-        const row = { series: series.name, x: x[at], y: value, reference: series.reference };
+        const row = { series: series.name, x: x[at], y: value, reference: series.reference, joined: series.joined };
         if (low && low[at] !== null) Object.assign(row, { low: low[at], high: high[at] });
         rows.push(row);
       });

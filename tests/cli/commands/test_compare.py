@@ -28,7 +28,7 @@ def test_a_row_for_each_group_in_three_forms(amago: Amago) -> None:
     metrics = amago("compare", "runs/*", "--statistic", "mean", "--output", "json").json["metrics"]
     first, second = metrics["groups"]
     assert (first["score"], second["score"]) == (pytest.approx(0.02), pytest.approx(0.11))
-    assert second["scores"] == {"": pytest.approx([0.10, 0.11, 0.12])}
+    assert second["scores"] == {"tmaze": pytest.approx([0.10, 0.11, 0.12])}
     assert {"better": second["name"], "than": first["name"]}.items() <= metrics["improvement"][1].items()
     assert metrics["improvement"][1]["probability"] == 1.0
     rows = list(csv.reader(io.StringIO(amago("compare", "runs", "--output", "csv").out)))

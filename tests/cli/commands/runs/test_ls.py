@@ -99,10 +99,11 @@ def test_a_narrow_terminal_shows_fewer_columns() -> None:
             "reason": "no space",
             "changed": "train.steps=7",
         },
-        **{"score": 0.5, "age": 90.0, "bytes": 1e6, "evaluations": 1, "env_steps": 1000, "updates": 10, "seed": 3},
+        **{"score": 0.5, "age": 90.0, "bytes": 1e6, "evaluations": 1, "scored_on": "test tasks"},
+        **{"env_steps": 1000, "updates": 10, "seed": 3},
     }
     wide, narrow, narrowest = (table([row], width) for width in (None, 80, 10))
-    assert len(wide.columns) == 12
+    assert len(wide.columns) == 13
     assert {"env steps", "updates"}.isdisjoint(narrow.columns)
     assert narrowest.columns == ["run", "state", "score", "changed", "age"]
     assert narrowest.rows == [["runs/maze", "failed: no space", "0.5", "train.steps=7", "90s"]]

@@ -1,0 +1,193 @@
+"""Which evaluations count: only those of the environment, tasks and way to act that the run's own settings name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import InputMissing
+from pipelines.runs.comparison import curves, grouped, improvements
+from pipelines.runs.evaluations import last_and_best, select_scores
+from pipelines.runs.removal import prunable
+from pipelines.runs.stored import read_run
+from pipelines.runs.summary import summaries
+from pipelines.stages.tune import read_score
+from tests.runs.factory import START, make_run, write_evaluation
+from tests.tiers import examples
+
+ENV = {"name": "tmaze", "corridor": 20}
+CHAIN = [
+    {"stage": "collect"},
+    {"stage": "train"},
+    {"stage": "evaluate", "start_epoch": -9},
+    {"stage": "evaluate", "checkpoint": "best", "start_epoch": -1},
+]
+OWN = {"split": "test", "tasks": "", "greedy": False, "label": "", "seed": 77, "episodes": 50}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMAGO_CACHE", str(tmp_path / "cache"))
+
+
+def evaluate(run: Path, update: int, score: float, *, series: str = "own00000", **changes: Any) -> Path:
+    """Write an evaluation as the run's own settings make it, apart from `changes`."""
+    fields = {"env": changes.pop("env", ENV), "time": changes.pop("time", START + update)}
+    settings = {**OWN, **changes}
+    return write_evaluation(run, update, score, series=series, settings=settings, default_greedy=False, **fields)
+
+
+def make(path: Path, scores: dict[int, float], *, seed: int = 0, stages: Any = CHAIN, **evaluation: Any) -> Path:
+    settings = {"env": ENV, "seed": seed, "stages": stages, "evaluate": {"seed": 77, "episodes": 50, **evaluation}}
+    run = make_run(path, settings=settings)
+    for update, score in scores.items():
+        evaluate(run, update, score)
+        evaluate(run, update, score / 2, split="train", series="train000")
+    return run
+
+
+def read(runs: list[Path]) -> Any:
+    """Return what compare, runs, prune and tune make of the runs, apart from sizes, ages and numbers of evaluations."""
+    stored = [read_run(path) for path in runs]
+    ignored = ("bytes", "age", "evaluations", "other_evaluations")
+    rows = summaries(runs)
+    groups = grouped(stored)
+    return (
+        [{key: value for key, value in row.items() if key not in ignored} for row in rows],
+        [(group.name, group.scores, group.score) for group in groups],
+        [(each.better, each.than, each.probability) for each in improvements(groups)],
+        [(line.name, line.x, line.values) for line in curves(groups)],
+        prunable(rows, keep_best=1),
+        [read_score(path, "return_mean") for path in runs],
+    )
+
+
+foreign = st.fixed_dictionaries(
+    {},
+    optional={
+        "env": st.sampled_from([{"name": "tmaze", "corridor": 400}, {"name": "bandit"}, {}, {"name": "tmaze"}]),
+        "tasks": st.sampled_from(["success", "length > 3"]),
+        "greedy": st.just(True),
+    },
+).filter(bool)
+OTHER_SPLIT = st.just({"split": "train", "seed": 5})  # the chain's own evaluations on tasks for training have seed 77
+evaluations = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1]),
+        st.integers(0, 500),
+        st.floats(-100, 100, allow_nan=False),
+        st.floats(0, 1000),
+        st.sampled_from(["a0000000", "b0000000", "own00001"]),
+        st.one_of(foreign, st.builds(lambda other: {"split": "train", "seed": 5, **other}, foreign), OTHER_SPLIT),
+    ),
+    max_size=12,
+    unique_by=lambda each: (each[0], each[1], each[4]),
+)
+
+
+@given(evaluations)
+@examples(20)
+def test_evaluations_of_other_standards_change_nothing(added: list[Any]) -> None:
+    """Neither compare, runs, prune nor tune looks at other environments, parameters, tasks or ways to act."""
+    with TemporaryDirectory() as folder:
+        runs = [make(Path(folder) / name, {10: 0.1, 20: 0.5 + n}, seed=n) for n, name in enumerate("ab")]
+        before = read(runs)
+        for which, update, score, time, series, changes in added:
+            evaluate(runs[which], update, score, time=START + time, series=series, **changes)
+        assert read(runs) == before
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.floats(-9, 9)), max_size=8, unique_by=lambda each: each[0]))
+@examples(10)
+def test_evaluations_of_another_split_do_not_change_scores(added: list[tuple[int, float]]) -> None:
+    with TemporaryDirectory() as folder:
+        run = make_run(Path(folder) / "run", settings={"env": ENV})
+        evaluate(run, 10, 0.25)
+        before = read([run])
+        for update, score in added:
+            evaluate(run, update, score, split="train", series="train000")
+        assert read([run]) == before
+
+
+def test_an_evaluation_with_other_parameters_does_not_cost_a_better_run_its_place(tmp_path: Path) -> None:
+    better, worse = make(tmp_path / "better", {20: 0.9}), make(tmp_path / "worse", {20: 0.2})
+    evaluate(better, 20, 0.1, env={"name": "tmaze", "corridor": 400}, series="long0000", time=START + 99)
+    assert prunable(summaries([better, worse]), keep_best=1) == [worse]
+    (row, _) = summaries([better, worse])
+    assert (row["score"], row["score_update"], row["other_evaluations"]) == (0.9, 20, 1)
+    assert row["scored_on"] == "test tasks, sampled"
+
+
+def test_runs_in_environments_of_other_parameters_are_never_ranked(tmp_path: Path) -> None:
+    long = {"name": "tmaze", "corridor": 400}
+    runs = [make(tmp_path / "short", {20: 0.9}), make_run(tmp_path / "long", settings={"env": long, "seed": 3})]
+    evaluate(runs[1], 20, 0.2, env=long)
+    assert prunable(summaries(runs), keep_best=1) == []
+    groups = grouped([read_run(run) for run in runs], by=["train.steps"])
+    assert groups[0].scores == {"tmaze corridor=20": (0.9,), "tmaze corridor=400": (0.2,)}
+    assert improvements(grouped([read_run(run) for run in runs])) == []
+
+
+def test_the_latest_update_counts_even_if_an_older_one_is_evaluated_afterwards(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", {10: 0.1, 20: 0.5})
+    evaluate(run, 15, 3.0, series="late0000", time=START + 500)
+    found = last_and_best(read_run(run).scores.final)
+    assert found is not None
+    assert [(each.update, each.standard.split) for each in found] == [(20, "test"), (15, "test")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "counts"),
+    [
+        ({}, {}, True),
+        ({}, {"greedy": True}, False),
+        ({"greedy": True}, {"greedy": True}, True),
+        ({"greedy": True}, {}, False),
+        ({"split": "train"}, {"split": "train"}, True),
+        ({"split": "train"}, {}, False),
+        ({"tasks": "success"}, {"tasks": "success"}, True),
+        ({"tasks": "success"}, {}, False),
+        ({"episodes": 7, "seed": 3}, {"episodes": 9, "seed": 4}, True),
+    ],
+)
+def test_a_run_is_scored_as_its_own_settings_say(
+    tmp_path: Path, settings: dict[str, Any], changes: dict[str, Any], counts: bool
+) -> None:
+    run = make(tmp_path / "run", {}, stages=[], **settings)
+    evaluate(run, 10, 0.5, **changes)
+    assert bool(read_run(run).scores.final) is counts
+
+
+def test_a_chain_is_scored_as_its_last_evaluation_and_its_curve_has_all_of_them(tmp_path: Path) -> None:
+    run = read_run(make(tmp_path / "run", {10: 0.1, 20: 0.5}))
+    assert {each.split for each in run.scores.final} == {"test"}
+    assert {each.split for each in run.scores.curve} == {"train", "test"}
+
+
+def test_a_run_without_an_environment_is_scored_in_that_of_its_first_evaluation(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    evaluate(run, 10, 0.5)
+    evaluate(run, 20, 9.0, env={"name": "bandit"}, series="other000")
+    assert [each.update for each in read_run(run).scores.final] == [10]
+
+
+@pytest.mark.parametrize(
+    "damage", [{"stages": 3, "evaluate": []}, {"env": "x"}, {"stages": [1, {"stage": "evaluate"}]}]
+)
+def test_damaged_settings_select_without_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
+    run = make(tmp_path / "run", {10: 0.5})
+    assert len(select_scores(read_run(run).evaluations, damage).curve) in (0, 1, 2)
+
+
+def test_runs_with_evaluations_of_others_only_are_refused_with_the_reason(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", {})
+    evaluate(run, 10, 0.5, greedy=True)
+    with pytest.raises(InputMissing, match="their 1 are of other environments, tasks or ways to act"):
+        grouped([read_run(run)])
+    assert json.dumps(summaries([run])[0]["score"]) == "null"
