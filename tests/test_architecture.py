@@ -17,7 +17,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("amago_cli", "pipelines")
-LONGEST_FILE = 400
 SHORT_WAIT, LONG_WAIT = 2, 600  # seconds
 CLOCKS = re.compile(r"(monotonic|perf_counter|time\.time)\(\)")
 
@@ -227,11 +226,6 @@ def _early_imports(path: Path) -> Iterator[str]:
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         found = late & {name.split(".")[0] for name in names}
         yield from (f"{name_of(path)}:{node.lineno} imports {name}" for name in sorted(found))
-
-
-def test_files_are_of_a_readable_length() -> None:
-    lengths = {path: len(source(path).splitlines()) for path in python_files(*PACKAGES, "tests")}
-    check(f"{name_of(path)} has {lines} lines" for path, lines in lengths.items() if lines > LONGEST_FILE)
 
 
 def test_no_file_contains_a_path_of_one_machine() -> None:
