@@ -1,5 +1,4 @@
-"""The rules of the code base, checked by reading the source: which module imports which, that the engine never prints,
-how long a file may be.
+"""The rules of the code base, checked by reading the source: which module imports which, that the engine never prints.
 
 Each rule lists everything that breaks it, in one test for the whole tree.
 """

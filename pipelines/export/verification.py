@@ -61,7 +61,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
             try:
                 step = _opened(form, directory, contents, record, recording["reset"].shape[1], trust=trust)
             except InputMissing as error:
-                # Without its weights nothing is verified: a bundle that cannot be loaded is no good one.
+                # A bundle is not verified if its weights cannot be loaded.
                 if form == forms.WEIGHTS:
                     raise
                 untried[form] = error.message

@@ -91,7 +91,7 @@ def array(group: Any, name: str, *, path: Path) -> Any:
 
 
 def _is_linked(group: Any, name: str) -> bool:
-    """Tell whether a group lists an object that cannot be opened, which h5py takes for one that is not there."""
+    """Check whether a group lists an object that cannot be opened, which h5py takes for one that is not there."""
     import h5py
 
     for part in name.split("/"):

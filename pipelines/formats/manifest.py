@@ -42,7 +42,7 @@ def digest_files(folder: Path, listener: Listener = silent) -> dict[str, str]:
 
 
 def has_files(folder: Path, files: Mapping[str, str]) -> bool:
-    """Tell whether every file that `dataset.json` lists is there, without reading it."""
+    """Check whether every file that `dataset.json` lists is there, without reading it."""
     return all((folder / name).is_file() for name in files)
 
 

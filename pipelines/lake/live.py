@@ -17,7 +17,7 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, prefetch_footers, read_footer, uid_array
 from pipelines.lake.key_watcher import KeyWatcher
-from pipelines.lake.storage import LocalStorage
+from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.tombstones import Removals
 from pipelines.lake.uids import UidSet, positions
 
@@ -120,6 +120,8 @@ class LiveTable:
         self._waited = set(self._waiting)
         try:
             self._list()
+            if vanished or self._vanished or not (self._known or self._new):
+                require_lake(self._storage)
             self._update(vanished)
             if self._waiting.keys() - self._waited:  # a base may be in a folder that was listed just before
                 self.look_back()

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from pipelines.config.cores import memory_bytes
 from pipelines.config.lakes import STORES, refuse_scheme
+from pipelines.errors import InputMissing
 from pipelines.files import atomic
 from pipelines.files.checksums import checksum
 from pipelines.files.locks import exclusive, locked
@@ -114,6 +115,19 @@ class Storage(Protocol):
     def held_by_another(self, name: str) -> str:
         """Return a token that changes while another process holds the lease `name`, or holds it again and again; "" if
         this process was the last to hold it, or if nobody knows."""
+
+
+HEADER = "lake.json"
+
+
+def require_lake(storage: Storage) -> None:
+    """Raise InputMissing if there is no lake any more. To a reader a removed one looks like one without segments."""
+    try:
+        there = storage.exists(HEADER)
+    except OSError as error:
+        raise atomic.storage_error(error, f"read '{storage.url(HEADER)}'") from error
+    if not there:
+        raise InputMissing(f"there is no lake at '{storage.url()}' any more", hint="it was removed or moved")
 
 
 class LocalStorage:

@@ -32,12 +32,11 @@ from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake import sealing
 from pipelines.lake.schema import Schema, digest
 from pipelines.lake.spaces import Spaces, space_to_json
-from pipelines.lake.storage import LocalStorage, Storage, connect, is_remote
+from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
 
 _FORMAT_NAME, VERSION = "amago-lake", 1
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
-_HEADER = "lake.json"
 _SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
 _HEAL = "restore it from a copy, or collect into the lake with the environment that filled it: that writes it again"
@@ -149,7 +148,7 @@ class Lake:
         with explained(f"create lake '{path}'"):
             storage.create_folders()
             try:
-                storage.create(_HEADER, (json.dumps(header, indent=1) + "\n").encode())
+                storage.create(HEADER, (json.dumps(header, indent=1) + "\n").encode())
             except FileExistsError as error:
                 raise InputMissing(
                     f"'{path}' is a lake already", hint="open it, or choose another directory"
@@ -275,7 +274,7 @@ def _identity(storage: Storage, content: bytes) -> str:
     found, header = storage.url(), parse_object(content, _LakeHeader)
     if header is None:
         raise IntegrityError(
-            f"'{storage.url(_HEADER)}' is damaged", hint="restore it from a copy; the segments are unaffected"
+            f"'{storage.url(HEADER)}' is damaged", hint="restore it from a copy; the segments are unaffected"
         )
     name, version, features = header["format"], header["version"], set(header["required_features"])
     if name != _FORMAT_NAME or version > VERSION:
@@ -297,7 +296,7 @@ def _header_at(place: Path | str) -> tuple[Storage, bytes] | None:
     storage = connect(place)
     for each in (storage,) if is_remote(place) else (storage, storage.below("lake")):
         try:
-            return each, each.read(_HEADER)
+            return each, each.read(HEADER)
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have such a name
             continue
         except StorageError as error:

@@ -304,7 +304,7 @@ def load_agent(checkpoint: Checkpoint, device: str = "cpu", *, own: AgentSetting
 
 
 def _is_built_in(settings: AgentSettings) -> bool:
-    """Tell whether all modules of an agent are those of this package."""
+    """Check whether all modules of an agent are those of this package."""
     plain = settings.timestep.kind == "auto" and not isinstance(settings.sequence, SequencePluginSettings)
     return plain and all(loss.kind == "next-step" for loss in settings.auxiliary_losses)
 

@@ -21,7 +21,7 @@ VALUE_GAIN = 0.1
 
 
 def is_outline() -> bool:
-    """Tell whether modules are built as an outline (`pipelines.nets.outline`), whose tensors have no values.
+    """Check whether modules are built as an outline (`pipelines.nets.outline`), whose tensors have no values.
 
     Values are then not computed: that would take time, and import the compiler of torch for some functions.
     """

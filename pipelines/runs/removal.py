@@ -131,7 +131,7 @@ class _Folder:
 
     @property
     def is_run(self) -> bool:
-        # By its name alone: whether a file can be read is no matter here, and /proc has directories where asking fails.
+        # By name, without opening the file: some directories, such as /proc/1/fdinfo, refuse even that question.
         return "config.toml" in self.files
 
 
@@ -174,7 +174,7 @@ def _folder_of_runs(path: Path) -> Path:
 
 
 def _is_shared(folder: Path) -> bool:
-    """Tell whether a directory is one in which all kinds of things lie, so that only what is directly in it is looked
+    """Check whether a directory is one in which all kinds of things lie, so that only what is directly in it is looked
     at: the root of a file system, a home, or one for everybody's files such as /tmp.
     """
     try:

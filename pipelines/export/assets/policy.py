@@ -199,7 +199,7 @@ def read_checked(directory: Any, name: str, record: Record) -> bytes:
 
 def require_own_tensors(model: bytes) -> None:
     """Read an ONNX file as far as its tensors. ValueError if one has its values in another file, which ONNX Runtime
-    would read from the current directory, or if the content is no such file.
+    would read from the current directory, or if the content cannot be read.
     """
     stack, left = [("ModelProto", 0, len(model))], MOST_FIELDS
     while stack:

@@ -30,6 +30,7 @@ from pipelines.lake.sql import query as sql
 from pipelines.lake.sql.index import ForeignIndex, NewerIndex, connect, create, writing
 from pipelines.lake.sql.listing import UNREADABLE, FolderListing
 from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.tombstones import Removals
 
 if TYPE_CHECKING:
@@ -162,6 +163,9 @@ def reading(
     """Open a locked-down connection to an updated index; queries may use `megabytes`. Segments that are left out are
     reported. IndexDamaged, after removing the index, if it is unreadable. `wait` as in `query`.
     """
+    if isinstance(lake.storage, LocalStorage):
+        # Locks and the index would be made again in a directory that was removed.
+        require_lake(lake.storage)
     try:
         with contextlib.ExitStack() as stack:
             connection = _open(lake, stack, megabytes, listener, wait)

@@ -15,7 +15,7 @@ from pipelines.files.atomic import storage_error
 from pipelines.lake.folders import ROOT, folders, list_segments
 from pipelines.lake.footer import Footer
 from pipelines.lake.segment import stored_bytes
-from pipelines.lake.storage import FRESH_SECONDS, Storage
+from pipelines.lake.storage import FRESH_SECONDS, Storage, require_lake
 from pipelines.lake.tombstones import FOLDER, QUARANTINE, Removals
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class FolderListing(NamedTuple):
 def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
     """Return the folders that differ from `known`; None for those that are gone. Checks every folder."""
     here = [FOLDER, QUARANTINE, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
+    if len(here) == 2:  # without a folder of segments
+        require_lake(storage)
     found: dict[str, FolderListing | None] = dict.fromkeys(known.keys() - set(here))
     due = {}
     try:
