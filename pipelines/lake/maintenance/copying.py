@@ -166,6 +166,7 @@ class _CopyJob:
 
     def _file(self, id: str, own: list[Segment]) -> None:
         alive = np.concatenate([segment.uids for segment in own])
+        alive = alive[~_among(self._expired, alive)]
         if self.chosen is not None:
             alive = alive[_among(self.chosen, alive)]
         if id in self._known or not len(alive):
@@ -174,7 +175,7 @@ class _CopyJob:
         footer = read_footer(self.source.storage, id)
         uids = footer.uids()
         wanted = _among(np.sort(alive), uids)
-        missing = wanted & ~_among(self._present, uids) & ~_among(self._expired, uids) & ~self._came_before(footer)
+        missing = wanted & ~_among(self._present, uids) & ~self._came_before(footer)
         self.done.present += int((wanted & ~missing).sum()) if self._first else 0
         if not missing.any():
             return

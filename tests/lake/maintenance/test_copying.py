@@ -305,6 +305,7 @@ def test_what_expired_in_the_target_does_not_return(lake: Lake, target: Lake, wh
     copy(lake, target, where=where)
     expire_all(target, gone)
     left = Reader(target).uids()
+    assert copy(lake, target, where=where).present == len(left)
     for again in (where, "", "length > 4"):
         copy(lake, target, where=again)
     never = {uid for uid, values in written.items() if where and len(values["reward"]) == 6}
