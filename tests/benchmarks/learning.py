@@ -10,9 +10,11 @@ thread, and appends one line of JSON per run; runs that are there are skipped, s
 same command. A variant is a set of settings by name, from a TOML file of tables or from `--set`; it is laid over the
 task's. `--cpu-seconds` ends training after so many; the final evaluations come on top.
 
-The best checkpoint is chosen on training tasks, as in the quickstart. It and the last checkpoint are evaluated on
-held-out tasks (`last_...` in the file). CPU seconds are user and system time of the whole process, children and imports
-included; evaluations that only draw the learning curve are counted apart and taken out of what is shown.
+The best checkpoint is chosen on training tasks, as in the quickstart. It and the last checkpoint (`last_...` in the
+file) are evaluated on held-out tasks, acting as the recipe says: discrete actions are sampled by default, and `greedy`
+is recorded. The best one plays the same episodes the other way, too (`other_...`); `show` and `book` have both scores.
+CPU seconds are user and system time of the whole process, children and imports included; evaluations that only draw the
+learning curve are counted apart and taken out of what is shown.
 
 `show` gives the interquartile mean over seeds with a 95% bootstrap interval, by task and variant, and over tasks, whose
 scores are scaled to 0 (random) and 1 (optimum or goal), with seeds drawn within each task. `draw` draws learning curves

@@ -125,7 +125,13 @@ def test_every_form_equals_acting(name: str) -> None:
     owner = made(name)
     function = StepFunction(owner, capacity=CAPACITY)
     files = forms.make(function, (forms.ONNX, forms.TORCH))
-    record = {"format": FORMAT, "version": VERSION, "spaces": owner.spaces.to_json(), **forms.described(function)}
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "greedy": True,
+        "spaces": owner.spaces.to_json(),
+        **forms.described(function),
+    }
     recorded = recording(owner)
     for form in (forms.ONNX, forms.TORCH):
         found = parity.compare(recorded, forms.opened(form, files[forms.FILES[form]], record, N))
@@ -189,7 +195,7 @@ def test_large_rings_are_written_in_place(name: str, monkeypatch: pytest.MonkeyP
     owner = made(name)
     function = StepFunction(owner, capacity=CAPACITY)
     content = forms.make(function, (forms.ONNX,))[forms.FILES[forms.ONNX]]
-    record = {"spaces": owner.spaces.to_json(), **forms.described(function)}
+    record = {"greedy": True, "spaces": owner.spaces.to_json(), **forms.described(function)}
     policy = runtime.OnnxPolicy(given=(record, content), actors=N)
     rings = {key: values for key, values in policy.memory.items() if key.startswith(("keys", "values"))}
     assert len(rings) == 4

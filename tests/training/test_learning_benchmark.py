@@ -88,6 +88,12 @@ def test_a_run_is_trained_evaluated_and_drawn(tmp_path: Path) -> None:
     assert found["curve"][0]["cpu_seconds"] < found["curve"][1]["cpu_seconds"]
     assert len(found["per_attempt"]) == len(found["last_per_attempt"]) == 5
     assert found["episodes"] == 4
+    assert found["greedy"] is False
+    assert found["other_episodes"] == 4
+    files = (tmp_path / "run/evaluations").glob("*.json")
+    played = [json.loads(path.read_text()) for path in files]
+    final = {(each["update"], each["settings"]["greedy"]) for each in played if each["settings"]["actors"] == 4}
+    assert {(found["best_update"], False), (found["best_update"], True)} <= final
 
 
 def test_a_run_that_is_stopped_is_evaluated_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +167,7 @@ def test_a_curve_is_against_cpu_seconds_without_its_own_evaluations() -> None:
     metrics = {"return_mean": 1.0, "per_attempt": []}
     trained = [{"update": 3, "cpu_seconds": 10.0, "env_steps": 30}, {"update": 6, "cpu_seconds": 25.0, "env_steps": 60}]
     reports = [
-        {"update": update, "cpu_seconds": 4.0, "settings": {"seed": seed}, "metrics": metrics}
+        {"update": update, "cpu_seconds": 4.0, "settings": {"seed": seed, "episodes": 100}, "metrics": metrics}
         for update in (6, 3)
         for seed in (tasks.CURVE_SEED, 77)
     ]
@@ -196,7 +202,7 @@ def test_the_book_has_a_row_a_seed_set_and_the_command_that_repeats_it(tmp_path:
         assert text.startswith("before\n")
         assert text.endswith("after\n")
         assert "old" not in text
-    assert "| lake-4x4, short | 0.5 | 0.5 to 0.5 | 0.5 | 100-101 | 100 | 2.0 | 8 |  | 1 (abc) |" in text
+    assert "| lake-4x4, short | 0.5 | 0.5 to 0.5 | 0.5 | greedy |  | 100-101 | 100 | 2.0 | 8 |  | 1 (abc) |" in text
     assert "| -0.283 (POPGym, GRU) |" in text
     assert "learning.py run --task lake-4x4 --seeds 100-101 --set 'epochs=3'" in text
 

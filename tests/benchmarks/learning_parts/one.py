@@ -22,25 +22,27 @@ from pipelines.stages import evaluate
 from pipelines.stages import run as chain
 from pipelines.stages.collector import stored_steps
 from pipelines.training.metrics_log import MetricsLog
-from tests.benchmarks.learning_parts.tasks import CURVE_SEED, Task, settings_of
+from tests.benchmarks.learning_parts.tasks import CURVE_EPISODES, CURVE_SEED, Task, settings_of
 
 SCORES = ("return_mean", "return_std", "success_mean", "episodes")
 
 
 def play(settings: Settings, directory: Path, *, cpu_seconds: float = 0.0) -> dict[str, Any]:
-    """Train until the recipe's end, or for so many CPU seconds, and evaluate the best and the last checkpoint."""
+    """Train until the recipe's end, or for so many CPU seconds, and evaluate the best and the last checkpoint, as the
+    recipe acts; the best one also the other way, greedily or sampled, on the same episodes."""
     status = "done"
     try:
         chain.run(settings, run=directory, listener=stopping_after(cpu_seconds))
     except Interrupted:
         status = "limit"
         _evaluate(settings, directory, next(entry for entry in settings.stages if entry.overrides.get("mark_best")))
-    final = {"split": "test", "actors": min(settings.evaluate.episodes, 250)}
-    best, last = (
-        _evaluate(settings, directory, StageSettings(stage="evaluate", checkpoint=which, **final))
-        for which in ("best", "latest")
-    )
     run = RunDirectory(directory)
+    greedy = settings.evaluate.acts_greedily(by_default=evaluate.default_greedy(checkpoints.load(run.checkpoints)))
+    final = {"split": "test", "actors": min(settings.evaluate.episodes, 250)}
+    best, other, last = (
+        _evaluate(settings, directory, StageSettings(stage="evaluate", checkpoint=which, greedy=way, **final))
+        for which, way in (("best", greedy), ("best", not greedy), ("latest", greedy))
+    )
     trained = [line for line in MetricsLog(run.metrics_path).read() if line["stage"] == "train"]
     reports = [report for path in run.evaluations.glob("*.json") if (report := read_object(path))]
     newest, env_steps = checkpoints.load(run.checkpoints), stored_steps(Lake(run.lake), run.identity)
@@ -49,7 +51,9 @@ def play(settings: Settings, directory: Path, *, cpu_seconds: float = 0.0) -> di
         "updates": newest.update,
         "env_steps": env_steps,
         "replay_ratio": round(newest.record["steps_seen"] / env_steps, 2),
+        "greedy": greedy,
         **scores(best),
+        **{f"other_{name}": value for name, value in scores(other).items()},
         **{f"last_{name}": value for name, value in scores(last).items()},
         "best_update": best["update"],
         "curve": curve(trained, reports),
@@ -87,7 +91,8 @@ def curve(trained: list[dict[str, Any]], reports: list[dict[str, Any]]) -> list[
     lines = {line["update"]: line for line in trained}
     points, spent = [], 0.0
     for report in sorted(reports, key=lambda report: report["update"]):
-        if report["settings"]["seed"] == CURVE_SEED:
+        wanted = report["settings"]
+        if (wanted["seed"], wanted["episodes"]) == (CURVE_SEED, CURVE_EPISODES):  # others check the other way to act
             line = lines[report["update"]]
             x = {"cpu_seconds": round(line["cpu_seconds"] - spent, 2), "env_steps": line["env_steps"]}
             points.append({"update": report["update"], **x, **scores(report["metrics"])})

@@ -27,8 +27,11 @@ COLUMNS = {
     "updates": "INTEGER",
     "env_steps": "BIGINT",
     "replay_ratio": "DOUBLE",
+    "greedy": "BOOLEAN",  # how the policy acted; the results of before this was recorded are greedy
     **_SCORES,
     "per_attempt": "DOUBLE[]",
+    **{f"other_{name}": kind for name, kind in _SCORES.items()},  # of the best checkpoint, acting the other way
+    "other_per_attempt": "DOUBLE[]",
     "best_update": "INTEGER",
     **{f"last_{name}": kind for name, kind in _SCORES.items()},
     "last_per_attempt": "DOUBLE[]",
@@ -73,15 +76,19 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def connect(path: Path, tasks: Mapping[str, Task], *, metric: str = "") -> duckdb.DuckDBPyConnection:
-    """Open a database with a table `results`: the columns of the file and `score`, by task or by `metric`."""
+    """Open a database with a table `results`: the columns of the file, `score`, by task or by `metric`, and
+    `other_score`, of the other way to act."""
     if not path.is_file():
         raise InputMissing(f"no results in '{path}'", hint="make some: python tests/benchmarks/learning.py run")
     con = duckdb.connect()
     listed = ", ".join(f"{name}: '{kind}'" for name, kind in COLUMNS.items())
     cases = " ".join(f"WHEN '{name}' THEN {task.sql}" for name, task in tasks.items())
     score = metric or f"CASE task {cases} END"
+    others = " ".join(f"WHEN '{name}' THEN other_{task.score}" for name, task in tasks.items() if not task.highest)
+    other = "NULL" if metric else f"CASE task {others} END"
     con.execute(
-        f"CREATE TABLE results AS SELECT *, ({score})::DOUBLE AS score FROM read_json(?, format = 'newline_delimited', "
+        f"CREATE TABLE results AS SELECT * REPLACE (coalesce(greedy, true) AS greedy), ({score})::DOUBLE AS score, "
+        f"({other})::DOUBLE AS other_score FROM read_json(?, format = 'newline_delimited', "
         f"columns = {{{listed}}}, ignore_errors = true)",
         [str(path)],
     )

@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 
 from pipelines.evaluation.statistics import iqm, stratified_ci
+from pipelines.runs.evaluations import mode_name
 from tests.benchmarks.learning_parts.results import connect
 from tests.benchmarks.learning_parts.tasks import Task, load_tasks
 
 _QUERY = """
-SELECT task, variant, cpu_limit, settings::VARCHAR AS settings, list(score ORDER BY seed) AS scores,
+SELECT task, variant, cpu_limit, settings::VARCHAR AS settings, greedy, list(score ORDER BY seed) AS scores,
+    list(other_score ORDER BY seed) FILTER (other_score IS NOT NULL) AS other_scores,
     list(seed ORDER BY seed) AS seeds, list(per_attempt) AS attempts, avg(updates) AS updates,
     list(DISTINCT gflops) AS gflops, list(DISTINCT version || ' (' || "commit" || ')') AS code,
     avg(env_steps) AS env_steps, avg(replay_ratio) AS replay_ratio,
     avg(cpu_seconds - coalesce(curve_cpu_seconds, 0)) AS cpu_seconds
 FROM results WHERE ({where}) AND score IS NOT NULL GROUP BY ALL ORDER BY task, variant, cpu_limit, settings
 """
-_HEAD = ("task", "variant", "seeds", "score", "95%", "worst", "by attempt", "updates", "steps", "replay", "CPU s")
+_HEAD = ("task", "variant", "seeds", "acts", "score", "95%", "worst", "other way", "by attempt", "updates", "steps")
+_HEAD += ("replay", "CPU s")
 
 
 def groups(path: Path, tasks: Mapping[str, Task], *, where: str = "true", metric: str = "") -> list[dict[str, Any]]:
@@ -50,9 +53,11 @@ def _row(group: Mapping[str, Any]) -> list[str]:
         group["task"],
         group["variant"] + limit,
         ",".join(map(str, group["seeds"])),
+        mode_name(group["greedy"]),
         f"{iqm(scores):.3f}",
         f"{low:.2f}-{high:.2f}" if low >= 0 else f"{low:.2f}..{high:.2f}",
         f"{scores.min():.3f}",
+        f"{iqm(np.array(group['other_scores'])):.3f}" if group["other_scores"] else "",
         " ".join(f"{value:.2f}" for value in np.mean(attempts, axis=0)) if attempts else "",
         f"{group['updates']:.0f}",
         f"{group['env_steps']:.0f}",

@@ -157,11 +157,13 @@ def test_a_log_says_at_once_what_starts_what_it_costs_and_every_evaluation(amago
     assert said[1] == "epoch 1/2 collect: 2 actors in this process; networks use 1 thread"
     assert re.fullmatch(r"epoch 1/2 train: [\d,]+ parameters, cpu, 1 thread, [\d,]+ MiB; 2 updates: about .*", said[2])
     score = r"return [-\d.]+ \[[-\d.]+, [-\d.]+\], success [\d.]+"
-    assert re.fullmatch(rf"epoch 1/2 evaluate: now: update 2, {score}, best so far", said[3])
+    assert re.fullmatch(rf"epoch 1/2 evaluate: now: update 2 on train tasks: {score}, best so far", said[3])
     best = r"best so far(: return_mean [-\d.]+ at update 2)?"
-    assert re.fullmatch(rf"epoch 2/2 evaluate: now: update 4, {score}, {best}", said[4])
-    assert said[5].startswith("next: amago watch runs/short")
-    assert len(said) == 6
+    assert re.fullmatch(rf"epoch 2/2 evaluate: update 4 on train tasks: {score}, {best}", said[4])
+    assert re.fullmatch(rf"epoch 2/2 evaluate: now: update 4 on test tasks: {score}.*", said[5])
+    assert "best so far" not in said[5]
+    assert said[6].startswith("next: amago watch runs/short")
+    assert len(said) == 7
     assert amago("run", recipe, "--fresh", "-q").err == ""
 
 
