@@ -62,6 +62,9 @@ Environment = Annotated[
 ]
 
 
+HOST = "127.0.0.1"  # servers answer this machine only, unless somebody says otherwise
+
+
 def port_option(default: int) -> Any:
     """Return the option for a server's port, `default` where it is free."""
     text = f"Port of the server; 0 is any free one [default: {default}, or a free one]."

@@ -24,7 +24,6 @@ from typing import Any
 from amago_cli.stopping import Stopped
 from pipelines.events import Listener, Notice, silent
 
-HOST = "127.0.0.1"
 _SPARE_CONNECTIONS = 32  # above the requests at a time: for those that wait, and for answers of 503
 _HEADER_BYTES = 64 << 10
 _REPORT_SECONDS = 60.0  # between two reports that no connection can be accepted

@@ -10,9 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, port_option, reader
-from amago_cli.serving import HOST, listening
-from amago_cli.serving import serve as answer
+from amago_cli.options import HOST, Common, port_option, reader
 
 _PORT = 8650
 _DRAIN_SECONDS = 10
@@ -62,6 +60,8 @@ def serve(
     """
     from amago_cli.render.output import Document
     from amago_cli.render.progress import reporter
+    from amago_cli.serving import listening
+    from amago_cli.serving import serve as answer
     from pipelines.config.places import bundle_directory
     from pipelines.errors import InputMissing
     from pipelines.formats.base import require

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli import completion
-from amago_cli.options import Common, LakeArgument, port_option, reader
-from amago_cli.serving import HOST, listening, serve
+from amago_cli.options import HOST, Common, LakeArgument, port_option, reader
 
 _PORT = 8642
 _MOST_REQUESTS = 64  # at a time
@@ -50,6 +49,7 @@ def view(
     """
     from amago_cli.render.output import Document
     from amago_cli.render.progress import reporter
+    from amago_cli.serving import listening, serve
     from pipelines.formats.base import require
     from pipelines.lake.store import Lake
 

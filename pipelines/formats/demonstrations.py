@@ -347,8 +347,8 @@ class _NumberedArrays:
     def __contains__(self, name: str) -> bool:
         return self._place(name) in self._file
 
-    def get(self, name: str) -> Any:
-        return self._file.get(self._place(name))
+    def get(self, name: str, **how: Any) -> Any:
+        return self._file.get(self._place(name), **how)
 
     def keys(self) -> list[str]:
         known = ("observations", *D3rlpyImporter.names.values())
