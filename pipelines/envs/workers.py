@@ -154,12 +154,12 @@ class WorkerEnv(Env):
         return [self._of(actor, lambda part, i: part.seeds(i)) for actor in indices.tolist()]
 
     def play_only(self, tasks: Sequence[str]) -> None:
-        self._tell("play_only", tuple(tasks), play_only=tuple(tasks))
+        self._command("play_only", tuple(tasks), play_only=tuple(tasks))
 
     def play_evenly(self) -> None:
-        self._tell("play_evenly", play_evenly=True)
+        self._command("play_evenly", play_evenly=True)
 
-    def _tell(self, method: str, *arguments: Any, **ordered: Any) -> None:
+    def _command(self, method: str, *arguments: Any, **ordered: Any) -> None:
         """Call a method of every environment, now and, as `ordered`, whenever a worker makes it again."""
         request = pickle.dumps((method, arguments))
         asked = [(w, w.ask(CALL, part, request)) for w in self._workers for part in w.order.slices]

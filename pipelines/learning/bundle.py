@@ -27,7 +27,7 @@ _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
 
 
 class _BundleRecord(Form):
-    """What is read of policy.json. `greedy`: whether the policy takes the most likely actions unless told otherwise."""
+    """Fields read of policy.json. `greedy`: whether the policy takes the most likely actions, if nobody chooses."""
 
     format: str
     version: int
@@ -53,7 +53,7 @@ class Bundle(Checkpoint):
 
     @property
     def greedy(self) -> bool:
-        """Whether it takes the most likely actions unless told otherwise, as in the evaluation of its export."""
+        """Whether it takes the most likely actions unless its user chooses, as in the evaluation of its export."""
         return bool(self.record["greedy"])
 
     @property

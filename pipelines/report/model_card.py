@@ -178,7 +178,7 @@ def _training(source: CardSource) -> str:
     lines = [
         "## Training",
         "",
-        f"- acts by {'the most likely' if source.greedy else 'sampled'} actions, unless told otherwise",
+        f"- acts by {'the most likely' if source.greedy else 'sampled'} actions, unless its user chooses",
         f"- update {source.update:,}" + (f", amago {_text(source.version)}" * bool(source.version)),
     ]
     if source.steps is not None:

@@ -225,8 +225,8 @@ def env_differences(standards: Sequence[Standard]) -> dict[str, str]:
     for env, table in tables.items():
         alike = named[_text(table.get("name"))]
         keys = sorted({key for each_table in alike for key in each_table})
-        told = [key for key in keys if len({json.dumps(each.get(key), sort_keys=True) for each in alike}) > 1]
-        found[env] = " ".join([_text(table.get("name")), *(f"{key}={_brief(table.get(key))}" for key in told)])
+        differing = [key for key in keys if len({json.dumps(each.get(key), sort_keys=True) for each in alike}) > 1]
+        found[env] = " ".join([_text(table.get("name")), *(f"{key}={_brief(table.get(key))}" for key in differing)])
     return found
 
 

@@ -18,8 +18,8 @@ from pipelines.runs.summary import COLUMNS, Row, summaries
 
 _NAMES_FROM = 20  # lines of each log
 _EVALUATIONS = {
-    **dict.fromkeys(("run", "series", "env", "split", "label"), "text"),
-    "update": "count",
+    **dict.fromkeys(("run", "series", "env", "split", "tasks", "label"), "text"),
+    **dict.fromkeys(("update", "greedy", "counts"), "count"),
     **dict.fromkeys(("env_steps", "seconds", "time", "return_mean", "return_low", "return_high"), "number"),
 }
 
@@ -46,7 +46,8 @@ def tables(paths: Sequence[Path], *, metric: str = DEFAULT_METRIC) -> Tables:
     """Return the tables.
 
     runs: the columns of `summary.COLUMNS`. settings: `run`, `key`, `value` (as text). evaluations: a row for each, with
-    every score and its interval (`return_mean`, `return_low`, `return_high`). metrics: every line of the logs.
+    `greedy` (1: the most likely actions), `counts` (1: the run is scored by such) and every score with its interval
+    (`return_mean`, `return_low`, `return_high`). metrics: every line of the logs.
     """
     runs = [read_run(path) for path in paths]
     names = dict.fromkeys(name for path in paths for name in _metric_names(path))
@@ -77,9 +78,12 @@ def _settings(run: StoredRun) -> Iterator[Row]:
 
 
 def _evaluations(run: StoredRun) -> Iterator[Row]:
+    counting = run.scores.final
     for each in run.evaluations:
         row: Row = {"run": str(run.path), "series": each.series, "env": each.env, "split": each.split}
-        row |= {"label": each.label, "update": each.update, "time": each.time}
+        greedy = each.standard.greedy
+        row |= {"tasks": each.standard.tasks, "greedy": None if greedy is None else int(greedy)}
+        row |= {"counts": int(each in counting), "label": each.label, "update": each.update, "time": each.time}
         row |= {"env_steps": each.env_steps, "seconds": each.seconds}
         for name, value in each.metrics.items():
             if number(value) is not None and name not in row:

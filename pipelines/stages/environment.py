@@ -72,7 +72,7 @@ def make_env(
     return made
 
 
-def make_judging_env(
+def make_evaluation_env(
     env: EnvSettings, wanted: EvaluateSettings, *, actors: int, tasks: Sequence[str] = (), **more: Any
 ) -> Env:
     """Make the environment of an evaluation, as `make_env`: it plays `tasks` in turn, or each kind of task alike."""

@@ -373,7 +373,7 @@ def identity(env: EnvSettings, wanted: EvaluateSettings, tasks: Sequence[str] = 
 
 
 def _mark_best(directory: RunDirectory, update: int, report: Mapping[str, Any], series: str, best_by: str) -> None:
-    """Point `best` at the update if its score beats the best so far; scores of another series begin anew."""
+    """Point `best` at the update if its score beats the best so far; scores of another series begin again."""
     score = gate.value(best_by, report["metrics"])
     best, wanted = directory.load_record().get("best"), report["settings"]
     if best is None or (best["by"], best.get("series")) != (best_by, series) or score > best["score"]:

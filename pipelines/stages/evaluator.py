@@ -15,7 +15,7 @@ from pipelines.lake.spaces import is_greedy_by_default
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.episodes import Episode
 from pipelines.rollout.policies import Acting, trained
-from pipelines.stages.environment import make_judging_env, workers
+from pipelines.stages.environment import make_evaluation_env, workers
 from pipelines.stages.tasks import Channel
 from pipelines.training.learner import use_threads
 
@@ -59,7 +59,7 @@ class EvaluatorTask:
         settings, wanted, began = self.settings, self.settings.evaluate, time.process_time()
         use_threads(settings.train.threads)
         actors = self.place.stop - self.place.start
-        env = make_judging_env(
+        env = make_evaluation_env(
             settings.env,
             wanted,
             actors=actors,

@@ -35,7 +35,7 @@ from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
 from pipelines.runs.evaluations import Evaluation, mode_name, number
 from pipelines.runs.stored import StoredRun, read_run
-from pipelines.stages.environment import make_judging_env, workers
+from pipelines.stages.environment import make_evaluation_env, workers
 from pipelines.stages.evaluate import default_greedy
 from pipelines.stages.result import Result, Table
 
@@ -86,10 +86,10 @@ def _policy(
     settings: Settings, checkpoint: Checkpoint, to: Path, listener: Listener, *, run: StoredRun | None = None
 ) -> tuple[dict[str, Any], list[Table]]:
     """Write the bundle of a checkpoint, of a run or of another bundle; return its figures and tables."""
-    wanted, judged = settings.export, settings.evaluate
-    greedy = judged.acts_greedily(by_default=default_greedy(checkpoint))
-    split = judged.task_split
-    settings = settings.model_copy(update={"evaluate": judged.model_copy(update={"greedy": greedy, "split": split})})
+    wanted, asked = settings.export, settings.evaluate
+    greedy = asked.acts_greedily(by_default=default_greedy(checkpoint))
+    split = asked.task_split
+    settings = settings.model_copy(update={"evaluate": asked.model_copy(update={"greedy": greedy, "split": split})})
     with_page = "page" in wanted.format
     named = {*wanted.format, forms.ONNX} if with_page else set(wanted.format)
     chosen = tuple(form for form in forms.FILES if form in named)
@@ -210,7 +210,7 @@ def _proved(
 
 def _environment(env: EnvSettings, wanted: EvaluateSettings, collect: CollectSettings, *, actors: int) -> Env:
     """Make the environment of an evaluation."""
-    return make_judging_env(
+    return make_evaluation_env(
         env,
         wanted,
         actors=actors,

@@ -25,7 +25,7 @@ from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.bundle import Bundle
 from pipelines.learning.checkpoint import Checkpoint
 from pipelines.rollout.policies import trained
-from pipelines.stages.environment import make_judging_env
+from pipelines.stages.environment import make_evaluation_env
 from pipelines.training.learner import use_threads
 
 
@@ -58,7 +58,7 @@ class EpisodeVideos:
             return
         suffix()
         with contextlib.closing(
-            make_judging_env(self._settings.env, self._settings.evaluate, actors=1, drawn=True, listener=listener)
+            make_evaluation_env(self._settings.env, self._settings.evaluate, actors=1, drawn=True, listener=listener)
         ) as env:
             rendering.picture(env, env.reset())
 
@@ -137,7 +137,7 @@ def _played(
     wanted = settings.evaluate
     use_threads(settings.train.threads)
     with contextlib.closing(
-        make_judging_env(settings.env, wanted, actors=actors, tasks=tasks, drawn=True, listener=listener)
+        make_evaluation_env(settings.env, wanted, actors=actors, tasks=tasks, drawn=True, listener=listener)
     ) as env:
         if actors == 1:
             env.load_state_dict({"next_episode": episodes[0]})

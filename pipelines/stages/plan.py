@@ -83,16 +83,16 @@ def _stages(settings: Settings) -> Iterator[PlannedStage]:
 def _chooser(settings: Settings) -> int | None:
     """Return the place of the entry that chooses the best checkpoint where the recipe leaves that open: the first that
     evaluates the newest one on tasks that may be used for it. Scores of two entries could not be compared."""
-    judging = {
+    evaluations = {
         place: settings.for_stage(entry).evaluate
         for place, entry in enumerate(settings.stages)
         if entry.stage == "evaluate" and entry.stop_epoch is None
     }
-    if any(wanted.mark_best is True for wanted in judging.values()):
+    if any(wanted.mark_best is True for wanted in evaluations.values()):
         return None
     fit = (
         place
-        for place, wanted in judging.items()
+        for place, wanted in evaluations.items()
         if wanted.mark_best == "auto" and wanted.checkpoint == "latest" and wanted.split != "test"
     )
     return next(fit, None)

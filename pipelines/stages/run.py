@@ -119,8 +119,8 @@ def _run(
             with contextlib.closing(make_env(settings.env, actors=1, seed=0)) as env:
                 env.reset()  # construct and start it before anything is written or removed
                 spaces, horizon = env.spec.spaces, env.spec.horizon
-                for judging in {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}:
-                    evaluate.require_metrics(settings.env, judging, env.spec)
+                for evaluating in {step.settings.evaluate for step in plan(settings) if step.entry.stage == "evaluate"}:
+                    evaluate.require_metrics(settings.env, evaluating, env.spec)
         if any(entry.stage == "ingest" for entry in settings.stages):
             open_importer(settings.source, spaces=spaces, horizon=horizon, listener=listener).close()  # as above
         train = with_window(train, settings.agent, horizon, listener)

@@ -135,11 +135,11 @@ def test_two_hundred_sessions_at_once_act_as_each_would_alone(bundle: Path) -> N
             assert client.delete(f"/sessions/{id}").status_code == 200
             return found
 
-    with served(bundle) as server, ThreadPoolExecutor(200) as pool:
+    with served(bundle, "--greedy") as server, ThreadPoolExecutor(200) as pool:
         answers = list(pool.map(play, seen))
         with server.client() as client:
             metrics = client.get("/metrics").text
-    policy = load_policy(bundle)
+    policy = load_policy(bundle, greedy=True)
     for episode, found in zip(seen, answers, strict=True):
         policy.reset()
         assert [policy.act(observation, float(step > 0)) for step, observation in enumerate(episode)] == found
