@@ -24,7 +24,7 @@ import tomli_w
 from pydantic import Field
 
 from pipelines.config.changes import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES
-from pipelines.config.difference import flattened
+from pipelines.config.difference import describe_changes, flattened
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.places import hint, is_run
@@ -231,13 +231,12 @@ class RunDirectory:
         before, after = (
             flattened({key: value for key, value in document.items() if key in owned}) for document in (stored, wanted)
         )
-        changed = [
-            f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
-            for key in sorted(before.keys() | after.keys())
-            if before.get(key) != after.get(key)
-            and not _may_change(stage, key)
-            and not (undecided and after.get(key) == "auto" and isinstance(before.get(key), int))
-        ]
+
+        def may_change(key: str) -> bool:
+            is_decided_later = undecided and after.get(key) == "auto" and isinstance(before.get(key), int)
+            return is_decided_later or _may_change(stage, key)
+
+        changed = describe_changes(before, after, may_change=may_change)
         if changed:
             raise UsageError(
                 f"the configuration of '{self.path}' differs from that of its last {stage}",
@@ -260,10 +259,6 @@ def _is_interruption(error: BaseException) -> bool:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _shown(value: Any) -> str:
-    return "(unset)" if value is None else repr(value)
 
 
 def _circumstances() -> dict[str, Any]:

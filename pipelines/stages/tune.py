@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.config.changes import PACING
+from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
 from pipelines.runs.comparison import aggregate
@@ -21,6 +22,7 @@ from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, las
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
 from pipelines.stages.search_space import Dimension
+from pipelines.stages.shared_settings import RECORD, require_shared_settings
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -30,15 +32,17 @@ Values = Mapping[str, Any]
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 2.0  # between looks for new evaluations
 _SHOWN = 10
+_STUDY = "study.log"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What to search: `plan` makes the run of some values in a directory; a trial's seed is `seed`, a confirmation's
-    seeds follow it."""
+    """What to search: `settings` is the recipe's resolved document, `plan` makes the run of some values in a directory;
+    a trial's seed is `seed`, a confirmation's seeds follow it."""
 
     directory: Path
     space: Sequence[Dimension]
+    settings: Mapping[str, Any]
     plan: Callable[[Values, Path], PlannedRun]
     command: Sequence[str]
     seed: int = 0
@@ -61,15 +65,15 @@ class _Trial:
 def run(search: Search, *, listener: Listener = silent) -> Result:
     """Carry out the trials that are not done, then the best settings with fresh seeds.
 
-    InputMissing without Optuna; StageFailed if every trial failed, or a run of the confirmation; Locked while another
-    process tunes in this directory.
+    InputMissing without Optuna; UsageError if the directory has trials of other settings; StageFailed if every trial
+    failed, or a run of the confirmation; Locked while another process tunes in this directory.
     """
     began = time.monotonic()
     _require_optuna()
     logs = search.directory / "logs"
     with exclusive(search.directory / ".tune.lock", what=f"'{search.directory}' is in use by a search"):
+        _require_same_search(search)
         study = _open(search)
-        _require_same_space(study, search)
         with RunProcesses(search.command, jobs=search.jobs, logs=logs) as processes:
             _Tuner(search, study, processes, listener).carry_out()
         best = _best(study, search)
@@ -215,7 +219,7 @@ def _open(search: Search) -> Study:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    path = search.directory / "study.log"
+    path = search.directory / _STUDY
     for left in search.directory.glob("study.log.lock*"):  # of a process that was killed while it wrote
         with contextlib.suppress(OSError):
             left.unlink()
@@ -244,22 +248,22 @@ def _open(search: Search) -> Study:
     return study
 
 
-def _require_same_space(study: Study, search: Search) -> None:
-    """Raise UsageError if the trials of the journal chose other settings."""
-    keys = {dimension.key for dimension in search.space}
-    for trial in study.trials:
-        if trial.params and not set(trial.params) <= keys:
-            other = ", ".join(sorted(set(trial.params) - keys))
-            raise UsageError(
-                f"the search in '{search.directory}' also chose {other}",
-                hint="give the same --space, or another --run",
-            )
-    stored = study.user_attrs.get("metric")
-    if stored not in (None, search.metric):
-        raise UsageError(
-            f"the search in '{search.directory}' is by {stored}, not {search.metric}", hint="choose another --run"
+def _require_same_search(search: Search) -> None:
+    """Raise UsageError if trials of other settings, of another space or by another metric are in the directory: the
+    best of all trials would be chosen among scores that cannot be compared."""
+    if (search.directory / _STUDY).exists() and not (search.directory / RECORD).exists():
+        raise IntegrityError(
+            f"'{search.directory / RECORD}' is missing, so the settings of its trials are unknown",
+            hint="restore it from a copy, or choose another --run",
         )
-    study.set_user_attr("metric", search.metric)
+    space = {each.key: {**asdict(each), "choices": list(each.choices)} for each in search.space}
+    require_shared_settings(
+        search.directory,
+        search.settings,
+        varied=[each.key for each in search.space],
+        may_change=PACING.__contains__,
+        also={"metric": search.metric, "space": space},
+    )
 
 
 def _place(search: Search, number: int) -> Path:
