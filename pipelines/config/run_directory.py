@@ -234,7 +234,8 @@ class RunDirectory:
 
         def may_change(key: str) -> bool:
             is_decided_later = undecided and after.get(key) == "auto" and isinstance(before.get(key), int)
-            return is_decided_later or _may_change(stage, key)
+            is_open = stage == "collect" and _is_open(key, before)
+            return is_decided_later or is_open or _may_change(stage, key)
 
         changed = describe_changes(before, after, may_change=may_change)
         if changed:
@@ -243,6 +244,13 @@ class RunDirectory:
                 hint="repeat it unchanged, start over with --fresh, or choose another --run",
                 problems=tuple(changed),
             )
+
+
+def _is_open(key: str, stored: Mapping[str, Any]) -> bool:
+    """Return whether an import has left this open: the environment, and with how many actors the run goes on."""
+    if key.startswith("env."):
+        return not stored.get("env.name")
+    return key == "collect.actors" and stored.get(key) == "auto"
 
 
 def _may_change(stage: str, key: str) -> bool:

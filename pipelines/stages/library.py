@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.effects import acting_keys, imports_source, refuse_unused
 from pipelines.config.lakes import located, parse_share
 from pipelines.config.load import resolve, tags_first
 from pipelines.config.places import bundle_directory, is_run
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
+from pipelines.config.source import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.storage import is_remote
@@ -65,16 +67,25 @@ def collect(
         raise UsageError("steps and add exclude each other", hint="give one of them")
     wanted = steps if add is None else add
     named: dict[str, Any] = {"env.name": env, "source.name": source, "collect.policy": policy}
-    named["collect.steps" if source is None else "source.steps"] = wanted
     if run is None and lake is None:
         name = env if source is None else source_label(source)
         if not name:
             raise UsageError("no environment given", hint="give env or source, or run, a directory to resume")
         run = default_run(name)
     stored = without_behaviour(RunDirectory(run).load_document()) if run is not None else {}
+    keys = settings or {}
+    acting = [name for name, value in {"policy": policy, "add": add}.items() if value is not None]
+    imports = imports_source(
+        source or keys.get("source.name") or stored.get("source", {}).get("name", ""),
+        is_typed=source is not None or any(key.partition(".")[0] == "source" for key in keys),
+        acting=acting + acting_keys(keys),
+    )
+    if stored or run is None:
+        refuse_unused("collect", keys)
+    named["source.steps" if imports else "collect.steps"] = wanted
     resolved = _resolve(stored, named, settings)
     directory = None if run is None else Path(run)
-    if resolved.source.name:
+    if imports:
         from pipelines.stages import ingest
 
         if lake is None and resolved.source.lake:
@@ -82,6 +93,8 @@ def collect(
         return ingest.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh)
     from pipelines.stages import collect as engine
 
+    if fresh:
+        resolved = resolved.model_copy(update={"source": SourceSettings()})
     return engine.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh, add=add is not None)
 
 
