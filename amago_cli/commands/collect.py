@@ -133,6 +133,7 @@ def collect(
     from amago_cli.configuration import Request, exclude, preview, refuse_idle_engine, stored
     from pipelines.config.effects import acting_keys, imports_source, refuse_unused
     from pipelines.config.lakes import located
+    from pipelines.config.run_directory import RunDirectory
     from pipelines.config.source import SourceSettings
     from pipelines.errors import UsageError
     from pipelines.stages.library import default_run, source_label, without_behaviour
@@ -166,13 +167,14 @@ def collect(
         if not name:
             raise UsageError("no environment given", hint="give --env (`amago envs` lists them) or --from")
         run = default_run(name)
-    base = without_behaviour(stored(run))
+    known = stored(run)
+    base = without_behaviour(known)
     imports = imports_source(
         request.source_name(base),
         is_typed=any(key.partition(".")[0] == "source" for key in request.keys),
         acting=[option for option, value in acting.items() if value is not None] + acting_keys(request.set_keys),
     )
-    if base or run is None:
+    if known or run is None:
         refuse_unused("collect", request.keys)
     if steps is not None:
         request = Request(common, named | {"source.steps" if imports else "collect.steps": steps})
@@ -186,6 +188,8 @@ def collect(
     place = lake if lake is not None else settings.source.lake if imports else ""
     where = located(place, run or Path())
     common.concerns(run=run, lake=where)
+    if run is not None:
+        RunDirectory(run).refuse_changes("collect", settings, fresh=fresh, undecided=True)
     if common.dry_run:
         what = f"import '{settings.source.name}'" if imports else f"play '{settings.env.name}'"
         return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}), does=what)

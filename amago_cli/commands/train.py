@@ -76,11 +76,17 @@ def train(
     from amago_cli.configuration import Request, preview, stored
     from amago_cli.lakes import locate
     from amago_cli.ranks import launched
+    from pipelines.config.effects import refuse_unused
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.errors import UsageError
     from pipelines.stages.library import shares, training_run
 
     run, source = training_run(from_lake or (), run)
     request, base = Request(common, common.named), stored(run) or stored(source)
+    if from_lake and "train.lakes" in request.keys:
+        raise UsageError("--from-lake and train.lakes exclude each other", hint="give one of them")
+    if stored(run):
+        refuse_unused("train", request.keys)
     settings = request.settings(base)
     lakes = shares(from_lake or settings.train.lakes, run)
     common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
@@ -89,6 +95,7 @@ def train(
             locate(place)
     if common.dry_run:
         settings = request.fitted(run, base)
+        RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)
         return preview(common, settings, writes={"run": run, "checkpoints": run / "checkpoints"})
     if (launch := launched(common.invocation, settings.train)) is not None:
         return launch

@@ -80,7 +80,7 @@ def collect(
         is_typed=source is not None or any(key.partition(".")[0] == "source" for key in keys),
         acting=acting + acting_keys(keys),
     )
-    if stored or run is None:
+    if run is None or RunDirectory(run).exists():
         refuse_unused("collect", keys)
     named["source.steps" if imports else "collect.steps"] = wanted
     resolved = _resolve(stored, named, settings)
@@ -134,6 +134,10 @@ def train(
     directory, source = training_run(given, None if run is None else Path(run))
     base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
     base = _without_trackers(base)
+    if given and "train.lakes" in (settings or {}):
+        raise UsageError("from_lake and train.lakes exclude each other", hint="give one of them")
+    if RunDirectory(directory).exists():
+        refuse_unused("train", settings or {})
     resolved = _resolve(base, {"train.steps": steps}, settings)
     lakes = shares(given or resolved.train.lakes, directory)
     from pipelines.stages import train as engine
@@ -176,12 +180,13 @@ def evaluate(
     4
     """
     named = {"env.name": env, "evaluate.episodes": episodes, "evaluate.checkpoint": checkpoint}
+    refuse_unused("evaluate", settings or {})
     packed = None if is_run(Path(run)) else bundle_directory(run)
     if packed is not None:
-        from pipelines.stages import evaluate_bundle
+        from pipelines.stages import early_checks, evaluate_bundle
 
         with everything() if trust else contextlib.nullcontext():
-            base = evaluate_bundle.document(packed, foreign=env is None)
+            base = early_checks.bundle_document(packed, foreign=env is None)
             return evaluate_bundle.run(_resolve(base, named, settings), directory=packed, listener=listener)
     directory = RunDirectory.open(run)
     from pipelines.stages import evaluate as engine

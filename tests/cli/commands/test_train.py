@@ -148,7 +148,9 @@ def test_the_lakes_of_the_settings_serve_where_none_is_named(amago: Amago, small
     assert done.code == 0, done.err
     drawn = RunDirectory("mine").load_record()["lakes"]
     assert [(Path(lake["lake"]).parent.name, lake["weight"]) for lake in drawn] == [("mine", 0.25), ("small", 0.75)]
-    more = ("--steps", 1, "--encoder", "feedforward", *tiny(lakes))
-    named = amago("train", "--run", "other", "--from-lake", small, *more)
+    more = ("--steps", 1, "--encoder", "feedforward", *tiny())
+    assert amago("train", "--run", "other", "--from-lake", small, *more, "--set", lakes).code == 2
+    Path("mixture.toml").write_text(lakes)
+    named = amago("train", "--run", "other", "--from-lake", small, *more, "--config", "mixture.toml")
     assert named.code == 0, named.err
     assert [lake["weight"] for lake in RunDirectory("other").load_record()["lakes"]] == [1.0]
