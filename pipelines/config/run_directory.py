@@ -23,6 +23,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
+from pipelines.config import own_runs
 from pipelines.config.changes import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES
 from pipelines.config.difference import describe_changes, flattened
 from pipelines.config.lakes import refuse_scheme
@@ -97,11 +98,18 @@ class RunDirectory:
         return is_run(self.path)
 
     def load_document(self) -> dict[str, Any]:
-        """Load the stored configuration; empty if nothing is recorded yet. IntegrityError if it is damaged."""
+        """Load the stored configuration; empty if nothing is recorded yet. IntegrityError if it is damaged.
+
+        Modules that it names by this user's choice may be imported from then on.
+        """
+        if not self.exists():
+            return {}
         try:
-            return read_toml(self.config_path) if self.exists() else {}
+            document = read_toml(self.config_path)
         except UsageError as error:
             raise IntegrityError(error.message, hint="restore it from a copy, or begin another run") from error
+        own_runs.grant(self.path, self._recorded_id(), document)
+        return document
 
     def load_record(self) -> dict[str, Any]:
         """Load run.json; empty if nothing is recorded yet. IntegrityError if it is damaged."""
@@ -114,6 +122,10 @@ class RunDirectory:
             f"'{self.record_path}' is damaged",
             hint="restore it from a copy, or remove it: the run then loses its history and counts its steps from 0",
         )
+
+    def _recorded_id(self) -> str:
+        found = (read_object(self.record_path) or {}).get("id")
+        return found if isinstance(found, str) else ""
 
     @property
     def name(self) -> str:
@@ -161,6 +173,7 @@ class RunDirectory:
             named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed}
             named |= {"env": settings.env.name} | ({} if recipe is None else {"recipe": dict(recipe)})
             self._write_record({**record, **named, **_circumstances(), "stages": stages})
+            own_runs.remember(self.path, self._recorded_id(), merged)
         self._begun = stage
 
     def _record_end(self, error: BaseException | None) -> None:
