@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import signal
-import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amago_cli.stopping import Stopped
+
+if TYPE_CHECKING:
+    import socket
 
 HOST = "127.0.0.1"
 # Longer than clients keep idle connections (httpx: 5 s): a server that closes first resets a request on its way.
@@ -18,6 +20,8 @@ _IDLE_SECONDS = 20
 
 def listening(host: str, ports: Sequence[int]) -> socket.socket:
     """Return a socket that listens on the first of `ports` that can be had; UsageError if none can."""
+    import socket
+
     from pipelines.errors import UsageError
 
     for number in ports:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import threading
-import webbrowser
 from functools import partial
 from typing import Annotated, Any
 
@@ -66,6 +64,9 @@ def view(
     from pipelines.view.viewer import LakeViewer
 
     listener = listening(HOST, (port,) if port is not None else (_PORT, 0))
+    import secrets
+    import webbrowser
+
     number, token = listener.getsockname()[1], secrets.token_urlsafe(32)
     address = f"http://{HOST}:{number}/?token={token}"
     viewer = LakeViewer(opened, evaluator)

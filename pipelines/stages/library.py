@@ -103,6 +103,7 @@ def train(
     *,
     run: Path | str | None = None,
     steps: int | None = None,
+    add: int | None = None,
     settings: Mapping[str, Any] | None = None,
     fresh: bool = False,
     listener: Listener = silent,
@@ -113,7 +114,7 @@ def train(
         from_lake: lake or run, or several of them, each optionally "LAKE:WEIGHT" (default: `train.lakes`).
         run: directory of the run (default: the run of the only lake, otherwise runs/train). Repeating the call
             resumes from its newest checkpoint.
-        steps: total gradient updates.
+        steps: total gradient updates; `add`: this many more, at each call.
         settings: further values by dotted key, e.g. {"size": "tiny", "train.where": "success"}. Unlike the command,
             this chooses no network size for you: without a GPU, give a "size".
         fresh: start over instead of resuming.
@@ -138,11 +139,13 @@ def train(
         raise UsageError("from_lake and train.lakes exclude each other", hint="give one of them")
     if RunDirectory(directory).exists():
         refuse_unused("train", settings or {})
-    resolved = _resolve(base, {"train.steps": steps}, settings)
+    if steps is not None and add is not None:
+        raise UsageError("steps and add exclude each other", hint="give one of them")
+    resolved = _resolve(base, {"train.steps": steps if add is None else add}, settings)
     lakes = shares(given or resolved.train.lakes, directory)
     from pipelines.stages import train as engine
 
-    return engine.run(resolved, run=directory, lakes=lakes, listener=listener, fresh=fresh)
+    return engine.run(resolved, run=directory, lakes=lakes, listener=listener, fresh=fresh, add=add is not None)
 
 
 def evaluate(

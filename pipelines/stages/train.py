@@ -52,8 +52,10 @@ def run(
     lakes: Sequence[tuple[Any, ...]],
     listener: Listener = silent,
     fresh: bool = False,
+    add: bool = False,
 ) -> Result:
-    """Train the run up to `train.steps` updates, on `lakes`: (place, weight) or (place, weight, last weight).
+    """Train the run up to `train.steps` updates, or with `add` by so many more, on `lakes`: (place, weight) or (place,
+    weight, last weight).
 
     InputMissing if a lake does not exist or is empty, unless it is followed; UsageError if the run was trained on other
     lakes or with other weights, unless `fresh`.
@@ -80,6 +82,10 @@ def run(
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
             if not fresh:
                 _refuse_other_lakes(directory, described(shared))
+        before = trainer.learner.update
+        if add:
+            train = train.model_copy(update={"steps": before + train.steps})
+            settings = settings.model_copy(update={"train": train})
         data = trainer.draw_from(shared, listener)
         with ranks.together():
             if is_main():
@@ -87,7 +93,6 @@ def run(
                     forget(directory)
                 directory.record("train", settings, fresh=fresh)
                 directory.update_record(lakes=described(shared))
-        before = trainer.learner.update
         with contextlib.ExitStack() as recorded:
             listen = listener
             if is_main():

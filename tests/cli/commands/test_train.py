@@ -154,3 +154,16 @@ def test_the_lakes_of_the_settings_serve_where_none_is_named(amago: Amago, small
     named = amago("train", "--run", "other", "--from-lake", small, *more, "--config", "mixture.toml")
     assert named.code == 0, named.err
     assert [lake["weight"] for lake in RunDirectory("other").load_record()["lakes"]] == [1.0]
+
+
+def test_adding_updates_trains_as_many_more_each_time(amago: Amago, small: Path) -> None:
+    words = ("train", "--from-lake", small, "--output", "json", "-q")
+    for expected in (5, 7):
+        done = amago(*words, "--add", 2)
+        assert done.code == 0, done.err
+        assert (done.json["metrics"]["updates"], done.json["status"]) == (expected, "done")
+    assert RunDirectory(small).load_document()["train"]["steps"] == 7
+    assert "would train 2 updates more" in amago("train", "--from-lake", small, "--add", 2, "--dry-run").out
+    both = amago(*words, "--add", 2, "--steps", 9)
+    assert (both.code, "exclude each other" in both.err) == (2, True)
+    assert amago(*words, "--add", 0).code == 2
