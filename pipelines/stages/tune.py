@@ -7,6 +7,8 @@ that the journal has as running are the runs that were interrupted, and no trial
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 from pipelines.config.changes import PACING
 from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.files.atomic import write_atomically
+from pipelines.files.checksums import Mismatch, checksum
+from pipelines.files.json import Form, read_object
 from pipelines.files.locks import exclusive
+from pipelines.files.malformed import decoding, read_limited
 from pipelines.runs.comparison import aggregate
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best, read_evaluations
 from pipelines.stages.result import Result, Table
@@ -32,7 +38,14 @@ Values = Mapping[str, Any]
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 2.0  # between looks for new evaluations
 _SHOWN = 10
-_STUDY = "study.log"
+_STUDY, _SEAL = "study.log", "study.json"
+
+
+class _Seal(Form):
+    """Contents of study.json: of how many bytes of the journal it has the checksum."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +211,7 @@ class _Tuner:
             text = f"{name} failed: {error}"
             if len(self._failed) >= 3 and not self._study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
                 raise failure(self._failed, len(self._study.trials), self._search.directory / "logs")
+        _seal(self._search)
         self._listener(Notice(stage="tune", text=text))
 
 
@@ -220,17 +234,24 @@ def _open(search: Search) -> Study:
     from optuna.storages.journal import JournalFileBackend
 
     path = search.directory / _STUDY
+    hint = "restore it from a copy, or choose another --run"
     for left in search.directory.glob("study.log.lock*"):  # of a process that was killed while it wrote
         with contextlib.suppress(OSError):
             left.unlink()
-    if path.exists():
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
+    if not os.path.lexists(path):
+        _seal(search)  # before Optuna writes: a kill in between leaves a journal that goes on from nothing
+    with decoding(path, hint=hint), contextlib.suppress(FileNotFoundError):
+        content = read_limited(path)
+        _require_as_written(search.directory / _SEAL, content)
+        if content and not content.endswith(b"\n"):  # a process was killed while it wrote
             with path.open("r+b") as file:
                 file.truncate(content.rfind(b"\n") + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = JournalStorage(JournalFileBackend(str(path)))
+        with decoding(path, optuna.exceptions.OptunaError, hint=hint):
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            for known in storage.get_all_studies():
+                storage.get_all_trials(known._study_id, deepcopy=False)
         started = max(search.trials // 4, min(search.trials, 5))
         study = optuna.create_study(
             storage=storage,
@@ -245,7 +266,25 @@ def _open(search: Search) -> Study:
             n_startup_trials=min(started, 10),
             constant_liar=search.jobs > 1,
         )
+    _seal(search)
     return study
+
+
+def _seal(search: Search) -> None:
+    """Record the length and the checksum of the journal as it is now: a flipped digit of a score is still a number.
+    What a process that was killed appended afterwards is read as far as it was written whole."""
+    path = search.directory / _STUDY
+    content = read_limited(path) if path.exists() else b""
+    write_atomically(search.directory / _SEAL, json.dumps({"bytes": len(content), "sha256": checksum(content)}))
+
+
+def _require_as_written(seal: Path, content: bytes) -> None:
+    """Raise Mismatch unless `content` begins with what was sealed."""
+    if not seal.exists():
+        raise Mismatch(f"its checksum, '{seal.name}', is missing")
+    known = read_object(seal, _Seal)
+    if known is None or checksum(content[: known["bytes"]]) != known["sha256"]:
+        raise Mismatch("it is not as it was written")
 
 
 def _require_same_search(search: Search) -> None:
@@ -313,7 +352,6 @@ def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> 
 def _mark(values: Values) -> str:
     """Return a short name of some values: another best trial is confirmed in another place."""
     import hashlib
-    import json
 
     return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:8]
 

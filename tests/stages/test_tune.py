@@ -193,3 +193,75 @@ def test_a_search_whose_record_of_settings_is_damaged_is_refused(tmp_path: Path,
         record.write_text(record.read_text().replace("tmaze", "bandit") if damage == "altered" else "")
     with pytest.raises(IntegrityError, match=r"settings\.json"):
         run(search(tmp_path, trials=2))
+
+
+def test_a_search_killed_before_its_first_trial_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("optuna.samplers.TPESampler", kill)  # made after the journal's first line is written
+        with pytest.raises(Killed):
+            run(search(tmp_path))
+    assert (tmp_path / "study.log").exists()
+    assert run(search(tmp_path, trials=1, confirm=0)).metrics["complete"] == 1
+
+
+def damage(name: str, log: Path) -> None:
+    """Damage a journal in a way of that name."""
+    good = log.read_bytes()
+    lines = good.splitlines(keepends=True)
+    score = good.rindex(b'"values":[') + len(b'"values":[')
+    contents = {
+        "emptied": b"",
+        "cut in half": good[: len(good) // 2],
+        "a line less": b"".join(lines[:-1]),
+        "without its first line": b"".join(lines[1:]),
+        "a score altered": good[:score] + b"9" + good[score + 1 :],
+        "a byte flipped": good[:40] + b"\xff" + good[41:],
+        "foreign JSON": b'{"a": 1}\n',
+        "a list": b"[]\n",
+        "binary": bytes(range(256)) + b"\n",
+        "a huge line": b"x" * 5_000_000 + b"\n",
+    }
+    log.unlink()
+    if name in contents:
+        log.write_bytes(contents[name])
+    elif name == "a directory":
+        log.mkdir()
+    elif name == "a pipe":
+        os.mkfifo(log)
+    else:
+        assert name == "a foreign line after it"
+        log.write_bytes(good + b'{"op_code": []}\n')
+
+
+DAMAGES = (
+    "emptied",
+    "cut in half",
+    "a line less",
+    "without its first line",
+    "a score altered",
+    "a byte flipped",
+    "foreign JSON",
+    "a list",
+    "binary",
+    "a huge line",
+    "a directory",
+    "a pipe",
+    "a foreign line after it",
+)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_journal_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    run(search(tmp_path, trials=2, confirm=0))
+    damage(name, tmp_path / "study.log")
+    with pytest.raises(IntegrityError, match=r"study\.log' is damaged: .*--run") as refused:
+        run(search(tmp_path, trials=3, confirm=0))
+    assert len(str(refused.value)) < 500
+    assert "\n" not in str(refused.value)
+    assert started(tmp_path) == [1, 1]
