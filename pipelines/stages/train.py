@@ -17,6 +17,7 @@ from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.events import Listener, silent
+from pipelines.lake.duplicates import find_duplicates
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.selection import select
@@ -73,6 +74,9 @@ def run(
             train = settings.train if fresh else with_stored_window(settings.train, directory.load_document())
             directory.refuse_changes("train", settings.model_copy(update={"train": train}), fresh=fresh)
             opened = _open_lakes(sources, follow=train.follow, listener=listener)
+            if len(opened) > 1 and is_main():
+                for each in find_duplicates(opened):
+                    listener(each.as_notice())
             env = environment_of(opened, settings.env, listener)
             train = with_window(train, settings.agent, longest_episode(opened), listener)
             settings = settings.model_copy(update={"env": env, "train": train})
