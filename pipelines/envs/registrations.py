@@ -16,18 +16,17 @@ _SHOWN = 3
 
 
 def explain_unknown_id(id: str) -> str:
-    """Return a hint for the gymnasium id `id`: the module of an installed package that registers it, else a package of a
-    similar name, else the form in which a module is named."""
-    packages = list(_packages())
+    """Return a hint for the gymnasium id `id`: the module of an installed package that registers it, else a package of
+    a similar name, else the form in which a module is named."""
+    packages = list(_packages()) if id else []
     modules = [module for package in packages if (module := _registering_module(package, id)) is not None]
     if modules:
         named = " or ".join(f"gym:{module}:{id}" for module in modules[:_SHOWN])
         return f"an installed package registers it: give {named}"
     hint = f"where a package registers it, name the package's module: gym:MODULE:{id}"
     names = {str(package.name).lower(): package for package in packages}
-    if (
-        close := nearest(id.partition("/")[0].rpartition("-v")[0].lower() or id.lower(), names, cutoff=0.6)
-    ) is not None:
+    about = id.partition("/")[0].rpartition("-v")[0] or id
+    if (close := nearest(about.lower(), names, cutoff=0.6)) is not None:
         for module in sorted(_modules(names[close]))[:1]:
             hint += f"; installed is {close}, whose module is {module}"
     return hint
