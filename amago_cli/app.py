@@ -39,8 +39,8 @@ from amago_cli.commands.runs import ls as list_runs
 from amago_cli.commands.runs import prune as prune_runs
 from amago_cli.commands.runs import rm as remove_runs
 from amago_cli.commands.runs import sql as query_runs
-from amago_cli.help import Command, DefaultGroup, Group
-from amago_cli.invocation import Invocation
+from amago_cli.help import DefaultGroup, Group, LazyCommands
+from amago_cli.invocation import Invocation, common_options_last
 from amago_cli.stopping import Stopped, stoppable
 
 app = typer.Typer(
@@ -95,11 +95,7 @@ _COMMANDS: tuple[tuple[str, Sequence[Callable[..., Any]]], ...] = (
     ("Inspect", (compare.compare, report.report, view.view, watch.watch, verify_bundle.verify)),
     ("Inspect", (envs.envs, examples.examples, settings.settings, doctor.doctor, completion.completion)),
 )
-for _panel, _functions in _COMMANDS:
-    for _function in _functions:
-        app.command(cls=Command, rich_help_panel=_panel)(_function)
-app.add_typer(_lake_app, name="lake", rich_help_panel="Inspect")
-for _function in (
+_LAKE_COMMANDS = (
     ls.ls,
     info.info,
     sql.sql,
@@ -112,11 +108,8 @@ for _function in (
     protect.protect,
     copy.copy,
     copy.merge,
-):
-    _lake_app.command(cls=Command)(_function)
-app.add_typer(_runs_app, name="runs", rich_help_panel="Inspect")
-for _function in (list_runs.ls, query_runs.sql, remove_runs.rm, prune_runs.prune):
-    _runs_app.command(cls=Command)(_function)
+)
+_RUNS_COMMANDS = (list_runs.ls, query_runs.sql, remove_runs.rm, prune_runs.prune)
 
 
 _CHANGING = ("train", "evaluate", "run")  # commands that change what `amago runs` shows
@@ -124,8 +117,24 @@ _CHANGING = ("train", "evaluate", "run")  # commands that change what `amago run
 
 @functools.cache
 def command() -> Any:
-    """Build the commands from their functions, once in a process that calls `main` repeatedly."""
-    return typer.main.get_command(app)
+    """Return the groups of commands, built once in a process that calls `main` repeatedly."""
+    return build()
+
+
+def build() -> Any:
+    """Build the groups of commands; each command is built when it is first asked for."""
+    built: Any = typer.main.get_command(app)
+    built.commands = commands = LazyCommands()
+    for panel, functions in _COMMANDS:
+        for function in functions:
+            commands.add(function, section=panel)
+    for name, typed, members in (("lake", _lake_app, _LAKE_COMMANDS), ("runs", _runs_app, _RUNS_COMMANDS)):
+        group: Any = typer.main.get_group(typed)
+        group.name, group.rich_help_panel, group.commands = name, "Inspect", LazyCommands()
+        for function in members:
+            group.commands.add(function)
+        commands[name] = group
+    return built
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from amago_cli.render.output import output_of
 
     streams.prepare()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = common_options_last(sys.argv[1:] if arguments is None else arguments)
     invocation = Invocation.from_arguments(words)
     try:
         try:

@@ -41,7 +41,18 @@ class Request:
             self.source = common.config
         typed(self.file)
         self.assignments = _assignments(common.assignments, named)
+        self._named = {key for key, value in named.items() if value is not None}
         self._is_tiny = False
+
+    @property
+    def keys(self) -> list[str]:
+        """Dotted keys of the settings that named options and `--set` give."""
+        return [".".join(path) for path, _ in self.assignments]
+
+    @property
+    def set_keys(self) -> list[str]:
+        """Those of `keys` that `--set` alone gives."""
+        return [key for key in self.keys if key not in self._named]
 
     def fitted(self, run: Path, base: Mapping[str, Any] | None = None, *, listener: Listener = silent) -> Settings:
         """Resolve the settings; if neither size nor width is given and there is no GPU, choose `tiny` and report it.
@@ -91,9 +102,17 @@ class Request:
 
     def environment(self) -> str:
         """Return the environment's name as given by this call; "" if it is not."""
-        env = self._whole({}).get("env")
-        name = env.get("name") if isinstance(env, Mapping) else None
-        return name if isinstance(name, str) else ""
+        return _name_in(self._whole({}), "env")
+
+    def source_name(self, base: Mapping[str, Any]) -> str:
+        """Return the dataset that this call or its `base` names; "" if neither does."""
+        return _name_in(self._whole(base), "source")
+
+
+def _name_in(document: Mapping[str, Any], table: str) -> str:
+    entry = document.get(table)
+    name = entry.get("name") if isinstance(entry, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 def _has_gpu(device: Any) -> bool:
@@ -117,22 +136,35 @@ def stored(directory: Path | None) -> dict[str, Any]:
     return RunDirectory(directory).load_document() if directory is not None else {}
 
 
-def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | str]) -> Document:
-    """Return the output of `--dry-run`: where the stage would write, and the settings as TOML that can be run."""
+def refuse_idle_engine(settings: Settings, keys: Sequence[str], *, processes: int, option: str) -> None:
+    """Raise UsageError if this call chooses where several `processes` run, and there is one, or chooses a Ray cluster
+    that is not used. `option`: the one that makes them several."""
+    given = [key for key in keys if key in ("collect.engine", "collect.ray", "collect.cpus", "collect.gpus")]
+    if given and processes == 1:
+        raise UsageError(f"{', '.join(given)}: there is one process, which runs here", hint=f"give {option} N")
+    if settings.collect.engine != "ray" and (given := [key for key in given if key != "collect.engine"]):
+        raise UsageError(f"{', '.join(given)}: only --engine ray uses it", hint="give --engine ray")
+
+
+def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | str], does: str = "") -> Document:
+    """Return the output of `--dry-run`: what the stage would do, where it would write, and the settings as TOML that
+    can be run."""
     import tomli_w
 
     document = settings.document()
     for place in writes.values():
         if not is_remote(place) or isinstance(place, Path):
             refuse_scheme(place)
-    lines = [f"# {common.invocation.command} would write {what}: {path}" for what, path in writes.items()]
+    command = common.invocation.command
+    lines = [f"# {command} would {does}"] if does else []
+    lines += [f"# {command} would write {what}: {path}" for what, path in writes.items()]
     text = "\n".join([*lines, tomli_w.dumps(document)])
     if masked(text) != text:
         raise UsageError("an address contains credentials", hint="give them by AWS_PROFILE instead")
     return Document(
         text=text,
         status="skipped",
-        fields={"outputs": list(writes.values()), "settings": document},
+        fields={"outputs": list(writes.values()), "settings": document} | ({"does": does} if does else {}),
     )
 
 

@@ -5,26 +5,61 @@ Typer's own boxes load rich, which takes longer than everything else `--help` do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
+
+from amago_cli.options import with_common_options
 
 # Long enough that no sentence is cut off: text that does not fit is wrapped.
 _WHOLE = 1000
 
 
+class LazyCommands(dict[str, Any]):
+    """Commands by name, each built from its function when it is first asked for: only one of them is carried out."""
+
+    def add(self, function: Callable[..., Any], *, section: str | None = None) -> None:
+        """Add the command of a function, under its name, in a section of the help."""
+        self[function.__name__] = CommandInfo(callback=function, cls=Command, rich_help_panel=section)
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, CommandInfo):
+            assert found.callback is not None
+            found.callback = with_common_options(found.callback)
+            self[name] = found = get_command_from_info(found, pretty_exceptions_short=False, rich_markup_mode=None)
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - it builds the command
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def describe(self) -> Iterator[tuple[str, str | None, str]]:
+        """Yield the name, the section and the short help of each, without building it."""
+        for name, found in super().items():
+            command = found
+            if isinstance(found, CommandInfo):
+                command = TyperCommand(name=name, help=inspect.getdoc(found.callback), rich_markup_mode=None)
+            section = getattr(found, "rich_help_panel", None)
+            yield name, section if isinstance(section, str) else None, command.get_short_help_str(_WHOLE)
+
+
 class Group(TyperGroup):
     """Group of commands, listed by section."""
 
+    commands: LazyCommands
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [
-            (getattr(command, "rich_help_panel", None), (name, command.get_short_help_str(_WHOLE)))
-            for name, command in found
-            if command is not None and not command.hidden
-        ]
-        _write(formatter, rows, "Commands")
+        _write(formatter, [(section, (name, text)) for name, section, text in self.commands.describe()], "Commands")
 
 
 class DefaultGroup(Group):

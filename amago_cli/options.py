@@ -301,20 +301,29 @@ class Common:
 
 def stage(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a command that runs a stage: settings, --dry-run, --output, -q, -v."""
-    return _with(_STAGE, function)
+    return _sharing(_STAGE, function)
 
 
 def reader(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a command that only reads: --output, -q, -v."""
-    return _with(_READER, function)
+    return _sharing(_READER, function)
 
 
 def lister(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a command that only reads and whose result is a table: --output (also csv), -q, -v."""
-    return _with(_TABLE, function)
+    return _sharing(_TABLE, function)
 
 
-def _with(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+def _sharing(shared: Mapping[str, tuple[Any, Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Note which common options a command has. They are added when it is built: all signatures together would take
+    longer than everything else that `--help` does."""
+    function.shared = shared  # type: ignore[attr-defined]
+    return function
+
+
+def with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command of a function that `stage`, `reader` or `lister` has decorated."""
+    shared: Mapping[str, tuple[Any, Any]] = function.shared  # type: ignore[attr-defined]
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = inspect.signature(function, eval_str=True).parameters
     keys = {name: marker.key for name, parameter in own.items() for marker in _markers(parameter)}

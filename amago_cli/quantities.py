@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
 
 import typer
 
@@ -31,6 +30,8 @@ def size(text: str) -> int:
 
 def count(text: str) -> int:
     """Parse `20000`, `20_000`, `1e6`, `100k`, `1.5M` as a whole number."""
+    from decimal import Decimal, InvalidOperation  # takes as long to import as half of typer
+
     found = _NUMBER.fullmatch(text.strip())
     try:
         number = Decimal(found[1]) * _MULTIPLES[found[2].lower()] if found else None

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
-import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -63,6 +59,9 @@ def launch(launch: Launch) -> int:
 
     StageFailed if rank 0 was killed: it has printed nothing.
     """
+    import dataclasses
+    import logging
+
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -97,6 +96,8 @@ def launch(launch: Launch) -> int:
 
 
 def _free_port() -> int:
+    import socket
+
     with socket.create_server(("localhost", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -135,6 +136,8 @@ def end_failed(code: int) -> None:
 def inform_launcher(failure: Failure) -> None:
     """Write the file from which torchrun takes the reason of a failure, and ignore its signal to end from now on: this
     process reports, and ends by itself."""
+    import json
+
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not place:
         return

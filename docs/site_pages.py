@@ -51,11 +51,9 @@ def for_site(markdown: str, page: str) -> str:
 
 def commands() -> str:
     """Return the reference of commands: what `--help` prints of each."""
-    import typer
+    from amago_cli.app import build
 
-    from amago_cli.app import app
-
-    command = typer.main.get_command(app)
+    command = build()
     sections = (f"## `{name}`\n\n```text\n{text}\n```\n" for name, text in _helps(command, "amago", None))
     return "\n".join(["# Commands\n", "What `--help` prints of each command.\n", *sections])
 

@@ -58,6 +58,11 @@ def typed_names() -> list[str] | None:
     return None if _typed is None else list(_typed)
 
 
+def is_typed(name: str) -> bool:
+    """Return whether the user typed `name` itself. False as a library, where nothing is typed, and for `--trust`."""
+    return _typed is not None and _was_typed(name, _typed)
+
+
 def trust_everything() -> None:
     """Allow every name, as `--trust` does."""
     if _typed is not None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests import tiers as tiers  # registers the profiles of Hypothesis
 from tests.browser.harness import Browser, launched
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="amago-state-")  # not this user's own
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # a shell's background job: the commands of tests would inherit it

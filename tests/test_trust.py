@@ -163,7 +163,8 @@ def test_what_collects_is_not_imported_from_a_run(
     value: str,
 ) -> None:
     set_config(small, key, value)
-    refused = amago("collect", "--run", "small", "--env", "gym:CartPole-v1", "--fresh", "--explore")
+    acting = ["--explore"] if key.startswith("exploration") else []
+    refused = amago("collect", "--run", "small", "--env", "gym:CartPole-v1", "--fresh", *acting)
     assert (refused.code, executed.exists()) == (3, False), refused.err
 
 

@@ -130,72 +130,77 @@ def collect(
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
-    from amago_cli.configuration import Request, exclude, preview, stored
+    from amago_cli.configuration import Request, exclude, preview, refuse_idle_engine, stored
+    from pipelines.config.effects import acting_keys, imports_source, refuse_unused
     from pipelines.config.lakes import located
+    from pipelines.config.run_directory import RunDirectory
+    from pipelines.config.source import SourceSettings
     from pipelines.errors import UsageError
     from pipelines.stages.library import default_run, source_label, without_behaviour
 
     exclude({"--steps": steps, "--add": add})
     exclude({"--epsilon": epsilon, "--no-explore": explore is False or None})
     named = common.named | {
-        "collect.steps": steps if add is None else add,
+        "collect.steps": add,
         "collect.actors": _count(actors),
         "collect.workers": _count(workers),
         "collect.explore": True if epsilon is not None else explore,
         "exploration": _constant(epsilon),
     }
-    if source is not None:
-        named["source.steps"] = named.pop("collect.steps")
-        _refuse_acting(
-            {
-                "--actors": actors,
-                "--workers": workers,
-                "--collectors": collectors,
-                "--engine": engine,
-                "--ray": ray,
-                "--on-env-error": on_env_error,
-                "--env-timeout": env_timeout,
-                "--policy": policy,
-                "--follow": follow,
-                "--epsilon": epsilon,
-                "--explore": explore,
-                "--add": add,
-            }
-        )
+    acting = {
+        "--actors": actors,
+        "--workers": workers,
+        "--collectors": collectors,
+        "--engine": engine,
+        "--ray": ray,
+        "--on-env-error": on_env_error,
+        "--env-timeout": env_timeout,
+        "--policy": policy,
+        "--follow": follow,
+        "--epsilon": epsilon,
+        "--explore": explore,
+        "--add": add,
+    }
     request = Request(common, named)
-    keys = [path for path, _ in request.assignments]
-    if ("collect", "explore") not in keys and any(path[0] == "exploration" for path in keys):
-        request.assignments.append((("collect", "explore"), True))
     if run is None and lake is None:
         name = request.environment() if source is None else source_label(source)
         if not name:
             raise UsageError("no environment given", hint="give --env (`amago envs` lists them) or --from")
         run = default_run(name)
-    settings = request.settings(without_behaviour(stored(run)))
-    place = lake if lake is not None else settings.source.lake if settings.source.name else ""
+    known = stored(run)
+    base = without_behaviour(known)
+    imports = imports_source(
+        request.source_name(base),
+        is_typed=any(key.partition(".")[0] == "source" for key in request.keys),
+        acting=[option for option, value in acting.items() if value is not None] + acting_keys(request.set_keys),
+    )
+    if known or run is None:
+        refuse_unused("collect", request.keys)
+    if steps is not None:
+        request = Request(common, named | {"source.steps" if imports else "collect.steps": steps})
+    if "collect.explore" not in request.keys and any(key.startswith("exploration.") for key in request.keys):
+        request.assignments.append((("collect", "explore"), True))
+    settings = request.settings(base)
+    if not imports:
+        refuse_idle_engine(settings, request.keys, processes=settings.collect.collectors, option="--collectors")
+        if fresh:  # the run's imported trajectories go, and with them its source
+            settings = settings.model_copy(update={"source": SourceSettings()})
+    place = lake if lake is not None else settings.source.lake if imports else ""
     where = located(place, run or Path())
     common.concerns(run=run, lake=where)
+    if run is not None:
+        RunDirectory(run).refuse_changes("collect", settings, fresh=fresh, undecided=True)
     if common.dry_run:
-        return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}))
+        what = f"import '{settings.source.name}'" if imports else f"play '{settings.env.name}'"
+        return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}), does=what)
     with common.listening() as listener:
-        if settings.source.name:
+        if imports:
             from pipelines.stages import ingest
 
             return ingest.run(settings, run=run, lake=where if place else None, listener=listener, fresh=fresh)
         from pipelines.stages import collect as stages
 
         return stages.run(settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None)
-
-
-def _refuse_acting(given: dict[str, Any]) -> None:
-    """Raise UsageError for options about acting, which importing does not do."""
-    from pipelines.errors import UsageError
-
-    chosen = [name for name, value in given.items() if value is not None]
-    if chosen:
-        raise UsageError(
-            f"{', '.join(chosen)} and --from exclude each other", hint="a dataset is imported without acting"
-        )
 
 
 def _count(text: str | None) -> int | str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from amago_cli.options import (
     stage,
 )
 from amago_cli.quantities import count
+
+if TYPE_CHECKING:
+    from pipelines.config.settings import Settings
 
 
 @stage
@@ -95,25 +98,37 @@ def evaluate(
 
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
     """
-    from amago_cli.configuration import Request, preview
+    from amago_cli.configuration import Request, preview, refuse_idle_engine
+    from pipelines.config.effects import refuse_unused
     from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
+    from pipelines.evaluation import gate
+
+    def checked(document: dict[str, Any]) -> Settings:
+        settings = request.settings(document)
+        refuse_idle_engine(settings, request.keys, processes=settings.evaluate.evaluators, option="--evaluators")
+        gate.parse(settings.evaluate.require)
+        return settings
 
     request, run = Request(common, common.named), Path(source)
+    refuse_unused("evaluate", request.keys)
     packed = None if is_run(run) else bundle_directory(source)
     if packed is not None:
-        from pipelines.stages import evaluate_bundle
+        from pipelines.stages import early_checks
 
         common.concerns()
-        settings = request.settings(evaluate_bundle.document(packed))
+        settings, form = checked(early_checks.bundle_document(packed)), form or early_checks.WEIGHTS
+        early_checks.refuse_run_settings(settings, packed, form=form, to=to)
         if common.dry_run:
             return preview(common, settings, writes={"evaluation": to} if to else {})
         with common.listening() as listener:
+            from pipelines.stages import evaluate_bundle
+
             return evaluate_bundle.run(
                 settings,
                 directory=packed,
-                form=form or evaluate_bundle.WEIGHTS,
+                form=form,
                 to=to,
                 trusted=common.trust,
                 listener=listener,
@@ -122,7 +137,9 @@ def evaluate(
     directory = RunDirectory.open(run)
     if form is not None:
         raise UsageError(f"--form chooses a form of a bundle, and '{run}' is a run", hint="see amago export --format")
-    settings = request.settings(directory.load_document())
+    settings = checked(directory.load_document())
+    if to is not None and not settings.evaluate.video:
+        raise UsageError("--to is the directory for videos, and none are to be made", hint="add --video N")
     if common.dry_run:
         return preview(common, settings, writes={"evaluation": directory.evaluations})
     with common.listening() as listener:

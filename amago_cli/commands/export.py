@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from amago_cli import completion
 from amago_cli.options import CHECKPOINT, Common, Sets, stage
+
+if TYPE_CHECKING:
+    from pipelines.config.settings import ExportSettings
 
 
 @stage
@@ -69,48 +73,67 @@ def export(
     Example: amago export runs/quickstart --format parquet --where success
     """
     from amago_cli.configuration import Request, preview
+    from pipelines.config.effects import refuse_unused
     from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
+    from pipelines.stages.early_checks import default_folder
 
     run = Path(source)
     request = Request(common, common.named)
+    refuse_unused("export", request.keys)
     packed = None if is_run(run) else bundle_directory(source)
     if packed is not None:
-        from pipelines.stages import evaluate_bundle
-        from pipelines.stages import export as exporting
+        from pipelines.stages import early_checks
 
         common.concerns()
-        settings = request.settings(evaluate_bundle.document(packed))
+        settings = request.settings(early_checks.bundle_document(packed))
+        _refuse_unused(settings.export, request.keys)
+        place = early_checks.place_of_bundle(settings.export, packed)
         if common.dry_run:
-            return preview(common, settings, writes={"bundle": exporting.place_of_bundle(settings.export, packed)})
+            return preview(common, settings, writes={"bundle": place})
         with common.listening() as listener:
+            from pipelines.stages import export as exporting
+
             return exporting.of_bundle(settings, directory=packed, listener=listener)
     settings = request.settings(RunDirectory(run).load_document())
     wanted = settings.export
+    _refuse_unused(wanted, request.keys)
     if wanted.of_policy:
         common.concerns(run=run)
         directory = RunDirectory.open(run) if is_run(run) or not _is_lake(source) else None
         if directory is None:
             raise UsageError(f"'{source}' is a lake and has no policy", hint="give a run, or --format parquet or npz")
-        if wanted.where:
-            raise UsageError("--where selects trajectories", hint="add --format parquet or npz")
         if common.dry_run:
             return preview(common, settings, writes={"bundle": Path(wanted.to or run / "export")})
-    with common.listening() as listener:
-        from pipelines.stages import export as engine
-
-        if wanted.of_policy:
-            return engine.run(settings, run=run, listener=listener)
+    else:
         from pipelines.formats.make import exporter
         from pipelines.lake.store import Lake
 
         exporter(wanted.format[0])
         lake = Lake(source)
         common.concerns(lake=lake.name)
+        place = Path(wanted.to or default_folder(lake))
         if common.dry_run:
-            return preview(common, settings, writes={"dataset": Path(wanted.to or engine.default_folder(lake))})
+            return preview(common, settings, writes={"dataset": place})
+    with common.listening() as listener:
+        from pipelines.stages import export as engine
+
+        if wanted.of_policy:
+            return engine.run(settings, run=run, listener=listener)
         return engine.dataset(settings.export, lake=source, listener=listener)
+
+
+def _refuse_unused(wanted: ExportSettings, keys: Sequence[str]) -> None:
+    """Raise UsageError for settings of a policy where trajectories are exported, and the reverse."""
+    from pipelines.errors import UsageError
+
+    of_data = {"export.where", "export.author", "export.description"}
+    of_policies = {f"export.{name}" for name in type(wanted).model_fields} - of_data - {"export.to", "export.format"}
+    given = [key for key in keys if key in (of_data if wanted.of_policy else of_policies)]
+    if given:
+        what, other = ("trajectories", "parquet or npz") if wanted.of_policy else ("a policy", "bundle or onnx")
+        raise UsageError(f"{', '.join(given)}: only for {what}", hint=f"give --format {other}")
 
 
 def _is_lake(source: str) -> bool:

@@ -51,9 +51,11 @@ def relabel(
     """
     from amago_cli.configuration import Request, preview, stored
     from amago_cli.lakes import directory, locate, only
+    from pipelines.config.effects import refuse_unused
 
-    source = only(from_lake)
-    settings = Request(common, common.named).settings(stored(directory(source)))
+    source, request = only(from_lake), Request(common, common.named)
+    refuse_unused("relabel", request.keys)
+    settings = request.settings(stored(directory(source)))
     lake = locate(source)
     common.concerns(lake=lake)
     if common.dry_run:

@@ -60,7 +60,9 @@ def run(
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
     if common.dry_run:
-        return preview(common, request.fitted(run), writes={"run": run})
+        settings = request.fitted(run)
+        RunDirectory(run).refuse_changes("run", settings, fresh=fresh, undecided=True)
+        return preview(common, settings, writes={"run": run})
     if (launch := launched(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,6 +70,8 @@ def serve(
     directory = bundle_directory(bundle)
     if directory is None:
         raise InputMissing(f"no policy bundle at '{bundle}'", hint="make one with: amago export RUN")
+    import secrets
+
     token = secrets.token_urlsafe(32) if token_file is None else _token(token_file)
     from pipelines.learning import bundle as bundles
     from pipelines.serve.acting import of_bundle

@@ -66,4 +66,13 @@ def sweep(
         fields = {"outputs": [each.path for each in planned], "runs": grid}
         return Document(text="\n".join(lines), status="skipped", fields=fields)
     with common.listening() as listener:
-        return engine.run(planned, directory=directory, command=command(), jobs=jobs, metric=metric, listener=listener)
+        return engine.run(
+            planned,
+            directory=directory,
+            settings=cells.settings({}).document(),
+            varied=list(grid[0]),
+            command=command(),
+            jobs=jobs,
+            metric=metric,
+            listener=listener,
+        )

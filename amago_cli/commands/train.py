@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from amago_cli.options import Common, Fresh, FromLake, Ranks, RunOption, Seed, Sets, Size, Track, stage
-from amago_cli.quantities import count
+from amago_cli.quantities import count, positive
 
 
 @stage
@@ -19,6 +19,10 @@ def train(
         int | None,
         typer.Option("--steps", metavar="N", parser=count, help="Total gradient updates, e.g. 20k."),
         Sets("train.steps"),
+    ] = None,
+    add: Annotated[
+        int | None,
+        typer.Option("--add", metavar="N", parser=positive, help="N more updates, each time the command runs."),
     ] = None,
     agent: Annotated[
         str | None,
@@ -63,8 +67,8 @@ def train(
     """Train an agent on windows sampled from one or more lakes.
 
     The run is the one that the lake belongs to, otherwise runs/train, unless --run gives another. Repeating the command
-    resumes from the newest checkpoint; a larger --steps trains longer. --where and --weight are SQL over the table
-    trajectories: see amago lake sql.
+    resumes from the newest checkpoint; a larger --steps trains longer, and --add N by N updates more each time. --where
+    and --weight are SQL over the table trajectories: see amago lake sql.
 
     Several lakes are mixed by weights, LAKE:WEIGHT, which may be annealed over train.anneal_steps updates:
     LAKE:0.8..0.2. Without --from-lake, the lakes are those of train.lakes.
@@ -73,14 +77,24 @@ def train(
 
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
-    from amago_cli.configuration import Request, preview, stored
+    from amago_cli.configuration import Request, exclude, preview, stored
     from amago_cli.lakes import locate
     from amago_cli.ranks import launched
+    from pipelines.config.effects import refuse_unused
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.errors import UsageError
     from pipelines.stages.library import shares, training_run
 
+    exclude({"--steps": steps, "--add": add})
     run, source = training_run(from_lake or (), run)
-    request, base = Request(common, common.named), stored(run) or stored(source)
+    request, base = (
+        Request(common, common.named | {"train.steps": steps if add is None else add}),
+        stored(run) or stored(source),
+    )
+    if from_lake and "train.lakes" in request.keys:
+        raise UsageError("--from-lake and train.lakes exclude each other", hint="give one of them")
+    if stored(run):
+        refuse_unused("train", request.keys)
     settings = request.settings(base)
     lakes = shares(from_lake or settings.train.lakes, run)
     common.concerns(run=run, lake=", ".join(str(place) for place, _, _ in lakes))
@@ -89,7 +103,10 @@ def train(
             locate(place)
     if common.dry_run:
         settings = request.fitted(run, base)
-        return preview(common, settings, writes={"run": run, "checkpoints": run / "checkpoints"})
+        RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)
+        places = {"run": run, "checkpoints": run / "checkpoints"}
+        does = f"train {add:,} updates more" if add else f"train up to update {settings.train.steps:,}"
+        return preview(common, settings, writes=places, does=does)
     if (launch := launched(common.invocation, settings.train)) is not None:
         return launch
     with common.listening() as listener:
@@ -97,4 +114,4 @@ def train(
         RunDirectory(run).refuse_changes("train", settings, fresh=fresh, undecided=True)  # before torch is imported
         from pipelines.stages import train as engine
 
-        return engine.run(settings, run=run, lakes=lakes, listener=listener, fresh=fresh)
+        return engine.run(settings, run=run, lakes=lakes, listener=listener, fresh=fresh, add=add is not None)

@@ -77,6 +77,7 @@ def tune(
         search = engine.Search(
             directory=directory,
             space=dimensions,
+            settings=cells.settings({}).document(),
             plan=cells.planned,
             command=command(),
             seed=cells.base_seed(),

@@ -33,13 +33,17 @@ def verify(
     Example: amago verify runs/short/export
     """
     from pipelines.config.places import bundle_directory
-    from pipelines.errors import IntegrityError
-    from pipelines.export.verification import verify as engine
+    from pipelines.errors import InputMissing, IntegrityError
     from pipelines.stages.result import Result, Table
 
     started = time.monotonic()
+    directory = bundle_directory(bundle)
+    if directory is None:
+        raise InputMissing(f"no policy bundle at '{bundle}'", hint="make one with: amago export RUN")
     with common.listening():
-        found = engine(bundle_directory(bundle) or bundle, trust=common.trust)
+        from pipelines.export.verification import verify as engine
+
+        found = engine(directory, trust=common.trust)
     columns = ("form", "difference", "greedy equal", "sampled equal", "")
     rows: list[list[str]] = []
     for form, agreement in found.forms.items():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
-import webbrowser
 from functools import partial
 from typing import Annotated, Any
 
@@ -47,6 +45,9 @@ def view(
 
     Example: amago view runs/quickstart --values runs/quickstart
     """
+    import secrets
+    import webbrowser
+
     from amago_cli.render.output import Document
     from amago_cli.render.progress import reporter
     from amago_cli.serving import listening, serve

@@ -29,15 +29,12 @@ STAGE_OVERRIDES: Mapping[str, frozenset[str]] = {
     "ingest": frozenset(),
     "train": frozenset({"steps", "lakes"}),
 }
-# Targets and pacing may change between two invocations of one experiment.
-EXTENSIBLE = frozenset(
+# How fast a stage goes, and what it keeps of it: the same settings otherwise lead to the same scores.
+PACING = frozenset(
     {
-        "collect.steps",
         "collect.workers",
         "collect.on_env_error",
         "collect.env_timeout_seconds",
-        "collect.policy",
-        "collect.follow",
         "collect.reload_seconds",
         "collect.seal_seconds",
         "collect.collectors",
@@ -46,13 +43,9 @@ EXTENSIBLE = frozenset(
         "collect.cpus",
         "collect.gpus",
         "collect.restarts",
-        "source.steps",
         "source.check",
-        "lake.max_steps",
-        "lake.max_bytes",
         "lake.grace_seconds",
         "lake.compact",
-        "train.steps",
         "train.checkpoint_every",
         "train.keep_checkpoints",
         "train.log_every",
@@ -70,9 +63,19 @@ EXTENSIBLE = frozenset(
         "train.refresh_seconds",
         "train.publish",
         "train.prefetch",
-        "epochs",
         "size",  # the settings that it stands for are compared
     }
 )
+# Targets may change as well between two invocations of one experiment.
+EXTENSIBLE = PACING | {
+    "collect.steps",
+    "collect.policy",
+    "collect.follow",
+    "source.steps",
+    "lake.max_steps",
+    "lake.max_bytes",
+    "train.steps",
+    "epochs",
+}
 # Keys that `collect` may change in a run: another behaviour is another collector, which counts its own steps.
 BEHAVIOUR = ("exploration.", "collect.greedy", "collect.explore")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Changes = dict[str, tuple[Any, Any]]
@@ -38,6 +38,22 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     """
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def describe_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, may_change: Callable[[str], bool]
+) -> list[str]:
+    """Return a line for each key of two flat tables that differs, except those that may change.
+
+    >>> describe_changes({"train.steps": 5, "seed": 0}, {"train.steps": 9, "seed": 0}, may_change=lambda key: False)
+    ['train.steps: 5 -> 9']
+    """
+    found = changes(before, after).items()
+    return [f"{key}: {_shown(old)} -> {_shown(new)}" for key, (old, new) in found if not may_change(key)]
+
+
+def _shown(value: Any) -> str:
+    return "(unset)" if value is None else repr(value)
 
 
 def varying(settings: Sequence[Mapping[str, Any]], *, apart_from: Sequence[str] = ("seed",)) -> list[str]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipelines.config import sizes
 from pipelines.config.changes import STAGE_OVERRIDES
 from pipelines.config.problems import describe, refuse, unknown_key
-from pipelines.config.settings import TABLES, EnvSettings, Settings
+from pipelines.config.settings import TABLES, EnvSettings, Settings, expand_stages
 from pipelines.errors import InputMissing, UsageError
 from pipelines.files.malformed import read_limited, reason
 from pipelines.nearest import did_you_mean
@@ -144,6 +144,8 @@ def resolve(
     Raises UsageError whose `problems` list every error.
     """
     wanted = lay_profile(document, assignments, source=source)
+    if "stages" in wanted:
+        wanted["stages"] = expand_stages(wanted["stages"])
     _assign_all(wanted, assignments)
     wanted = _lay_size(wanted, assignments)
     settings, problems = _validated(wanted, env_model)

@@ -45,6 +45,8 @@ def _line(fault: dict[str, Any], model: type[BaseModel], prefix: str) -> str:
         message = "input should be a table"
     shown = fault.get("input")
     got = f", got {shown!r}" if isinstance(shown, str | int | float | bool) else ""
+    if fault["type"] == "bool_type" and str(shown).lower() in ("true", "false"):
+        got += f"; write {str(shown).lower()}"
     return f"{key or 'document'}: {message}{got}"
 
 

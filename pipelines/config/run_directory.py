@@ -23,8 +23,9 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
+from pipelines.config import own_runs
 from pipelines.config.changes import BEHAVIOUR, EXTENSIBLE, STAGE_TABLES
-from pipelines.config.difference import flattened
+from pipelines.config.difference import describe_changes, flattened
 from pipelines.config.lakes import refuse_scheme
 from pipelines.config.load import read_toml
 from pipelines.config.places import hint, is_run
@@ -99,11 +100,18 @@ class RunDirectory:
         return is_run(self.path)
 
     def load_document(self) -> dict[str, Any]:
-        """Load the stored configuration; empty if nothing is recorded yet. IntegrityError if it is damaged."""
+        """Load the stored configuration; empty if nothing is recorded yet. IntegrityError if it is damaged.
+
+        Modules that it names by this user's choice may be imported from then on.
+        """
+        if not self.exists():
+            return {}
         try:
-            return read_toml(self.config_path) if self.exists() else {}
+            document = read_toml(self.config_path)
         except UsageError as error:
             raise IntegrityError(error.message, hint="restore it from a copy, or begin another run") from error
+        own_runs.grant(self.path, self._recorded_id(), document)
+        return document
 
     def load_record(self) -> dict[str, Any]:
         """Load run.json; empty if nothing is recorded yet. IntegrityError if it is damaged."""
@@ -116,6 +124,10 @@ class RunDirectory:
             f"'{self.record_path}' is damaged",
             hint="restore it from a copy, or remove it: the run then loses its history and counts its steps from 0",
         )
+
+    def _recorded_id(self) -> str:
+        found = (read_object(self.record_path) or {}).get("id")
+        return found if isinstance(found, str) else ""
 
     @property
     def name(self) -> str:
@@ -163,6 +175,7 @@ class RunDirectory:
             named = {"name": self.name, "id": record.get("id", self._id), "seed": settings.seed}
             named |= {"env": settings.env.name} | ({} if recipe is None else {"recipe": dict(recipe)})
             self._write_record({**record, **named, **_circumstances(), "stages": stages})
+            own_runs.remember(self.path, self._recorded_id(), merged)
         self._begun = stage
 
     def _record_end(self, error: BaseException | None) -> None:
@@ -233,19 +246,26 @@ class RunDirectory:
         before, after = (
             flattened({key: value for key, value in document.items() if key in owned}) for document in (stored, wanted)
         )
-        changed = [
-            f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}"
-            for key in sorted(before.keys() | after.keys())
-            if before.get(key) != after.get(key)
-            and not _may_change(stage, key)
-            and not (undecided and after.get(key) == "auto" and isinstance(before.get(key), int))
-        ]
+
+        def may_change(key: str) -> bool:
+            is_decided_later = undecided and after.get(key) == "auto" and isinstance(before.get(key), int)
+            is_open = stage == "collect" and _is_open(key, before)
+            return is_decided_later or is_open or _may_change(stage, key)
+
+        changed = describe_changes(before, after, may_change=may_change)
         if changed:
             raise UsageError(
                 f"the configuration of '{self.path}' differs from that of its last {stage}",
                 hint="repeat it unchanged, start over with --fresh, or choose another --run",
                 problems=tuple(changed),
             )
+
+
+def _is_open(key: str, stored: Mapping[str, Any]) -> bool:
+    """Return whether an import has left this open: the environment, and with how many actors the run goes on."""
+    if key.startswith("env."):
+        return not stored.get("env.name")
+    return key == "collect.actors" and stored.get(key) == "auto"
 
 
 def _may_change(stage: str, key: str) -> bool:
@@ -262,10 +282,6 @@ def _is_interruption(error: BaseException) -> bool:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _shown(value: Any) -> str:
-    return "(unset)" if value is None else repr(value)
 
 
 def _circumstances() -> dict[str, Any]:

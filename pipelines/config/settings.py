@@ -346,6 +346,13 @@ class StageSettings(SettingsModel):
         return dict(self.model_extra or {})
 
 
+def expand_stages(entries: Any) -> Any:
+    """Expand the names of stages in `stages = ["collect", "train"]` to entries without overrides."""
+    if not isinstance(entries, list | tuple):
+        return entries
+    return [{"stage": entry} if isinstance(entry, str) else entry for entry in entries]
+
+
 class Settings(SettingsModel):
     """All settings of a run, validated: `amago settings` lists them. ValidationError (pydantic) lists every problem.
 
@@ -380,7 +387,7 @@ class Settings(SettingsModel):
     evaluate: EvaluateSettings = EvaluateSettings()
     export: ExportSettings = ExportSettings()
     track: TrackSettings = TrackSettings()
-    stages: tuple[StageSettings, ...] = ()
+    stages: Annotated[tuple[StageSettings, ...], BeforeValidator(expand_stages)] = ()
 
     @model_validator(mode="after")
     def _has_blocks_to_shard(self) -> Settings:

@@ -21,6 +21,7 @@ from pipelines.data.view import View
 from pipelines.errors import InputMissing
 from pipelines.lake.live import Findings
 from pipelines.lake.schema import Schema
+from pipelines.lake.sealing import refuse_unsealed
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ class Mixture:
         weights = np.array([0.0 if part.sampler.is_empty else part.share.at(progress) for part in self.parts])
         if not weights.sum() > 0:
             names = ", ".join(f"'{part.view.lake.name}'" for part in self.parts)
+            for part in self.parts:
+                refuse_unsealed(part.view.lake.storage)
             raise InputMissing(f"no trajectories to draw from in {names}", hint="fill it with: amago collect")
         return weights / weights.sum()
 

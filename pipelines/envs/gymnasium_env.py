@@ -23,6 +23,7 @@ import numpy as np
 from pipelines.envs.draws import Draws
 from pipelines.envs.env import ActorsFailed, Env, EnvFailure, EnvSpec, StepResult, Trial, unknown_task
 from pipelines.envs.exploration import random_actions
+from pipelines.envs.registrations import explain_unknown_id
 from pipelines.envs.spec import MAX_LENGTH, ActionCodec, ObservationCodec
 from pipelines.envs.task_env import TaskEnv, draw, succeeded
 from pipelines.errors import AmagoError, InputMissing, StageFailed, UsageError, is_stop
@@ -287,7 +288,7 @@ class GymnasiumEnv(Env):
         except gymnasium.error.DependencyNotInstalled as error:
             raise InputMissing(f"environment '{self._name}' needs a package: {error}") from error
         except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as error:
-            raise UsageError(f"unknown environment '{self._name}'", hint=str(error)) from error
+            raise UsageError(f"unknown environment '{self._name}'", hint=self._meant(str(error))) from error
         except gymnasium.error.Error as error:
             raise UsageError(f"environment '{self._name}' cannot be made: {error}") from error
         except ModuleNotFoundError as error:
@@ -297,6 +298,11 @@ class GymnasiumEnv(Env):
             if is_stop(error):
                 raise
             raise StageFailed(f"environment '{self._name}' cannot be made: {described(error)}", hint=_WHOLE) from error
+
+    def _meant(self, said: str) -> str:
+        """Return a hint for an id that is not registered: gymnasium's own where it knows a similar one."""
+        id = self._name.removeprefix("gym:")
+        return said if "Did you mean" in said or ":" in id else explain_unknown_id(id)
 
     def _failed(self, where: str, i: int, error: BaseException) -> tuple[EnvFailure, BaseException]:
         """Describe what broke the environment of actor `i`; a user's interrupt is raised again."""

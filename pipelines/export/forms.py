@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from pipelines.config.bundle_record import RECORD
 from pipelines.envs.env import Env
 from pipelines.errors import InputMissing, UsageError
 from pipelines.export import graph
@@ -30,7 +31,6 @@ from pipelines.files.checksums import Mismatch, read_checked
 from pipelines.files.json import Form, fits
 from pipelines.files.malformed import reason
 from pipelines.lake.spaces import Spaces, require_values
-from pipelines.learning import bundle
 from pipelines.learning.bundle import Bundle
 from pipelines.rollout.policies import Acting, FunctionPolicy, require_spaces
 
@@ -57,7 +57,7 @@ class _FormsRecord(Form):
 def require_forms(record: Mapping[str, Any]) -> None:
     """Raise Mismatch if the record of a bundle with forms cannot be right."""
     if not fits(record, _FormsRecord):
-        raise Mismatch(f"{bundle.RECORD} has not the fields of one")
+        raise Mismatch(f"{RECORD} has not the fields of one")
     for shape, dtype in record["memory"].values():
         if dtype not in ("float32", "int64") or any(type(size) is not int or size < 1 for size in shape):
             raise Mismatch("its memory is not one of numbers")

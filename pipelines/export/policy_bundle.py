@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from pipelines.config.bundle_record import RECORD
 from pipelines.config.places import bundle_directory
 from pipelines.errors import InputMissing
 from pipelines.files.atomic import write_together
@@ -79,7 +80,7 @@ def write_bundle(
         "policy.py": _LOADER.encode(),
         **(forms or {}),
     }
-    files[bundle.RECORD] = sealed(spec, files)
+    files[RECORD] = sealed(spec, files)
     write_together(directory, files)
     return sum(map(len, files.values()))
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipelines.config.bundle_record import damaged, read_record
 from pipelines.errors import InputMissing
 from pipelines.export import forms, parity
 from pipelines.export.policy_bundle import load_policy
@@ -47,7 +48,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
     InputMissing if there is none or it lacks a recording; IntegrityError if it was altered.
     """
     try:
-        record = bundle.read_record(directory)
+        record = read_record(directory)
         contents = bundle.checked_files(directory, record)
         if parity.RECORDING not in contents:
             load_policy(directory, trust=trust)
@@ -71,7 +72,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
     except UNREADABLE as error:
-        raise bundle.damaged(directory, error) from error
+        raise damaged(directory, error) from error
 
 
 def _recording(content: bytes, spaces: Spaces) -> parity.Arrays:

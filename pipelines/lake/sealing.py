@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -163,6 +164,24 @@ def salvage(storage: Storage, schema: Callable[[str], Schema], *, listener: List
     with contextlib.suppress(OSError):  # a read-only disk: they are harmless
         remove_unborn(storage.local / "tmp")
     return saved
+
+
+def refuse_unsealed(storage: Storage) -> None:
+    """Raise StageFailed if a log of a dead writer with trajectories is still to be sealed: the disk is full, or cannot
+    be written, and the lake only seems to be empty."""
+    for path in sorted((storage.local / "wal").glob("*.wal")):
+        with contextlib.suppress(OSError):
+            log = Log.claim(path)
+            if log is None:
+                continue
+            has_records = bool(log.read().records)
+            log.close()
+            if has_records:
+                free = shutil.disk_usage(path).free / 1e6
+                raise StageFailed(
+                    f"lake '{storage.url()}' has no segments yet: its log '{path}' could not be sealed",
+                    hint=f"its disk has {free:,.1f} MB free: make room, or allow writing there, and repeat the command",
+                )
 
 
 def _salvage_one(storage: Storage, log: Log, schema: Callable[[str], Schema], listener: Listener) -> int:

@@ -11,32 +11,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from pipelines.errors import InputMissing, IntegrityError
-from pipelines.files.checksums import Mismatch, checksum, parse_sealed, read_checked
-from pipelines.files.json import Form, fits
-from pipelines.files.malformed import MALFORMED, UNREADABLE, read_limited, reason
+from pipelines.config.bundle_record import RECORD, damaged, read_record
+from pipelines.errors import InputMissing
+from pipelines.files.checksums import Mismatch, read_checked
+from pipelines.files.malformed import MALFORMED, UNREADABLE
 from pipelines.learning.checkpoint import Checkpoint
 
 FORMAT, VERSION = "amago-policy", 1
-RECORD, WEIGHTS = "policy.json", "weights.safetensors"
+WEIGHTS = "weights.safetensors"
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
-
-
-class _BundleRecord(Form):
-    """Fields read of policy.json. `greedy`: whether the policy takes the most likely actions, if nobody chooses."""
-
-    format: str
-    version: int
-    spaces: dict[str, Any]
-    agent: dict[str, Any]
-    context_length: int = Field(ge=1)
-    greedy: bool
-    update: int = 0
-    env: dict[str, Any] = Field(default_factory=dict)
 
 
 class Bundle(Checkpoint):
@@ -89,42 +75,9 @@ def read(directory: Path) -> Bundle:
     return Bundle(path=directory, record=record | {"precision": "float32", "seed": 0}, weights=weights, average={})
 
 
-def identify(directory: Path) -> str:
-    """Return the checksum of a bundle, which covers all of its files. IntegrityError if its record was altered."""
-    try:
-        return str(read_record(directory)["checksum"])
-    except UNREADABLE as error:
-        raise damaged(directory, error) from error
-
-
-def read_settings(directory: Path) -> dict[str, Any]:
-    """Return the settings of the environment of a bundle. Errors as of `identify`."""
-    try:
-        return dict(read_record(directory)["env"])
-    except UNREADABLE as error:
-        raise damaged(directory, error) from error
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    """Return policy.json, with its own SHA-256 as `checksum`. FileNotFoundError if there is none, ValueError if it was
-    altered."""
-    content = read_limited(directory / RECORD)
-    record = parse_sealed(content, RECORD)
-    if not fits(record, _BundleRecord):
-        raise Mismatch(f"{RECORD} has not the fields of one")
-    return record | {"checksum": checksum(content)}
-
-
 def checked_files(directory: Path, record: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the content of every file that `record` names. ValueError if one was altered."""
     outside = [name for name in record["files"] if Path(name).name != name]
     if outside:
         raise Mismatch(f"{RECORD} names a file outside its directory")
     return {name: read_checked(directory, name, record) for name in record["files"]}
-
-
-def damaged(directory: Path, error: Exception) -> IntegrityError:
-    """Return the error for a bundle whose content raised `error`."""
-    return IntegrityError(
-        f"policy bundle '{directory}' is damaged: {reason(error)}", hint="copy it again, or make it again"
-    )

@@ -38,7 +38,7 @@ from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.atomic import explained, point, sync_directory
 from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
-from pipelines.files.json import Form, fits
+from pipelines.files.json import Form, fits, read_object
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.checkpoint_data import Data
 from pipelines.lake.spaces import Spaces
@@ -142,7 +142,7 @@ def save(
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    point(directory / "latest", name)
+    _point(directory / "latest", name)
     _prune(directory, keep)
     return final
 
@@ -200,7 +200,24 @@ def _is_good(path: Path) -> bool:
 
 def mark_best(directory: Path, update: int) -> None:
     """Point `best` at the checkpoint of `update`, which pruning then keeps."""
-    point(directory / "best", f"{update:06d}")
+    _point(directory / "best", f"{update:06d}")
+
+
+def _point(link: Path, name: str) -> None:
+    """Make `link` point at the checkpoint called `name`. A copy of a run that followed its links has a folder there,
+    whose content is that of a numbered one."""
+    if link.is_dir() and not link.is_symlink():
+        with explained(f"write '{link}'"):
+            _remove(link)
+    point(link, name)
+
+
+def _target(link: Path) -> str:
+    """Return the name of the checkpoint that `link`, or the folder in its place, stands for; "" if none."""
+    if link.is_symlink():
+        return os.readlink(link)
+    update = (read_object(link / "checkpoint.json") or {}).get("update")
+    return f"{update:06d}" if isinstance(update, int) else ""
 
 
 def _locate(directory: Path, which: str) -> Path:
@@ -212,11 +229,11 @@ def _locate(directory: Path, which: str) -> Path:
     if which == "latest":
         return directory / f"{known[-1]:06d}"  # not by the link: a kill between rename and link loses nothing
     if which == "best":
-        best = directory / "best"
-        if not (best / "checkpoint.json").is_file():
+        name = _target(directory / "best")
+        if not name or not (directory / name / "checkpoint.json").is_file():
             hint = "evaluate with evaluate.mark_best = true, or use 'latest'"
             raise InputMissing(f"no best checkpoint in '{directory}'", hint=hint)
-        return directory / os.readlink(best)
+        return directory / name
     if not which.isdigit():
         raise UsageError(f"'{which}' is not a checkpoint", hint="give latest, best or an update number")
     if int(which) not in known:
@@ -225,8 +242,7 @@ def _locate(directory: Path, which: str) -> Path:
 
 
 def _prune(directory: Path, keep: int) -> None:
-    best = directory / "best"
-    protected = os.readlink(best) if best.is_symlink() else ""
+    protected = _target(directory / "best")
     for number in numbers(directory)[:-keep]:
         name = f"{number:06d}"
         if name != protected:

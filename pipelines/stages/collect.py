@@ -18,6 +18,7 @@ from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, Settings
 from pipelines.envs.env import ActorsFailed, EnvSpec
+from pipelines.errors import UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake import collectors
 from pipelines.rollout.collector import Collector
@@ -40,6 +41,8 @@ def run(
 ) -> Result:
     """Collect until there are `collect.steps` steps of this collector, or of all that share its work, in the lake; with
     `add`, collect that many additional steps."""
+    if not settings.env.name:
+        raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
     directory = RunDirectory(run) if run is not None else None
     where = lake if lake is not None else (directory or RunDirectory(".")).lake
     replaced = fresh and directory is not None and lake is None

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipelines.config import bundle_record
 from pipelines.config.exploration import ExplorationSettings
 from pipelines.config.places import bundle_directory
 from pipelines.config.run_directory import RunDirectory, process
@@ -26,7 +27,6 @@ from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.writer import writer_label
-from pipelines.learning import bundle
 from pipelines.rollout.collector import Collector, LakeSink
 from pipelines.rollout.follower import CheckpointFollower, policy_source
 from pipelines.rollout.policies import Acting, load_policy
@@ -190,7 +190,7 @@ def behaviour_of(wanted: CollectSettings, exploration: ExplorationSettings, acti
     if RunDirectory(path).exists():
         policy = f"{Path(path).resolve()}{at}{checkpoint}"
     elif (directory := bundle_directory(policy)) is not None:
-        policy = f"bundle:{bundle.identify(directory)}"  # so that it may be moved
+        policy = f"bundle:{bundle_record.identify(directory)}"  # so that it may be moved
     return {
         "policy": "" if wanted.follow else "random" if policy == "auto" else policy,
         "follow": wanted.follow

@@ -14,7 +14,7 @@ from pipelines.config.lakes import refuse_scheme
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import CollectSettings, EnvSettings, EvaluateSettings, ExportSettings, Settings
 from pipelines.envs.env import Env
-from pipelines.errors import InputMissing, IntegrityError, UsageError
+from pipelines.errors import InputMissing, IntegrityError
 from pipelines.evaluation.adaptation import metrics as describe
 from pipelines.evaluation.runner import evaluate
 from pipelines.events import Listener, Notice, silent
@@ -35,6 +35,7 @@ from pipelines.report import model_card, onnxruntime_web, policy_page
 from pipelines.rollout.policies import Policy, trained
 from pipelines.runs.evaluations import Evaluation, mode_name, number
 from pipelines.runs.stored import StoredRun, read_run
+from pipelines.stages.early_checks import default_folder, place_of_bundle
 from pipelines.stages.environment import make_evaluation_env, workers
 from pipelines.stages.evaluate import default_greedy
 from pipelines.stages.result import Result, Table
@@ -70,16 +71,6 @@ def of_bundle(settings: Settings, *, directory: Path, listener: Listener = silen
     to, started = place_of_bundle(settings.export, directory), time.monotonic()
     figures, tables = _policy(settings, bundle.read(directory), to, listener)
     return Result(command="export", metrics=figures, outputs=[to], tables=tables, seconds=time.monotonic() - started)
-
-
-def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path:
-    """Return where the policy of the bundle in `directory` is exported to. UsageError if it cannot be."""
-    refuse_scheme(wanted.to, what="give a directory")
-    if not wanted.of_policy or wanted.checkpoint != "latest":
-        raise UsageError("a bundle has one policy and no trajectories", hint="give the run it was made from")
-    if not wanted.to or Path(wanted.to).resolve() == directory.resolve():
-        raise UsageError("a bundle is exported to another directory", hint="say which: --to DIR")
-    return Path(wanted.to)
 
 
 def _policy(
@@ -312,10 +303,3 @@ def dataset(wanted: ExportSettings, *, lake: Path | str, listener: Listener = si
         outputs=[to],
         seconds=time.monotonic() - started,
     )
-
-
-def default_folder(lake: Lake) -> Path:
-    """Return the default folder of a dataset, in the lake's run. UsageError if the lake does not belong to a run."""
-    if lake.run is None or not RunDirectory(lake.run).exists():
-        raise UsageError(f"lake '{lake.name}' lies in no run's directory", hint="say where to write: --to DIR")
-    return lake.path.parent / "dataset"

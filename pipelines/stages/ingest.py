@@ -54,9 +54,9 @@ def run(
         if directory is not None:
             stack.enter_context(directory.lock("collect"))
             directory.refuse_changes("collect", settings, fresh=fresh)
-            name = directory.identity
-        else:
-            name = f"{source.label}-{source.fingerprint[:8]}"
+        # Not the name of the run, under which its own collector counts the steps that it plays.
+        name = f"{source.label}-{source.fingerprint[:8]}"
+        if directory is None or lake is not None:
             stack.enter_context(collectors.filling(where, name))
         replaced = fresh and directory is not None and lake is None
         if fresh and not replaced:
@@ -66,10 +66,12 @@ def run(
         intake.check()
         if directory is not None:
             directory.record("collect", settings, fresh=fresh)
-            intake.name = name if fresh and not replaced else directory.identity
         if replaced:
             shutil.rmtree(where, ignore_errors=True)
         metrics = intake.store(where, directory)
+    if not metrics["trajectories"]:
+        text = f"all that was to be imported of '{settings.source.name}' is in the lake"
+        listener(Notice(text=f"{text}; --add N plays N steps, by --policy or at random"))
     metrics["seconds"] = time.monotonic() - started
     metrics["steps_per_second"] = metrics["steps"] / metrics["seconds"]
     return Result(

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.effects import acting_keys, imports_source, refuse_unused
 from pipelines.config.lakes import located, parse_share
 from pipelines.config.load import resolve, tags_first
 from pipelines.config.places import bundle_directory, is_run
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
+from pipelines.config.source import SourceSettings
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.storage import is_remote
@@ -65,16 +67,25 @@ def collect(
         raise UsageError("steps and add exclude each other", hint="give one of them")
     wanted = steps if add is None else add
     named: dict[str, Any] = {"env.name": env, "source.name": source, "collect.policy": policy}
-    named["collect.steps" if source is None else "source.steps"] = wanted
     if run is None and lake is None:
         name = env if source is None else source_label(source)
         if not name:
             raise UsageError("no environment given", hint="give env or source, or run, a directory to resume")
         run = default_run(name)
     stored = without_behaviour(RunDirectory(run).load_document()) if run is not None else {}
+    keys = settings or {}
+    acting = [name for name, value in {"policy": policy, "add": add}.items() if value is not None]
+    imports = imports_source(
+        source or keys.get("source.name") or stored.get("source", {}).get("name", ""),
+        is_typed=source is not None or any(key.partition(".")[0] == "source" for key in keys),
+        acting=acting + acting_keys(keys),
+    )
+    if run is None or RunDirectory(run).exists():
+        refuse_unused("collect", keys)
+    named["source.steps" if imports else "collect.steps"] = wanted
     resolved = _resolve(stored, named, settings)
     directory = None if run is None else Path(run)
-    if resolved.source.name:
+    if imports:
         from pipelines.stages import ingest
 
         if lake is None and resolved.source.lake:
@@ -82,6 +93,8 @@ def collect(
         return ingest.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh)
     from pipelines.stages import collect as engine
 
+    if fresh:
+        resolved = resolved.model_copy(update={"source": SourceSettings()})
     return engine.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh, add=add is not None)
 
 
@@ -90,6 +103,7 @@ def train(
     *,
     run: Path | str | None = None,
     steps: int | None = None,
+    add: int | None = None,
     settings: Mapping[str, Any] | None = None,
     fresh: bool = False,
     listener: Listener = silent,
@@ -100,7 +114,7 @@ def train(
         from_lake: lake or run, or several of them, each optionally "LAKE:WEIGHT" (default: `train.lakes`).
         run: directory of the run (default: the run of the only lake, otherwise runs/train). Repeating the call
             resumes from its newest checkpoint.
-        steps: total gradient updates.
+        steps: total gradient updates; `add`: this many more, at each call.
         settings: further values by dotted key, e.g. {"size": "tiny", "train.where": "success"}. Unlike the command,
             this chooses no network size for you: without a GPU, give a "size".
         fresh: start over instead of resuming.
@@ -121,11 +135,17 @@ def train(
     directory, source = training_run(given, None if run is None else Path(run))
     base = RunDirectory(directory).load_document() or (RunDirectory(source).load_document() if source else {})
     base = _without_trackers(base)
-    resolved = _resolve(base, {"train.steps": steps}, settings)
+    if given and "train.lakes" in (settings or {}):
+        raise UsageError("from_lake and train.lakes exclude each other", hint="give one of them")
+    if RunDirectory(directory).exists():
+        refuse_unused("train", settings or {})
+    if steps is not None and add is not None:
+        raise UsageError("steps and add exclude each other", hint="give one of them")
+    resolved = _resolve(base, {"train.steps": steps if add is None else add}, settings)
     lakes = shares(given or resolved.train.lakes, directory)
     from pipelines.stages import train as engine
 
-    return engine.run(resolved, run=directory, lakes=lakes, listener=listener, fresh=fresh)
+    return engine.run(resolved, run=directory, lakes=lakes, listener=listener, fresh=fresh, add=add is not None)
 
 
 def evaluate(
@@ -163,12 +183,13 @@ def evaluate(
     4
     """
     named = {"env.name": env, "evaluate.episodes": episodes, "evaluate.checkpoint": checkpoint}
+    refuse_unused("evaluate", settings or {})
     packed = None if is_run(Path(run)) else bundle_directory(run)
     if packed is not None:
-        from pipelines.stages import evaluate_bundle
+        from pipelines.stages import early_checks, evaluate_bundle
 
         with everything() if trust else contextlib.nullcontext():
-            base = evaluate_bundle.document(packed, foreign=env is None)
+            base = early_checks.bundle_document(packed, foreign=env is None)
             return evaluate_bundle.run(_resolve(base, named, settings), directory=packed, listener=listener)
     directory = RunDirectory.open(run)
     from pipelines.stages import evaluate as engine

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.changes import EXTENSIBLE
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.locks import exclusive
@@ -17,6 +18,7 @@ from pipelines.runs.summary import Row, shown, summaries
 from pipelines.stages.compare import compare
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
+from pipelines.stages.shared_settings import require_shared_settings
 
 _POLL_SECONDS = 0.2
 _MOST_CELLS = 10_000
@@ -63,6 +65,8 @@ def run(
     planned: Sequence[PlannedRun],
     *,
     directory: Path,
+    settings: Mapping[str, Any],
+    varied: Sequence[str],
     command: Sequence[str],
     jobs: int = 1,
     metric: str = DEFAULT_METRIC,
@@ -70,11 +74,14 @@ def run(
 ) -> Result:
     """Carry out the runs that are not done, `jobs` at a time; one that fails does not stop the others.
 
-    StageFailed, with the result, if any failed; Locked while another process carries out a sweep in `directory`.
+    `settings` is the recipe's resolved document, `varied` the keys in which the runs differ. UsageError if `directory`
+    has runs of other settings; StageFailed, with the result, if any failed; Locked while another process carries out a
+    sweep in `directory`.
     """
     began = time.monotonic()
     logs = directory / "logs"
     with exclusive(directory / ".sweep.lock", what=f"'{directory}' is in use by a sweep"):
+        require_shared_settings(directory, settings, varied=varied, may_change=EXTENSIBLE.__contains__)
         waiting = [each for each in planned if not each.is_done]
         ended: list[EndedRun] = []
         done = skipped = len(planned) - len(waiting)

@@ -17,6 +17,7 @@ from pipelines.config.settings import Settings, TrainSettings
 from pipelines.data.mixture import Share
 from pipelines.errors import InputMissing, StorageError, UsageError
 from pipelines.events import Listener, silent
+from pipelines.lake.duplicates import find_duplicates
 from pipelines.lake.footer import hex_uids
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.selection import select
@@ -52,8 +53,10 @@ def run(
     lakes: Sequence[tuple[Any, ...]],
     listener: Listener = silent,
     fresh: bool = False,
+    add: bool = False,
 ) -> Result:
-    """Train the run up to `train.steps` updates, on `lakes`: (place, weight) or (place, weight, last weight).
+    """Train the run up to `train.steps` updates, or with `add` by so many more, on `lakes`: (place, weight) or (place,
+    weight, last weight).
 
     InputMissing if a lake does not exist or is empty, unless it is followed; UsageError if the run was trained on other
     lakes or with other weights, unless `fresh`.
@@ -71,6 +74,9 @@ def run(
             train = settings.train if fresh else with_stored_window(settings.train, directory.load_document())
             directory.refuse_changes("train", settings.model_copy(update={"train": train}), fresh=fresh)
             opened = _open_lakes(sources, follow=train.follow, listener=listener)
+            if len(opened) > 1 and is_main():
+                for each in find_duplicates(opened):
+                    listener(each.as_notice())
             env = environment_of(opened, settings.env, listener)
             train = with_window(train, settings.agent, longest_episode(opened), listener)
             settings = settings.model_copy(update={"env": env, "train": train})
@@ -80,6 +86,10 @@ def run(
             trainer = Trainer(settings, directory, spaces, listener=listener, resume=not fresh)
             if not fresh:
                 _refuse_other_lakes(directory, described(shared))
+        before = trainer.learner.update
+        if add:
+            train = train.model_copy(update={"steps": before + train.steps})
+            settings = settings.model_copy(update={"train": train})
         data = trainer.draw_from(shared, listener)
         with ranks.together():
             if is_main():
@@ -87,7 +97,6 @@ def run(
                     forget(directory)
                 directory.record("train", settings, fresh=fresh)
                 directory.update_record(lakes=described(shared))
-        before = trainer.learner.update
         with contextlib.ExitStack() as recorded:
             listen = listener
             if is_main():

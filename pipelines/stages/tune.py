@@ -7,22 +7,30 @@ that the journal has as running are the runs that were interrupted, and no trial
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.config.changes import PACING
 from pipelines.config.places import is_run
-from pipelines.errors import InputMissing, StageFailed, UsageError
+from pipelines.errors import InputMissing, IntegrityError, StageFailed
 from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.files.atomic import write_atomically
+from pipelines.files.checksums import Mismatch, checksum
+from pipelines.files.json import Form, read_object
 from pipelines.files.locks import exclusive
+from pipelines.files.malformed import decoding, read_limited
 from pipelines.runs.comparison import aggregate
 from pipelines.runs.evaluations import DEFAULT_METRIC, ScoreInterval, curve, last_and_best
 from pipelines.runs.stored import read_run
 from pipelines.stages.result import Result, Table
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses, failure
 from pipelines.stages.search_space import Dimension
+from pipelines.stages.shared_settings import RECORD, require_shared_settings
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -32,15 +40,24 @@ Values = Mapping[str, Any]
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 2.0  # between looks for new evaluations
 _SHOWN = 10
+_STUDY, _SEAL = "study.log", "study.json"
+
+
+class _Seal(Form):
+    """Contents of study.json: of how many bytes of the journal it has the checksum."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What to search: `plan` makes the run of some values in a directory; a trial's seed is `seed`, a confirmation's
-    seeds follow it."""
+    """What to search: `settings` is the recipe's resolved document, `plan` makes the run of some values in a directory;
+    a trial's seed is `seed`, a confirmation's seeds follow it."""
 
     directory: Path
     space: Sequence[Dimension]
+    settings: Mapping[str, Any]
     plan: Callable[[Values, Path], PlannedRun]
     command: Sequence[str]
     seed: int = 0
@@ -63,15 +80,15 @@ class _Trial:
 def run(search: Search, *, listener: Listener = silent) -> Result:
     """Carry out the trials that are not done, then the best settings with fresh seeds.
 
-    InputMissing without Optuna; StageFailed if every trial failed, or a run of the confirmation; Locked while another
-    process tunes in this directory.
+    InputMissing without Optuna; UsageError if the directory has trials of other settings; StageFailed if every trial
+    failed, or a run of the confirmation; Locked while another process tunes in this directory.
     """
     began = time.monotonic()
     _require_optuna()
     logs = search.directory / "logs"
     with exclusive(search.directory / ".tune.lock", what=f"'{search.directory}' is in use by a search"):
+        _require_same_search(search)
         study = _open(search)
-        _require_same_space(study, search)
         with RunProcesses(search.command, jobs=search.jobs, logs=logs) as processes:
             _Tuner(search, study, processes, listener).carry_out()
         best = _best(study, search)
@@ -197,6 +214,7 @@ class _Tuner:
             text = f"{name} failed: {error}"
             if len(self._failed) >= 3 and not self._study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
                 raise failure(self._failed, len(self._study.trials), self._search.directory / "logs")
+        _seal(self._search)
         self._listener(Notice(stage="tune", text=text))
 
 
@@ -218,18 +236,25 @@ def _open(search: Search) -> Study:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    path = search.directory / "study.log"
+    path = search.directory / _STUDY
+    hint = "restore it from a copy, or choose another --run"
     for left in search.directory.glob("study.log.lock*"):  # of a process that was killed while it wrote
         with contextlib.suppress(OSError):
             left.unlink()
-    if path.exists():
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
+    if not os.path.lexists(path):
+        _seal(search)  # before Optuna writes: a kill in between leaves a journal that goes on from nothing
+    with decoding(path, hint=hint), contextlib.suppress(FileNotFoundError):
+        content = read_limited(path)
+        _require_as_written(search.directory / _SEAL, content)
+        if content and not content.endswith(b"\n"):  # a process was killed while it wrote
             with path.open("r+b") as file:
                 file.truncate(content.rfind(b"\n") + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = JournalStorage(JournalFileBackend(str(path)))
+        with decoding(path, optuna.exceptions.OptunaError, hint=hint):
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            for known in storage.get_all_studies():
+                storage.get_all_trials(known._study_id, deepcopy=False)
         started = max(search.trials // 4, min(search.trials, 5))
         study = optuna.create_study(
             storage=storage,
@@ -244,25 +269,43 @@ def _open(search: Search) -> Study:
             n_startup_trials=min(started, 10),
             constant_liar=search.jobs > 1,
         )
+    _seal(search)
     return study
 
 
-def _require_same_space(study: Study, search: Search) -> None:
-    """Raise UsageError if the trials of the journal chose other settings."""
-    keys = {dimension.key for dimension in search.space}
-    for trial in study.trials:
-        if trial.params and not set(trial.params) <= keys:
-            other = ", ".join(sorted(set(trial.params) - keys))
-            raise UsageError(
-                f"the search in '{search.directory}' also chose {other}",
-                hint="give the same --space, or another --run",
-            )
-    stored = study.user_attrs.get("metric")
-    if stored not in (None, search.metric):
-        raise UsageError(
-            f"the search in '{search.directory}' is by {stored}, not {search.metric}", hint="choose another --run"
+def _seal(search: Search) -> None:
+    """Record the length and the checksum of the journal as it is now: a flipped digit of a score is still a number.
+    What a process that was killed appended afterwards is read as far as it was written whole."""
+    path = search.directory / _STUDY
+    content = read_limited(path) if path.exists() else b""
+    write_atomically(search.directory / _SEAL, json.dumps({"bytes": len(content), "sha256": checksum(content)}))
+
+
+def _require_as_written(seal: Path, content: bytes) -> None:
+    """Raise Mismatch unless `content` begins with what was sealed."""
+    if not seal.exists():
+        raise Mismatch(f"its checksum, '{seal.name}', is missing")
+    known = read_object(seal, _Seal)
+    if known is None or checksum(content[: known["bytes"]]) != known["sha256"]:
+        raise Mismatch("it is not as it was written")
+
+
+def _require_same_search(search: Search) -> None:
+    """Raise UsageError if trials of other settings, of another space or by another metric are in the directory: the
+    best of all trials would be chosen among scores that cannot be compared."""
+    if (search.directory / _STUDY).exists() and not (search.directory / RECORD).exists():
+        raise IntegrityError(
+            f"'{search.directory / RECORD}' is missing, so the settings of its trials are unknown",
+            hint="restore it from a copy, or choose another --run",
         )
-    study.set_user_attr("metric", search.metric)
+    space = {each.key: {**asdict(each), "choices": list(each.choices)} for each in search.space}
+    require_shared_settings(
+        search.directory,
+        search.settings,
+        varied=[each.key for each in search.space],
+        may_change=PACING.__contains__,
+        also={"metric": search.metric, "space": space},
+    )
 
 
 def _place(search: Search, number: int) -> Path:
@@ -313,7 +356,6 @@ def _confirm(search: Search, values: Values, logs: Path, listener: Listener) -> 
 def _mark(values: Values) -> str:
     """Return a short name of some values: another best trial is confirmed in another place."""
     import hashlib
-    import json
 
     return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:8]
 

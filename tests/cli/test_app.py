@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import amago_cli
-from amago_cli.app import app
+from amago_cli.app import build
 from tests.cli.conftest import Amago
 
 ROOT = Path(amago_cli.__file__).parent.parent
@@ -29,7 +28,7 @@ def commands() -> Iterator[tuple[str, Any]]:
         for child, inner in getattr(command, "commands", {}).items():
             yield from walk(f"{name} {child}", inner)
 
-    return walk("amago", typer.main.get_command(app))  # not the one of `main`: parsing examples alone changes it
+    return walk("amago", build())  # not the one of `main`: parsing examples alone changes it
 
 
 ALL = dict(commands())
@@ -154,3 +153,33 @@ def test_a_foreign_pipelines_package_is_refused_with_its_path(tmp_path: Path) ->
     assert f"'{tmp_path / 'pipelines'}' shadows" in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["-q", "collect", "--env", "bandit", "--steps", "100", "--actors", "1", "--run", "r"], 0),
+        (["--output", "json", "-q", "settings", "train.steps"], 0),
+        (["--output=json", "lake", "ls"], 3),
+        (["-v", "runs"], 0),
+        (["--output", "json", "runs", "ls"], 0),
+        (["-s", "train.x=1", "collect", "--env", "bandit", "--dry-run"], 2),
+        (["--dry-run", "collect", "--env", "bandit"], 0),
+        (["-c", "lake", "ls"], 2),  # "lake" is the file
+        (["-q"], 2),
+        (["--nothing", "collect"], 2),
+    ],
+)
+def test_common_options_are_taken_before_and_after_the_command(amago: Amago, words: list[str], code: int) -> None:
+    done = amago(*words)
+    assert done.code == code, done.err
+    assert "Traceback" not in done.err
+    if any(word.startswith("--output") for word in words):
+        assert done.json is not None
+
+
+def test_options_before_and_after_the_command_mean_the_same(amago: Amago) -> None:
+    words = ("collect", "--env", "bandit", "--run", "r", "--dry-run")
+    after = amago(*words, "--set", "collect.actors=3", "--output", "json").json
+    before = amago("--set", "collect.actors=3", "--output", "json", *words).json
+    assert before | {"seconds": 0} == after | {"seconds": 0}

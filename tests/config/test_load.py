@@ -250,3 +250,14 @@ def test_of_a_profile_whose_environment_is_not_installed_the_rest_is_checked() -
     assert [line.partition(":")[0] for line in caught.value.problems] == ["profiles.far.epoch"]
     with pytest.raises(InputMissing, match="needs the extra"):
         resolve(document, [(["profile"], "far")], env_model=partly)
+
+
+def test_the_name_of_a_stage_is_an_entry_with_its_defaults() -> None:
+    short = resolve({"stages": ["collect", {"stage": "train", "steps": 3}]}, env_model=env_model)
+    long = resolve({"stages": [{"stage": "collect"}, {"stage": "train", "steps": 3}]}, env_model=env_model)
+    assert short == long
+    changed = resolve({"stages": ["collect", "train"]}, [(["stages", "1", "steps"], 5)], env_model=env_model)
+    assert changed.stages[1].overrides == {"steps": 5}
+    with pytest.raises(UsageError) as refused:
+        resolve({"stages": ["colect"]}, env_model=env_model)
+    assert "stages.0.stage" in refused.value.problems[0]

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from pipelines.config.changes import EXTENSIBLE, STAGE_TABLES
+from pipelines.config.load import _validated, assign, parse_assignment, resolve
 from pipelines.config.problems import _models_in
 from pipelines.config.settings import Settings, StageSettings
+from pipelines.errors import UsageError
+from pipelines.stages.environment import env_model
 
 
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -56,3 +62,74 @@ def test_copies_that_would_all_be_alike_are_refused() -> None:
     with pytest.raises(ValueError, match="'copies' of hindsight:final would all be alike"):
         Settings.model_validate({"relabel": {"relabeler": "hindsight:final", "copies": 3}})
     Settings.model_validate({"relabel": {"relabeler": ["hindsight:random"], "copies": 3}})
+
+
+def numeric_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, set[type]]]:
+    """Yield the dotted key of every number and boolean of the settings, and which of the types it accepts."""
+    for name, field in model.model_fields.items():
+        types = set(kinds(field.annotation))
+        if types:
+            yield f"{prefix}{name}", types
+        for inner in _models_in(field.annotation):
+            if not get_origin(field.annotation) and inner is type(field.default):
+                yield from numeric_fields(inner, f"{prefix}{name}.")
+
+
+def kinds(annotation: Any) -> Iterator[type]:
+    if annotation in (int, float, bool):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated):
+        for part in get_args(annotation):
+            yield from kinds(part)
+
+
+FIELDS = dict(numeric_fields(Settings))
+
+
+def test_numbers_of_all_tables_are_tested() -> None:
+    assert {
+        "seed",
+        "train.steps",
+        "train.learning_rate",
+        "train.tf32",
+        "collect.steps",
+        "train.publish",
+    } <= FIELDS.keys()
+    assert len(FIELDS) > 120
+
+
+@pytest.mark.parametrize("value", [True, False, "5", "1.5", "true", "yes", 1, 0, 2.5])
+def test_numbers_and_booleans_are_what_they_are_written_as(value: Any) -> None:
+    """`true` is not 1, "5" is not 5, and 1 is not `true`, wherever the value comes from."""
+    accepted, refused = [], []
+    for key, types in FIELDS.items():
+        document: dict[str, Any] = {}
+        assign(document, key.split("."), value)
+        _, problems = _validated(document, env_model)
+        is_of_type = type(value) in types or (type(value) is int and float in types)
+        if not is_of_type and not any(key.rpartition(".")[2] in problem for problem in problems):
+            accepted.append(key)
+        if is_of_type and any(f"{key}: input should be a valid" in problem for problem in problems):
+            refused.append(key)
+    assert (accepted, refused) == ([], [])
+
+
+@pytest.mark.parametrize(("key", "value"), [("train.steps", 2e4), ("collect.steps", 1e6), ("seed", np.int64(7))])
+def test_a_whole_number_may_be_written_as_a_float(key: str, value: Any) -> None:
+    document: dict[str, Any] = {}
+    assign(document, key.split("."), value)
+    table, _, name = key.rpartition(".")
+    settings = Settings.model_validate(document)
+    found = getattr(getattr(settings, table) if table else settings, name)
+    assert (found, type(found)) == (int(value), int)
+
+
+@pytest.mark.parametrize("text", ["corridor=true", 'corridor="5"', 'start="0"'])
+def test_parameters_of_environments_are_strict_as_well(text: str) -> None:
+    with pytest.raises(UsageError):
+        resolve({"env": {"name": "tmaze"}}, [parse_assignment(f"env.{text}")], env_model=env_model)
+
+
+def test_a_boolean_in_another_spelling_is_shown_as_toml_writes_it() -> None:
+    _, problems = _validated({"train": {"compile": "True"}}, env_model)
+    assert problems == ["train.compile: input should be a valid boolean, got 'True'; write true"]

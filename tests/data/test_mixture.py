@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +17,12 @@ from pipelines.data.randomness import Purpose, stream
 from pipelines.data.sampler import WindowSampler
 from pipelines.data.strategy import Strategy
 from pipelines.data.view import View
-from pipelines.errors import InputMissing
+from pipelines.errors import InputMissing, StageFailed
 from pipelines.lake.store import Lake
+from pipelines.lake.trajectory import TrajectoryInfo
 from tests.data.test_sampler import assert_same_batch, check_batch
 from tests.data.test_strategy import assert_drawn
-from tests.lake.factories import SCHEMA, fill
+from tests.lake.factories import SCHEMA, columns, fill
 
 SHARES = [Share(0.5, 0.5), Share(3.0, 0.0), Share(0.0, 1.5)]
 
@@ -173,3 +178,28 @@ def test_history_tells_what_an_update_could_draw_from(lakes: list[Lake]) -> None
     again = mixture_of(lakes[:1])
     again.restore([gone])
     assert again.snapshots()[0]["history"] == [[1, 1], [8, 3]]
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EROFS])
+def test_a_lake_whose_log_cannot_be_sealed_is_not_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    """As on a full disk: the log of a dead writer holds all that there is."""
+    lake = Lake.open_or_create(tmp_path / "lake")
+    rng = np.random.default_rng(0)
+    with lake.writer(SCHEMA, seal_seconds=1e9) as writer:
+        writer.append(columns(rng, 5), TrajectoryInfo(env="maze", task="t"))
+        (log,) = (tmp_path / "lake" / "wal").glob("*.wal")
+        shutil.copytree(tmp_path / "lake", tmp_path / "dead")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.lake.sealing.publish_log", refuse)
+        dead = Lake(tmp_path / "dead")
+        dead.salvage()
+        mixture = mixture_of([dead])
+        with pytest.raises(StageFailed, match=rf"'.*{log.name}' could not be sealed; its disk has .* MB free"):
+            mixture.shares(0)
+    assert dead.salvage() == 1, "nothing was lost"

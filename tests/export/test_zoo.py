@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config import zoo
+from pipelines.config import bundle_record, zoo
 from pipelines.envs.make import make
 from pipelines.evaluation.runner import evaluate
 from pipelines.export.verification import verify
-from pipelines.learning import bundle
 from pipelines.rollout.policies import load_trained, trained
 from tests.export.node import NodePolicy
 from tests.export.zoo import with_onnx
@@ -41,7 +40,9 @@ def test_the_zoo_is_complete_and_packaged() -> None:
         assert sum(path.stat().st_size for path in files) < 1_000_000
         relative = [path.relative_to(ROOT / "pipelines").as_posix() for path in files]
         assert all(any(fnmatch(path, pattern) for pattern in patterns) for path in relative)
-        assert set(bundle.read_record(zoo.directory(name))["files"]) | {"policy.json"} == {path.name for path in files}
+        assert set(bundle_record.read_record(zoo.directory(name))["files"]) | {"policy.json"} == {
+            path.name for path in files
+        }
 
 
 @pytest.mark.parametrize("name", some(NAMES, 0))
@@ -73,7 +74,7 @@ def play(env: Any, act: Any, episodes: int) -> np.ndarray:
 
 def environment(name: str, actors: int) -> Any:
     """Return the environment of a policy, with tasks that are not those of the report."""
-    own = bundle.read_settings(zoo.directory(name))
+    own = bundle_record.read_settings(zoo.directory(name))
     return make(own.pop("name"), num_envs=actors, seed=5, split="test", params=own)
 
 

@@ -10,8 +10,10 @@ import pytest
 from pipelines.errors import Interrupted, Locked, StageFailed, UsageError
 from pipelines.events import Event, Notice, Progress
 from pipelines.files.locks import exclusive
+from pipelines.stages.result import Result
 from pipelines.stages.run_processes import EndedRun, PlannedRun, RunProcesses
-from pipelines.stages.sweep import cell_names, grid, run
+from pipelines.stages.sweep import cell_names, grid
+from pipelines.stages.sweep import run as run_sweep
 from tests.runs.factory import make_run
 
 # A stand-in for `amago run`: makes a run as the tests' factory does, or fails, as its arguments say.
@@ -35,6 +37,12 @@ record = json.loads((path / "run.json").read_text())
 record["stages"]["run"]["argv"] = sys.argv
 (path / "run.json").write_text(json.dumps(record))
 """
+
+SETTINGS = {"env": {"name": "tmaze"}, "train": {"steps": 9, "batch_size": 4, "threads": 1}, "seed": 0}
+
+
+def run(cells: list[PlannedRun], **fields: Any) -> Result:
+    return run_sweep(cells, **{"settings": SETTINGS, "varied": ["train.batch_size", "seed"], **fields})
 
 
 def command() -> list[str]:
@@ -153,3 +161,26 @@ def test_a_run_is_done_if_the_same_command_finished_it(tmp_path: Path) -> None:
     assert PlannedRun(path=path, arguments=("run", "x")).is_done
     assert not PlannedRun(path=path, arguments=("run", "y")).is_done
     assert not PlannedRun(path=tmp_path / "b", arguments=("run", "x")).is_done
+
+
+def test_runs_of_another_experiment_are_refused_with_the_difference(tmp_path: Path) -> None:
+    cells = [PlannedRun(path=finished(tmp_path / "a"), arguments=("run", "x"))]
+    run(cells, directory=tmp_path, command=command())
+    others: list[dict[str, Any]] = [
+        {"env": {"name": "bandit"}},
+        {"train": {"steps": 9, "batch_size": 4, "learning_rate": 0.5}},
+    ]
+    differences = ["env.name: 'tmaze' -> 'bandit'", "train.learning_rate: (unset) -> 0.5"]
+    for other, difference in zip(others, differences, strict=True):
+        with pytest.raises(UsageError) as refused:
+            run(cells, directory=tmp_path, command=command(), settings=SETTINGS | other)
+        assert difference in refused.value.problems
+
+
+def test_a_sweep_may_vary_another_key_and_train_for_longer(tmp_path: Path) -> None:
+    cells = [PlannedRun(path=finished(tmp_path / "a"), arguments=("run", "x"))]
+    run(cells, directory=tmp_path, command=command())
+    longer = SETTINGS | {"train": {"steps": 99, "batch_size": 8, "threads": 4, "learning_rate": 1.0}}
+    done = {"directory": tmp_path, "command": command(), "varied": ["train.learning_rate", "seed"]}
+    assert run(cells, settings=longer, **done).status == "skipped"
+    assert run(cells, settings=SETTINGS, **done).status == "skipped", "what was varied once is never compared again"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import Interrupted, StageFailed, UsageError
+from pipelines.errors import IntegrityError, Interrupted, StageFailed, UsageError
 from pipelines.events import Event, Notice, Progress
 from pipelines.stages.run_processes import PlannedRun
 from pipelines.stages.search_space import Dimension
@@ -48,6 +48,8 @@ record["stages"]["run"] |= {"status": "done", "argv": sys.argv}
 """
 SPACE = [Dimension(key="train.learning_rate", low=1e-5, high=1e-1, log=True), Dimension(key="x", choices=([1], [1, 2]))]
 
+SETTINGS = {"seed": 5, "about": "a text", "env": {"name": "tmaze"}, "train": {"steps": 9, "learning_rate": 1e-3}}
+
 
 def search(folder: Path, mode: str = "quick", **fields: Any) -> Search:
     def plan(values: Any, path: Path) -> PlannedRun:
@@ -56,7 +58,17 @@ def search(folder: Path, mode: str = "quick", **fields: Any) -> Search:
         return PlannedRun(path=path, arguments=arguments)
 
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{FAKE}"]
-    given = Search(directory=folder, space=SPACE, plan=plan, command=command, trials=4, jobs=2, confirm=2, seed=5)
+    given = Search(
+        directory=folder,
+        space=SPACE,
+        settings=SETTINGS,
+        plan=plan,
+        command=command,
+        trials=4,
+        jobs=2,
+        confirm=2,
+        seed=5,
+    )
     return replace(given, **fields)
 
 
@@ -147,9 +159,109 @@ def test_failing_trials_are_recorded_and_all_of_them_failing_ends_the_search(tmp
     assert len(started(tmp_path)) <= 4
 
 
-def test_another_space_or_metric_is_refused(tmp_path: Path) -> None:
+def test_another_space_metric_or_experiment_is_refused_with_the_difference(tmp_path: Path) -> None:
     run(search(tmp_path, trials=1, confirm=0))
-    with pytest.raises(UsageError, match="success_mean"):
-        run(search(tmp_path, metric="success_mean"))
-    with pytest.raises(UsageError, match="also chose x"):
-        run(search(tmp_path, space=SPACE[:1]))
+    wider = replace(SPACE[0], high=1.0)
+    other: dict[str, dict[str, Any]] = {
+        "metric: 'return_mean' -> 'success_mean'": {"metric": "success_mean"},
+        "space.x.key: 'x' -> (unset)": {"space": SPACE[:1]},
+        "space.train.learning_rate.high: 0.1 -> 1.0": {"space": [wider, SPACE[1]]},
+        "train.steps: 9 -> 10": {"settings": SETTINGS | {"train": {"steps": 10, "learning_rate": 1e-3}}},
+        "env.name: 'tmaze' -> 'bandit'": {"settings": SETTINGS | {"env": {"name": "bandit"}}},
+        "seed: 5 -> 6": {"settings": SETTINGS | {"seed": 6}},
+    }
+    for difference, fields in other.items():
+        with pytest.raises(UsageError) as refused:
+            run(search(tmp_path, trials=2, **fields))
+        assert difference in refused.value.problems
+    assert started(tmp_path) == [1]
+
+
+def test_settings_that_change_no_score_may_change_in_a_search(tmp_path: Path) -> None:
+    run(search(tmp_path, trials=1, confirm=0))
+    settings = SETTINGS | {"about": "another", "train": {"steps": 9, "learning_rate": 5.0, "threads": 3}}
+    assert run(search(tmp_path, trials=2, settings=settings)).metrics["trials"] == 2
+
+
+@pytest.mark.parametrize("damage", ["removed", "altered", "emptied"])
+def test_a_search_whose_record_of_settings_is_damaged_is_refused(tmp_path: Path, damage: str) -> None:
+    run(search(tmp_path, trials=1, confirm=0))
+    record = tmp_path / "settings.json"
+    if damage == "removed":
+        record.unlink()
+    else:
+        record.write_text(record.read_text().replace("tmaze", "bandit") if damage == "altered" else "")
+    with pytest.raises(IntegrityError, match=r"settings\.json"):
+        run(search(tmp_path, trials=2))
+
+
+def test_a_search_killed_before_its_first_trial_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("optuna.samplers.TPESampler", kill)  # made after the journal's first line is written
+        with pytest.raises(Killed):
+            run(search(tmp_path))
+    assert (tmp_path / "study.log").exists()
+    assert run(search(tmp_path, trials=1, confirm=0)).metrics["complete"] == 1
+
+
+def damage(name: str, log: Path) -> None:
+    """Damage a journal in a way of that name."""
+    good = log.read_bytes()
+    lines = good.splitlines(keepends=True)
+    score = good.rindex(b'"values":[') + len(b'"values":[')
+    contents = {
+        "emptied": b"",
+        "cut in half": good[: len(good) // 2],
+        "a line less": b"".join(lines[:-1]),
+        "without its first line": b"".join(lines[1:]),
+        "a score altered": good[:score] + b"9" + good[score + 1 :],
+        "a byte flipped": good[:40] + b"\xff" + good[41:],
+        "foreign JSON": b'{"a": 1}\n',
+        "a list": b"[]\n",
+        "binary": bytes(range(256)) + b"\n",
+        "a huge line": b"x" * 5_000_000 + b"\n",
+    }
+    log.unlink()
+    if name in contents:
+        log.write_bytes(contents[name])
+    elif name == "a directory":
+        log.mkdir()
+    elif name == "a pipe":
+        os.mkfifo(log)
+    else:
+        assert name == "a foreign line after it"
+        log.write_bytes(good + b'{"op_code": []}\n')
+
+
+DAMAGES = (
+    "emptied",
+    "cut in half",
+    "a line less",
+    "without its first line",
+    "a score altered",
+    "a byte flipped",
+    "foreign JSON",
+    "a list",
+    "binary",
+    "a huge line",
+    "a directory",
+    "a pipe",
+    "a foreign line after it",
+)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_journal_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    run(search(tmp_path, trials=2, confirm=0))
+    damage(name, tmp_path / "study.log")
+    with pytest.raises(IntegrityError, match=r"study\.log' is damaged: .*--run") as refused:
+        run(search(tmp_path, trials=3, confirm=0))
+    assert len(str(refused.value)) < 500
+    assert "\n" not in str(refused.value)
+    assert started(tmp_path) == [1, 1]

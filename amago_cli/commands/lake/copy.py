@@ -59,6 +59,7 @@ def merge(
 
 def _copy(common: Common, sources: Sequence[str], target: str, where: str, command: str) -> Result:
     from pipelines.errors import IntegrityError
+    from pipelines.lake.duplicates import find_duplicates
     from pipelines.lake.maintenance import copying
     from pipelines.lake.sql.selection import select
     from pipelines.lake.store import Lake
@@ -74,6 +75,9 @@ def _copy(common: Common, sources: Sequence[str], target: str, where: str, comma
     common.concerns(lake=into.name)
     with common.listening() as listener:
         done = [asdict(copying.copy(lake, into, where=where, listener=listener)) for lake in opened]
+        if any(each["trajectories"] for each in done):
+            for each in find_duplicates([into]):
+                listener(each.as_notice())
     damaged = [id for each in done for id in each.pop("damaged")]
     total = {name: sum(each[name] for each in done) for name in done[0]}
     columns = ("trajectories", "steps", "segments", "rewritten", "present", "bytes")

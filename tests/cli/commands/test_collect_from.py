@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Amago
+from pipelines.errors import UsageError
+from tests.cli.conftest import Amago, tiny
 from tests.formats.d4rl_data import flat, write
 
 
@@ -80,3 +81,83 @@ def test_a_missing_extra_is_one_line(amago: Amago, file: Path, monkeypatch: pyte
     failed = amago("collect", "--from", f"d4rl:{file}")
     assert failed.code == 3
     assert 'pip install "amago[hdf5]"' in failed.err
+
+
+@pytest.fixture
+def imported(amago: Amago, small: Path) -> Path:
+    """A run that imported CartPole's steps and trained on them."""
+    assert amago("export", small, "--format", "npz", "--to", "data").code == 0
+    words = ("--from", "npz:data", "--env", "gym:CartPole-v1", "--run", "run")
+    assert amago("collect", *words).code == 0
+    train = ("train", "--from-lake", "run", "--steps", 2, "--encoder", "feedforward", *tiny())
+    done = amago(*train)
+    assert done.code == 0, done.err
+    return Path("run")
+
+
+def steps_by_collector(amago: Amago, lake: Path) -> dict[str, int]:
+    text = "select collector, sum(length)::int as steps from trajectories group by collector"
+    return {row["collector"]: row["steps"] for row in amago("lake", "sql", lake, text, "--output", "json").json}
+
+
+def test_a_run_that_imported_data_goes_on_online_by_hand(amago: Amago, imported: Path) -> None:
+    before = steps_by_collector(amago, imported)
+    words = ("collect", "--run", imported, "--policy", imported, "--epsilon", 0.2, "--add", 40, "--actors", 2)
+    shown = amago(*words, "--dry-run")
+    assert "would play 'gym:CartPole-v1'" in shown.out
+    for times in (1, 2):
+        played = amago(*words, "--output", "json")
+        assert played.code == 0, played.err
+        assert (played.json["status"], played.json["metrics"]["steps"]) == ("done", 40)
+        assert played.json["metrics"]["epsilon"] == pytest.approx(0.2)
+        assert played.json["metrics"]["steps_total"] == 40 * times
+    random = amago("collect", "--run", imported, "--add", 30, "--actors", 2, "--output", "json")
+    assert random.json["metrics"]["steps_total"] == 30, "imported steps are not counted as played ones"
+    after = steps_by_collector(amago, imported)
+    assert before.items() <= after.items()
+    assert sorted(after.values()) == sorted([*before.values(), 80, 30])
+    assert amago("train", "--from-lake", imported, "--steps", 3).code == 0
+
+
+def test_a_run_that_imported_data_resumes_the_import_unless_acting_is_asked_for(amago: Amago, imported: Path) -> None:
+    shown = amago("collect", "--run", imported, "--steps", 50, "--dry-run")
+    assert "would import 'npz:data'" in shown.out
+    assert "steps = 50\n" in shown.out
+    again = amago("collect", "--run", imported)
+    assert again.code == 0
+    assert "--add N plays N steps" in again.err
+
+
+def test_starting_over_by_playing_forgets_the_source(amago: Amago, imported: Path) -> None:
+    done = amago("collect", "--run", imported, "--policy", "random", "--steps", 40, "--actors", 2, "--fresh")
+    assert done.code == 0, done.err
+    assert list(steps_by_collector(amago, imported).values()) == [40]
+    again = amago("collect", "--run", imported, "--steps", 40, "--actors", 2, "--output", "json")
+    assert (again.code, again.json["metrics"]["steps_total"]) == (0, 40)
+
+
+def test_an_environment_is_named_after_the_import(amago: Amago, small: Path) -> None:
+    assert amago("export", small, "--format", "npz", "--to", "data").code == 0
+    assert amago("collect", "--from", "npz:data", "--run", "run").code == 0
+    unknown = amago("collect", "--run", "run", "--add", 20)
+    assert unknown.code == 2
+    assert "no environment is named" in unknown.err
+    played = amago("collect", "--run", "run", "--add", 20, "--actors", 1, "--env", "gym:CartPole-v1")
+    assert played.code in (0, 3), played.err  # 3: the file's spaces have no bounds
+    assert "differs from that of its last collect" not in played.err
+
+
+def test_the_library_plays_in_a_run_that_imported_data(imported: Path) -> None:
+    from pipelines.stages.library import collect
+
+    played = collect(run=imported, policy=str(imported), add=20, settings={"collect.actors": 2})
+    assert played.metrics["steps"] == 20
+    with pytest.raises(UsageError, match="policy and --from exclude each other"):
+        collect(run=imported, source="npz:data", policy="random")
+
+
+@pytest.mark.parametrize("words", [["--set", "collect.actors=3"], ["--set", "exploration.start=0.5"]])
+def test_settings_about_acting_are_refused_beside_a_source(amago: Amago, file: Path, words: list[str]) -> None:
+    refused = amago("collect", "--from", f"d4rl:{file}", *words)
+    assert refused.code == 2
+    assert "--from exclude each other" in refused.err

@@ -85,3 +85,14 @@ def test_a_sweep_that_was_killed_resumes_by_the_same_command(amago: Amago) -> No
         assert run.updates == 72
         assert [each.split for each in run.scores.curve].count("train") == 12
     assert amago(*words, "--output", "json").json["status"] == "skipped"
+
+
+@pytest.mark.system
+def test_a_sweep_of_another_recipe_is_refused(amago: Amago) -> None:
+    recipe()
+    words = ("--vary", "train.batch_size=4", "--run", "sweep")
+    assert amago("sweep", "tiny.toml", *words).code == 0
+    refused = amago("sweep", "tiny.toml", "--set", "env.name=bandit", *words, "--seeds", 2)
+    assert refused.code == 2
+    assert "env.name: 'tmaze' -> 'bandit'" in refused.err
+    assert not Path("sweep/batch_size-4-seed-1").exists()

@@ -148,7 +148,39 @@ def test_the_lakes_of_the_settings_serve_where_none_is_named(amago: Amago, small
     assert done.code == 0, done.err
     drawn = RunDirectory("mine").load_record()["lakes"]
     assert [(Path(lake["lake"]).parent.name, lake["weight"]) for lake in drawn] == [("mine", 0.25), ("small", 0.75)]
-    more = ("--steps", 1, "--encoder", "feedforward", *tiny(lakes))
-    named = amago("train", "--run", "other", "--from-lake", small, *more)
+    more = ("--steps", 1, "--encoder", "feedforward", *tiny())
+    assert amago("train", "--run", "other", "--from-lake", small, *more, "--set", lakes).code == 2
+    Path("mixture.toml").write_text(lakes)
+    named = amago("train", "--run", "other", "--from-lake", small, *more, "--config", "mixture.toml")
     assert named.code == 0, named.err
     assert [lake["weight"] for lake in RunDirectory("other").load_record()["lakes"]] == [1.0]
+
+
+def test_adding_updates_trains_as_many_more_each_time(amago: Amago, small: Path) -> None:
+    words = ("train", "--from-lake", small, "--output", "json", "-q")
+    for expected in (5, 7):
+        done = amago(*words, "--add", 2)
+        assert done.code == 0, done.err
+        assert (done.json["metrics"]["updates"], done.json["status"]) == (expected, "done")
+    assert RunDirectory(small).load_document()["train"]["steps"] == 7
+    assert "would train 2 updates more" in amago("train", "--from-lake", small, "--add", 2, "--dry-run").out
+    both = amago(*words, "--add", 2, "--steps", 9)
+    assert (both.code, "exclude each other" in both.err) == (2, True)
+    assert amago(*words, "--add", 0).code == 2
+
+
+def test_a_run_that_was_copied_with_its_links_followed_goes_on(amago: Amago, small: Path) -> None:
+    words = ("--episodes", 1, "--set", "evaluate.mark_best=true", "-q")
+    assert amago("evaluate", small, *words).code == 0
+    copied = Path(shutil.copytree(small, "copied"))  # without symlinks=True it follows them
+    folders = [copied / "checkpoints" / name for name in ("latest", "best")]
+    assert all(folder.is_dir() and not folder.is_symlink() for folder in folders)
+    assert amago("evaluate", copied, "--checkpoint", "best", "--episodes", 1, "-q").code == 0
+    keep = ("--set", "train.keep_checkpoints=1", "--set", "train.checkpoint_every=1")
+    done = amago("train", "--from-lake", copied, "--steps", 6, *keep, "-q")
+    assert done.code == 0, done.err
+    names = sorted(path.name for path in (copied / "checkpoints").iterdir() if path.name != ".lock")
+    assert names == ["000003", "000006", "best", "latest"], "the best one is kept"
+    assert (copied / "checkpoints/latest").readlink() == Path("000006")
+    assert amago("evaluate", copied, *words, "--set", "evaluate.best_by=episodes").code == 0
+    assert (copied / "checkpoints/best").readlink() == Path("000006")

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from tests.cli.commands.test_sweep import recipe
 from tests.cli.conftest import Amago
@@ -57,3 +58,27 @@ def test_real_runs_are_tuned_and_the_best_is_a_recipe(amago: Amago) -> None:
     assert amago("run", "tuned/best.toml", "--dry-run").code == 0
     assert amago("compare", "tuned").code == 0
     assert amago(*words, "--output", "json").json["metrics"] == metrics
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("tiny")
+def test_trials_of_two_experiments_are_not_ranked_together(amago: Amago) -> None:
+    pytest.importorskip("optuna")
+    table = tomllib.loads(Path("tiny.toml").read_text())
+    two = {"a": table, "b": table | {"env": {"name": "bandit"}}}
+    Path("two.toml").write_text(tomli_w.dumps(two))
+    words = ("--space", "space.toml", "--trials", 1, "--confirm", 0, "--run", "tuned")
+    assert amago("tune", "two.toml:a", *words).code == 0
+    best = Path("tuned/best.toml").read_text()
+    changes = {
+        "env.name: 'tmaze' -> 'bandit'": ("two.toml:b",),
+        "train.steps: 6 -> 7": ("two.toml:a", "--set", "train.steps=7"),
+        "seed: 0 -> 9": ("two.toml:a", "--set", "seed=9"),
+        "agent.sequence.d_model: 8 -> ": ("two.toml:a", "--size", "small"),
+    }
+    for difference, change in changes.items():
+        refused = amago("tune", *change, *words, "--trials", 2)
+        assert refused.code == 2, change
+        assert difference in refused.err
+    assert not Path("tuned/trial-0001").exists()
+    assert Path("tuned/best.toml").read_text() == best

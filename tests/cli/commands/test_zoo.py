@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipelines import load_policy
-from pipelines.config import zoo
+from pipelines.config import bundle_record, zoo
 from pipelines.config.places import bundle_directory
 from pipelines.errors import AmagoError, InputMissing
 from pipelines.events import silent
@@ -75,7 +75,7 @@ def test_a_page_of_the_zoo_is_made_without_a_network(amago: Amago, monkeypatch: 
     page = Path("demo/page.html").read_text()
     assert "connect-src" not in page
     assert "default-src 'none'" in page
-    assert set(bundle.read_record(Path("demo"))["files"]) >= {"page.html", "policy.onnx", "policy.mjs"}
+    assert set(bundle_record.read_record(Path("demo"))["files"]) >= {"page.html", "policy.onnx", "policy.mjs"}
     assert amago("verify", "demo").code == 0
 
 

@@ -1,0 +1,131 @@
+"""Which modules the runs of this user name by the user's own choice: what was typed when a run was made need not be
+typed again.
+
+The record is outside of the run, in the user's state directory, where no download, copy or archive of a run can write.
+It holds for the directory in which the run was made, for the tables of its configuration that name modules, and for
+the file that each module is. Everything else asks as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from pipelines import trust
+from pipelines.errors import AmagoError
+from pipelines.files.atomic import write_atomically
+from pipelines.files.json import Form, read_object
+
+# Tables in which a value may name a module, or is an argument of one.
+_TABLES = ("env", "exploration", "agent", "source", "relabel")
+_NAME = re.compile(r"(?:[a-z]+:)?([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_][\w./-]*")
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class _OwnRun(Form):
+    """A run of this user. `device` and `inode` are those of its directory; `modules` maps names to the files of their
+    modules."""
+
+    path: str
+    id: str
+    device: int
+    inode: int
+    settings: str
+    modules: dict[str, str]
+
+
+def remember(run: Path, identity: str, document: Mapping[str, Any]) -> None:
+    """Record the names in the configuration of `run` that the user typed; without a place to write, nothing."""
+    modules = {
+        name: str(origin)
+        for name in _names(document)
+        if trust.is_typed(name) and (origin := _module_file(name)) is not None
+    }
+    record = _place(run)
+    with contextlib.suppress(OSError, AmagoError):
+        if modules:
+            record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(record, json.dumps({**_facts(run, identity, document), "modules": modules}))
+        else:
+            record.unlink(missing_ok=True)
+
+
+def grant(run: Path, identity: str, document: Mapping[str, Any]) -> None:
+    """Allow the names that the user typed when `run` was made, if it is that run and nothing has changed."""
+    record = _place(run)
+    try:
+        if not (_is_private(record.parent) and _is_private(record)):
+            return
+        known = read_object(record, _OwnRun)
+        if known is None or {**known, "modules": None} != {**_facts(run, identity, document), "modules": None}:
+            return
+    except OSError:
+        return
+    for name, origin in known["modules"].items():
+        if origin == str(_module_file(name)):
+            trust.typed(name)
+
+
+def _place(run: Path) -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return home / "amago" / "own_runs" / f"{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]}.json"
+
+
+def _facts(run: Path, identity: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe what must be as it was: the directory, the run in it, and its settings that concern modules."""
+    found = run.stat()
+    concerned = json.dumps(_concerned(document), sort_keys=True, default=str)
+    return {
+        "path": str(run.resolve()),
+        "id": identity,
+        "device": found.st_dev,
+        "inode": found.st_ino,
+        "settings": hashlib.sha256(concerned.encode()).hexdigest(),
+    }
+
+
+def _concerned(document: Mapping[str, Any]) -> dict[str, Any]:
+    train = document.get("train")
+    replay = train.get("relabel") if isinstance(train, Mapping) else None
+    return {**{table: document.get(table) for table in _TABLES}, "replay": replay}
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Yield the texts of a document that have the form of a module's name."""
+    waiting = [_concerned(value)]
+    while waiting:
+        part: Any = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+        elif isinstance(part, str) and _NAME.fullmatch(part):
+            yield part
+
+
+def _module_file(name: str) -> Path | None:
+    """Return the file that importing `name` would execute first, found without importing anything; None if none is."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    with contextlib.suppress(ImportError, ValueError):
+        found = PathFinder.find_spec(match[1], [*sys.path, os.getcwd()])
+        if found is not None and found.origin is not None:
+            return Path(found.origin).resolve()
+    return None
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether `path` belongs to this user, and no other may write to it."""
+    found = path.lstat()
+    return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(found.st_mode)
