@@ -170,7 +170,7 @@ def evaluated(
         run=run,
         metrics=_figures(report, other),
         outputs=[*([path] if path else []), *filmed.paths],
-        tables=tables(report, other if other is not None and differs(report, other) else None),
+        tables=tables(report, other if other is not None and differs(report["metrics"], other["metrics"]) else None),
         seconds=time.monotonic() - started,
     )
     try:
@@ -215,16 +215,15 @@ def _figures(report: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict
     if other is not None:
         kept = ("episodes", *(f"{kind}_{what}" for kind in ("return", "success") for what in ("mean", "ci95")))
         figures = {key: other["metrics"][key] for key in kept if key in other["metrics"]}
-        found[f"{mode_name(other['settings']['greedy'])}_play"] = figures | {"differs": differs(report, other)}
+        figures["differs"] = differs(report["metrics"], other["metrics"])
+        found[f"{mode_name(other['settings']['greedy'])}_play"] = figures
     return found
 
 
-def differs(report: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def differs(figures: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Whether the intervals of the return, or of success, of two evaluations do not overlap."""
     pairs = (
-        (report["metrics"][name], other["metrics"][name])
-        for name in ("return_ci95", "success_ci95")
-        if name in report["metrics"] and name in other["metrics"]
+        (figures[name], others[name]) for name in ("return_ci95", "success_ci95") if name in figures and name in others
     )
     return any(low > other_high or high < other_low for (low, high), (other_low, other_high) in pairs)
 

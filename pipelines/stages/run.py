@@ -36,7 +36,7 @@ from pipelines.report import live
 from pipelines.rollout.collector import Collector
 from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
-from pipelines.runs.evaluations import last_and_best
+from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
 from pipelines.runs.progress import recording
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
@@ -381,18 +381,31 @@ class ChainRunner:
             figures["ingested"] = self._figures["ingest"]["steps_total"]
         if "relabel" in self._figures:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
-        if (found := last_and_best(read_run(self.directory.path).scores.final)) is not None:
+        stored = read_run(self.directory.path)
+        evaluations = stored.evaluations
+        if (found := last_and_best(stored.scores.final)) is not None:
             last, _ = found
             figures["evaluated"] = f"update {last.update:,}, {last.standard}"
             figures |= {"evaluated_update": last.update, "evaluated_split": last.split}
             figures |= {key: last.metrics[key] for key in (*_SCORES, *_GAPS) if key in last.metrics}
-            now = self._figures.get("evaluate", {})
-            ways = ("greedy_play", "sampled_play")
-            figures |= {key: now[key] for key in ways if key in now and now["update"] == last.update}
+            figures |= _other_way(last, evaluations)
         if (best := self.directory.load_record().get("best")) is not None:
             figures["best"] = f"update {best['update']:,}, {best['by']} {best['score']:.4g} on {best['split']} tasks"
             figures["best_update"] = best["update"]
         return figures
+
+
+def _other_way(last: Evaluation, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """Return the scores of the same checkpoint on the same tasks acting the other way, greedily or sampled, where both
+    were played and differ by more than their intervals."""
+    wanted = replace(last.standard, greedy=not last.standard.greedy)
+    other = next(
+        (each for each in reversed(evaluations) if (each.update, each.standard) == (last.update, wanted)), None
+    )
+    if last.standard.greedy is None or other is None or not evaluate.differs(last.metrics, other.metrics):
+        return {}
+    kept = ("return_mean", "return_ci95", "success_mean", "success_ci95")
+    return {f"{mode_name(not last.standard.greedy)}_{key}": other.metrics[key] for key in kept if key in other.metrics}
 
 
 def _parts(stage: str, seconds: float, parts: Mapping[str, float], *, rest: str) -> dict[str, float]:

@@ -125,7 +125,12 @@ def test_discrete_policies_are_sampled_and_checked_the_other_way_at_the_end(tmp_
     run = tmp_path / "run"
     result = chain.run(make(LAKE, epochs=2, evaluate={"episodes": 40}), run=run)
     assert reports(run) == [("test", False, 40), ("test", True, 10), ("train", False, 40)]
-    assert result.metrics["greedy_play"]["episodes"] == 10
+    [check] = [each for each in read_run(run).evaluations if each.standard.greedy and each.split == "test"]
+    figures = json.loads(check.path.read_text()) | {"metrics": {**check.metrics, "return_ci95": [8, 9]}}
+    assert "greedy_return_ci95" not in result.metrics or evaluate.differs(result.metrics, check.metrics)
+    check.path.write_text(json.dumps(figures))
+    again = chain.run(make(LAKE, epochs=2, evaluate={"episodes": 40}), run=run)
+    assert again.metrics["greedy_return_ci95"] == [8, 9]
     assert bundle.read(export_of(run, tmp_path / "bundle")).greedy is False
 
 
@@ -161,8 +166,8 @@ def test_both_ways_are_shown_where_they_differ() -> None:
         return {**about, "metrics": figures}
 
     sampled = report(0.84, 0.05, False)
-    assert evaluate.differs(sampled, report(0.25, 0.05, True))
-    assert not evaluate.differs(sampled, report(0.80, 0.05, True))
+    assert evaluate.differs(sampled["metrics"], report(0.25, 0.05, True)["metrics"])
+    assert not evaluate.differs(sampled["metrics"], report(0.80, 0.05, True)["metrics"])
     rows = evaluate.tables(sampled, report(0.25, 0.05, True))[0].rows
     assert [row[0] for row in rows] == ["return", "return (greedy play, 50 episodes)"]
 
