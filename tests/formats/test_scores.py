@@ -91,7 +91,7 @@ def test_a_report_shows_it_and_forgets_it() -> None:
     report = {
         "update": 5,
         "env": {"name": "gym:Hopper-v5"},
-        "settings": {"split": "test"},
+        "settings": {"split": "test", "greedy": True},
         "metrics": {"return_mean": 3234.3, "return_ci95": [-20.272305, 3234.3], "episodes": 1, "per_attempt": []},
     }
     found = scored(report, reference("hopper"))
