@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from amago_cli.invocation import Invocation
+from amago_cli.stopping import handled
 
 if TYPE_CHECKING:
     from amago_cli.errors import Failure
     from pipelines.config.settings import TrainSettings
 
+_POLL_SECONDS = 0.05
 _REPORT_SECONDS = 8.0  # in which rank 0 comes to the same error
 _SILENT = ("ReportedElsewhere", "RankLost", "Interrupted")
 
@@ -57,42 +62,72 @@ def launched(invocation: Invocation, train: TrainSettings) -> Launch | None:
 def launch(launch: Launch) -> int:
     """Run the processes, and return the exit code of the first that failed, 0 if none did. Rank 0 prints the result.
 
-    StageFailed if rank 0 was killed: it has printed nothing.
+    When one fails, or this process gets a signal, the others are signalled as well; those that are still there after
+    the launch's timeout are killed. StageFailed if rank 0 was killed: it has printed nothing.
+
+    torchrun's launcher does the same, but imports torch, which costs 350 MB and seconds, and always waits 30 s.
     """
-    import dataclasses
-    import logging
-
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     from pipelines.config.cores import available_cores
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # ranks report their errors themselves
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // launch.ranks)))
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    grace: dict[str, Any] = (
-        {"shutdown_timeout": int(launch.timeout_seconds)} if "shutdown_timeout" in known else {}
-    )  # torch 2.13
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=launch.ranks,
-        run_id=f"amago-{os.getpid()}",
-        rdzv_backend="static",  # "c10d" fails where its store does not answer for a minute, on a busy host
-        rdzv_endpoint=f"localhost:{_free_port()}",
-        rdzv_configs={"rank": 0},
-        max_restarts=0,
-        monitor_interval=0.1,
-        **grace,
-    )
+    shared = {
+        **os.environ,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // launch.ranks))),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(_free_port()),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(launch.ranks)),
+        "AMAGO_LAUNCHER": str(os.getpid()),
+    }
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        _send(processes, number)
+
+    processes: list[subprocess.Popen[bytes]] = []
+    before = {number: signal.signal(number, pass_on) for number in handled()}
     try:
-        elastic_launch(config, sys.executable)("-m", "amago_cli", *launch.arguments)
-    except ChildFailedError as error:
-        return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
-    except SignalException as error:
-        return 128 + int(error.sigval)
-    return 0
+        for number in range(launch.ranks):
+            own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            # A session of its own: a terminal's Ctrl-C reaches the ranks once, by this process.
+            command = [sys.executable, "-m", "amago_cli", *launch.arguments]
+            processes.append(subprocess.Popen(command, env=shared | own, start_new_session=True))
+        for number in received:  # while the ranks were started
+            _send(processes, number)
+        codes = _wait(processes, received, launch.timeout_seconds)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if not any(codes.values()):
+        return 0
+    return 128 + received[0] if received else _exit_code({rank: code for rank, code in codes.items() if code})
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int], timeout: float) -> dict[int, int]:
+    """Wait for all processes, and return the exit codes of those that ended by themselves."""
+    codes: dict[int, int] = {}
+    deadline = math.inf
+    while running := [rank for rank, process in enumerate(processes) if process.poll() is None]:
+        if deadline == math.inf:
+            codes |= {rank: process.returncode for rank, process in enumerate(processes) if rank not in running}
+            if any(codes.values()) and not received:
+                _send(processes, signal.SIGTERM)
+            if any(codes.values()) or received:
+                deadline = time.monotonic() + timeout
+        elif time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    signalled = {-signal.SIGTERM, -signal.SIGKILL} if deadline != math.inf else set()
+    ended = {rank: process.returncode for rank, process in enumerate(processes) if process.returncode is not None}
+    return {rank: code for rank, code in ended.items() if code not in signalled} | codes
+
+
+def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
 
 
 def _free_port() -> int:
@@ -134,15 +169,17 @@ def end_failed(code: int) -> None:
 
 
 def inform_launcher(failure: Failure) -> None:
-    """Write the file from which torchrun takes the reason of a failure, and ignore its signal to end from now on: this
-    process reports, and ends by itself."""
+    """Ignore the launcher's signal to end from now on, since this process reports and then ends by itself, and write
+    the file from which torchrun takes the reason of a failure."""
     import json
 
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not place:
+    if not place and "AMAGO_LAUNCHER" not in os.environ:
         return
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not place:
+        return
     text = f"{failure.message}{f'; {failure.hint}' if failure.hint else ''}"
     extra = {"timestamp": str(int(time.time())), "py_callstack": text}
     message = {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": extra}}

@@ -14,7 +14,9 @@ def announced() -> int:
 
 def alone() -> dict[str, str]:
     """Return the environment without the launcher's variables, for a child that is not one of the processes."""
-    its = re.compile("((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+    its = re.compile(
+        "((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|AMAGO_LAUNCHER|TORCHELASTIC_.*"
+    )
     return {name: value for name, value in os.environ.items() if its.fullmatch(name) is None}
 
 

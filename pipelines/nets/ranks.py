@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import os
 import secrets
 import signal
 import socket
@@ -58,6 +59,10 @@ def join(device: torch.device, *, timeout_seconds: float) -> None:
         return
     with contextlib.suppress(OSError, AttributeError):  # Linux: end with the launcher, which kill -9 leaves no chance
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.environ.get("AMAGO_LAUNCHER", str(os.getppid())) != str(
+        os.getppid()
+    ):  # it was killed before that took effect
+        raise StageFailed("the process that started the ranks has ended", hint="repeat the command to resume")
     backend, own = "gloo", None
     if device.type == "cuda":  # objects, which are on the host, go by gloo
         torch.cuda.set_device(device)
@@ -322,7 +327,8 @@ def connected() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if size() > 1 and any(text in str(error) for text in _LOST):
+            what = "has not answered within train.rank_timeout" if "imed out" in str(error) else "has ended"
             raise RankLost(
-                f"rank {rank()}: another rank has ended", hint="repeat the command to resume from the last checkpoint"
+                f"rank {rank()}: another rank {what}", hint="repeat the command to resume from the last checkpoint"
             ) from error
         raise

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib
+import os
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -32,12 +35,23 @@ class _DmControlSettings(SettingsModel):
 
 def names() -> list[str]:
     """Every DOMAIN-TASK that the installed dm_control brings."""
+    _choose_renderer()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is no display, and none is needed
         import shimmy
 
     gymnasium.register_envs(shimmy)
     return [found[1] for found in map(_ID.fullmatch, gymnasium.registry) if found and found[1] != "compatibility-env"]
+
+
+def _choose_renderer() -> None:
+    """Let dm_control render without a display, before it is imported.
+
+    It takes GLFW if nobody chooses, which aborts the process where there is no display: at the first reset of tasks
+    that upload a terrain, whether or not anybody wants pictures.
+    """
+    if sys.platform == "linux" and not any(os.environ.get(n) for n in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
+        os.environ["MUJOCO_GL"] = "egl" if ctypes.util.find_library("EGL") else "disabled"
 
 
 class _WithIn1d:

@@ -65,11 +65,11 @@ def test_a_return_is_normalised_by_the_task_that_is_named(amago: Amago, small: P
 def test_videos_are_written_listed_and_counted(amago: Amago, small: Path) -> None:
     av = pytest.importorskip("av", reason='PyAV is not installed: pip install "amago[video]"')
     pytest.importorskip("pygame", reason="pygame is not installed")
-    done = amago("evaluate", small, "--episodes", 3, "--video", 2, "--to", "films", "--output", "json")
+    done = amago("evaluate", small, "--greedy", "--episodes", 3, "--video", 2, "--to", "films", "--output", "json")
     assert done.code == 0, done.err
     report, *videos = map(Path, done.json["outputs"])
     assert [video.parent.name for video in videos] == ["films", "films"]
-    steps = amago("watch", small, "--episode", 1, "--output", "json").json["metrics"]["length"]
+    steps = amago("watch", small, "--episode", 1, "--set", "evaluate.greedy=true", "--output", "json").json["metrics"]["length"]
     with av.open(str(videos[1])) as container:
         frames = sum(1 for _ in container.decode(video=0))
     assert frames == steps + 1

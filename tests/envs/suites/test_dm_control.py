@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -85,3 +91,18 @@ def test_quadrupeds_play_whatever_numpy_has():
     env.reset()
     assert np.isfinite(env.step(np.zeros((1, 12), np.float32)).reward).all()
     assert dm_control._WithIn1d().in1d(np.array([1, 2]), [2]).tolist() == [False, True]
+
+
+@pytest.mark.system
+def test_tasks_with_a_terrain_need_no_display(tmp_path):
+    """dm_control's own choice of a renderer, GLFW, aborts the process without one."""
+    environment = {name: value for name, value in os.environ.items() if not re.search("DISPLAY|MUJOCO_GL", name)}
+    command = [sys.executable, "-m", "amago_cli", "collect", "--env", "dmc:quadruped-escape", "--steps", "32"]
+    done = subprocess.run(
+        [*command, "--actors", "1", "--run", str(tmp_path / "run")],
+        env=environment | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 or "No OpenGL rendering backend is available" in done.stderr.splitlines()[-1]
