@@ -169,3 +169,16 @@ def test_a_training_whose_terminal_is_closed_saves_a_checkpoint(amago: Amago, sm
     os.close(terminal)
     assert process.wait() == 129
     assert set(os.listdir(small / "checkpoints")) > saved
+
+
+def test_a_signal_says_which_step_it_waits_for(capfd: pytest.CaptureFixture[str]) -> None:
+    with interruptible(lambda event: None) as listener:
+        listener(Progress(stage="train", done=3, total=9, unit="updates"))
+        signal.raise_signal(signal.SIGINT)
+        listener(Notice(text="nothing"))
+        with pytest.raises(Interrupted, match="train interrupted by SIGINT at 4 updates"):
+            listener(Progress(stage="train", done=4, total=9, unit="updates"))
+        listener(Waiting(what="checkpoint 4 to be written", stoppable=False))
+    said = capfd.readouterr().err.split("\n")
+    assert "stopping at the next safe point, after the update in progress; repeat to stop at once" in said
+    assert "waiting for checkpoint 4 to be written" in said

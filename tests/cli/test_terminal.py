@@ -68,9 +68,9 @@ def test_a_run_on_a_terminal_keeps_its_evaluations_as_lines(tmp_path: Path) -> N
     found = lines(text)
     assert found[0] == "run runs/short: starting"
     evaluations = [line for line in found if " evaluate: after: update " in line]
-    assert [line.partition(",")[0] for line in evaluations] == [
-        "epoch 1/2 evaluate: after: update 4",
-        "epoch 2/2 evaluate: after: update 8",
+    assert [line.partition(": return")[0] for line in evaluations] == [
+        "epoch 1/2 evaluate: after: update 4 on train tasks",
+        "epoch 2/2 evaluate: after: update 8 on test tasks",
     ]
     assert re.search(r"epoch [12]/2 \w+ +\d+% \|", text)  # the bar, which does not stay
     assert not any(re.search(r"% \|", line) for line in found)
