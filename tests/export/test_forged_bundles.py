@@ -121,7 +121,7 @@ def test_a_changed_record_is_refused_or_loads_within_the_size_of_its_weights(
     assert refused is None or refused.exit_code == (3 if isinstance(refused, InputMissing) else 4)
     # What acts may act otherwise than was recorded, but nothing is verified that does not load.
     other = refusal(lambda: verify(folder, trust=False))
-    assert (other is None) == (refused is None)
+    assert refused is None or other is not None
 
 
 @pytest.mark.parametrize(
