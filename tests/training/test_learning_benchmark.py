@@ -213,10 +213,11 @@ def test_results_of_the_repository_can_be_read() -> None:
 
 
 def test_what_a_recipe_expects_is_what_the_book_says() -> None:
-    """Figures of our own are those of the recipe's row, to the digit; others are bounds or name who reports them."""
+    """Figures of our own are those of the recipe's row of most seeds, to the digit; others are bounds or name who reports
+    them."""
     rows = {
         TASKS[row["task"]].recipe: row
-        for row in summary.groups(RESULTS, TASKS)
+        for row in sorted(summary.groups(RESULTS, TASKS), key=lambda row: len(row["seeds"]))
         if row["variant"] == "default" and not row["cpu_limit"] and not TASKS[row["task"]].set
     }
     assert len(rows) >= 7
