@@ -213,8 +213,8 @@ def test_results_of_the_repository_can_be_read() -> None:
 
 
 def test_what_a_recipe_expects_is_what_the_book_says() -> None:
-    """Figures of our own are those of the recipe's row of most seeds, to the digit; others are bounds or name who reports
-    them."""
+    """Figures of our own are those of the recipe's row of most seeds, to the digit; others are bounds or name who
+    reports them."""
     rows = {
         TASKS[row["task"]].recipe: row
         for row in sorted(summary.groups(RESULTS, TASKS), key=lambda row: len(row["seeds"]))

@@ -69,10 +69,10 @@ def test_videos_are_written_listed_and_counted(amago: Amago, small: Path) -> Non
     assert done.code == 0, done.err
     report, *videos = map(Path, done.json["outputs"])
     assert [video.parent.name for video in videos] == ["films", "films"]
-    steps = amago("watch", small, "--episode", 1, "--set", "evaluate.greedy=true", "--output", "json").json["metrics"]["length"]
+    watched = amago("watch", small, "--episode", 1, "--set", "evaluate.greedy=true", "--output", "json").json
     with av.open(str(videos[1])) as container:
         frames = sum(1 for _ in container.decode(video=0))
-    assert frames == steps + 1
+    assert frames == watched["metrics"]["length"] + 1
     assert report.parent.name == "evaluations"
     assert "  wrote films/" in amago("evaluate", small, "--episodes", 4, "--video", 1, "--to", "films").out
 
