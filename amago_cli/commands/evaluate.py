@@ -105,7 +105,7 @@ def evaluate(
     from pipelines.errors import UsageError
     from pipelines.evaluation import gate
 
-    def checked(document: dict[str, Any]) -> Settings:
+    def resolve_checked(document: dict[str, Any]) -> Settings:
         settings = request.settings(document)
         refuse_idle_engine(settings, request.keys, processes=settings.evaluate.evaluators, option="--evaluators")
         gate.parse(settings.evaluate.require)
@@ -118,7 +118,7 @@ def evaluate(
         from pipelines.stages import early_checks
 
         common.concerns()
-        settings, form = checked(early_checks.bundle_document(packed)), form or early_checks.WEIGHTS
+        settings, form = resolve_checked(early_checks.bundle_document(packed)), form or early_checks.WEIGHTS
         early_checks.refuse_run_settings(settings, packed, form=form, to=to)
         if common.dry_run:
             return preview(common, settings, writes={"evaluation": to} if to else {})
@@ -137,7 +137,7 @@ def evaluate(
     directory = RunDirectory.open(run)
     if form is not None:
         raise UsageError(f"--form chooses a form of a bundle, and '{run}' is a run", hint="see amago export --format")
-    settings = checked(directory.load_document())
+    settings = resolve_checked(directory.load_document())
     if to is not None and not settings.evaluate.video:
         raise UsageError("--to is the directory for videos, and none are to be made", hint="add --video N")
     if common.dry_run:

@@ -36,7 +36,7 @@ def identify(directory: Path) -> str:
     try:
         return str(read_record(directory)["checksum"])
     except UNREADABLE as error:
-        raise damaged(directory, error) from error
+        raise make_damage_error(directory, error) from error
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
     try:
         return dict(read_record(directory)["env"])
     except UNREADABLE as error:
-        raise damaged(directory, error) from error
+        raise make_damage_error(directory, error) from error
 
 
 def read_record(directory: Path) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def read_record(directory: Path) -> dict[str, Any]:
     return record | {"checksum": checksum(content)}
 
 
-def damaged(directory: Path, error: Exception) -> IntegrityError:
+def make_damage_error(directory: Path, error: Exception) -> IntegrityError:
     """Return the error for a bundle whose content raised `error`."""
     return IntegrityError(
         f"policy bundle '{directory}' is damaged: {reason(error)}", hint="copy it again, or make it again"

@@ -49,10 +49,10 @@ def describe_changes(
     ['train.steps: 5 -> 9']
     """
     found = changes(before, after).items()
-    return [f"{key}: {_shown(old)} -> {_shown(new)}" for key, (old, new) in found if not may_change(key)]
+    return [f"{key}: {_format_value(old)} -> {_format_value(new)}" for key, (old, new) in found if not may_change(key)]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "(unset)" if value is None else repr(value)
 
 

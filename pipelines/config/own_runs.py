@@ -84,7 +84,7 @@ def _place(run: Path) -> Path:
 def _facts(run: Path, identity: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """Describe what must be as it was: the directory, the run in it, and its settings that concern modules."""
     found = run.stat()
-    concerned = json.dumps(_concerned(document), sort_keys=True, default=str)
+    concerned = json.dumps(_select_module_settings(document), sort_keys=True, default=str)
     return {
         "path": str(run.resolve()),
         "id": identity,
@@ -94,7 +94,7 @@ def _facts(run: Path, identity: str, document: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _concerned(document: Mapping[str, Any]) -> dict[str, Any]:
+def _select_module_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     train = document.get("train")
     replay = train.get("relabel") if isinstance(train, Mapping) else None
     return {**{table: document.get(table) for table in _TABLES}, "replay": replay}
@@ -102,7 +102,7 @@ def _concerned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names(value: Any) -> Iterator[str]:
     """Yield the texts of a document that have the form of a module's name."""
-    waiting = [_concerned(value)]
+    waiting = [_select_module_settings(value)]
     while waiting:
         part: Any = waiting.pop()
         if isinstance(part, Mapping):

@@ -33,7 +33,7 @@ from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError, InputMissing, IntegrityError, Interrupted, UsageError, is_stop
 from pipelines.files.atomic import explained, remove_leftovers, write_atomically
 from pipelines.files.json import Form, read_object
-from pipelines.files.locks import exclusive, locked
+from pipelines.files.locks import exclusive, hold_lock
 
 _LONGEST_ERROR = 500
 _VERSIONED = ("amago", "torch", "gymnasium", "numpy", "pyarrow", "duckdb", "pydantic")
@@ -201,7 +201,7 @@ class RunDirectory:
     def _writing(self) -> Iterator[None]:
         """Hold the record's lock: no other process changes it between our read and write, as stages of one run may
         overlap."""
-        with explained(f"write '{self.path}'"), locked(self.path / ".record.lock"):
+        with explained(f"write '{self.path}'"), hold_lock(self.path / ".record.lock"):
             yield
 
     def _write_record(self, record: Mapping[str, Any]) -> None:

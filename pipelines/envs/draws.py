@@ -61,7 +61,7 @@ class Draws:
         """Draw (m, n) int64: a random order of 0..n-1 for each episode."""
         return np.argsort(self.uniform(episode[:, None], stream, np.arange(n)), axis=1)
 
-    def shuffled(self, values: Sequence[str], stream: int) -> tuple[str, ...]:
+    def shuffle(self, values: Sequence[str], stream: int) -> tuple[str, ...]:
         """Draw an order of `values`, the same for all episodes."""
         order = self.permutations(np.zeros(1, dtype=np.int64), stream, len(values))[0]
         return tuple(values[place] for place in order.tolist())

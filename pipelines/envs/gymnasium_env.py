@@ -253,7 +253,7 @@ class GymnasiumEnv(Env):
     def play_evenly(self) -> None:
         first = self.envs[0]
         if isinstance(first, TaskEnv) and first.kinds:
-            self._kinds = self._draws.shuffled(first.kinds, _ORDER)
+            self._kinds = self._draws.shuffle(first.kinds, _ORDER)
 
     def render(self, mode: str = "rgb_array", actor: int = 0) -> Any:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.config.bundle_record import damaged, read_record
+from pipelines.config.bundle_record import make_damage_error, read_record
 from pipelines.errors import InputMissing
 from pipelines.export import forms, parity
 from pipelines.export.policy_bundle import load_policy
@@ -72,7 +72,7 @@ def verify(directory: Path, *, trust: bool) -> VerifiedBundle:
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
     except UNREADABLE as error:
-        raise damaged(directory, error) from error
+        raise make_damage_error(directory, error) from error
 
 
 def _recording(content: bytes, spaces: Spaces) -> parity.Arrays:

@@ -104,7 +104,7 @@ def _claim(file: Path, what: str) -> int:
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+def hold_lock(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
     """Hold a flock on `path` (made if missing, as its folder: a copied lake has lost that), waiting for it, or raising
     BlockingIOError without `wait`. Threads of one process exclude each other too.
     """

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def find_kind(path: Path) -> str | None:
         return D3rlpyImporter.source if all(name in file for name in _D3RLPY) else None
 
 
-class _DemonstrationImporter:
+class _DemonstrationImporter(ABC):
     """An importer of trajectories that have arrays of their own; subclasses know how a file names them."""
 
     source: str
@@ -111,17 +112,17 @@ class _DemonstrationImporter:
     def close(self) -> None:
         self._file.close()
 
+    @abstractmethod
     def _find_names(self) -> Sequence[str]:
         """Return the names of the trajectories, at least one, in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _group_of(self, name: str) -> Any:
         """Return the group of a trajectory's arrays."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _observations(self, first: Any) -> dict[str, str]:
         """Map all columns of observations to arrays of a trajectory."""
-        raise NotImplementedError
 
     def _observed(self, first: Any) -> dict[str, str]:
         """Map columns to arrays of a trajectory, as the user wants them."""
@@ -285,7 +286,7 @@ class RobomimicImporter(_DemonstrationImporter):
         }
 
     def _read_masks(self, count: int) -> dict[str, list[str]]:
-        """Map demonstrations, of which there are `count`, to the masks that name them."""
+        """Map each of the `count` demonstrations to the masks that name it."""
         found: dict[str, list[str]] = {}
         if not hasattr(self._file.get("mask"), "keys"):
             return found

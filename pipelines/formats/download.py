@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 from pipelines.errors import InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, Progress
 from pipelines.files.atomic import explained, publish
-from pipelines.files.locks import locked
+from pipelines.files.locks import hold_lock
 from pipelines.files.user_cache import cache_home
 
 _PIECE = 1 << 20
@@ -34,7 +34,7 @@ def fetched(url: str, *, name: str, sha256: str | None, listener: Listener) -> P
         return path
     with explained(f"write '{path.parent}' (AMAGO_CACHE names another place)"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{name}.lock")):
+    with hold_lock(path.with_name(f".{name}.lock")):
         if not path.is_file():
             _fetch(url, path, sha256, listener)
     return path

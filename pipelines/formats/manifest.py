@@ -58,17 +58,17 @@ def verify_files(place: str, *, nested: bool = False, listener: Listener = silen
     wanted: dict[Path, str] = {}
     if path.is_dir():
         for folder in [path, *(mark.parent for mark in path.rglob(MARK) if nested)]:
-            wanted |= {folder / name: digest for name, digest in _listed(folder).items()}
+            wanted |= {folder / name: digest for name, digest in _read_digests(folder).items()}
         # A folder within an export, such as `data` of Minari's.
         inner = f"{path.absolute().name}/"
-        listed = _listed(path.absolute().parent)
+        listed = _read_digests(path.absolute().parent)
         wanted |= {path / name[len(inner) :]: digest for name, digest in listed.items() if name.startswith(inner)}
     else:
         matches = {path} if path.exists() else {Path(found) for found in glob.glob(place, recursive=True)}
         for folder in {match.parent for match in matches}:
             # The importer of tables reads this one beside the files it was asked for.
             chosen = matches | {folder / TRAJECTORIES}
-            places = {folder / name: digest for name, digest in _listed(folder).items()}
+            places = {folder / name: digest for name, digest in _read_digests(folder).items()}
             wanted |= {place: digest for place, digest in places.items() if place in chosen}
     for file in wanted:
         if not file.is_file():
@@ -81,7 +81,7 @@ def verify_files(place: str, *, nested: bool = False, listener: Listener = silen
             )
 
 
-def _listed(folder: Path) -> Mapping[str, str]:
+def _read_digests(folder: Path) -> Mapping[str, str]:
     """Read the digests of a folder by name; {} where `dataset.json` is missing or not ours."""
     found = read_object(folder / MARK, _Manifest)
     if found is None:

@@ -52,7 +52,10 @@ def find_duplicates(lakes: Sequence[Lake]) -> list[DuplicateExperience]:
             for other in range(place):
                 shared = (contents[place] & contents[other]).total()
                 if shared:
-                    names = (_shown(members[other][0], members[other][1], lakes), _shown(lake, name, lakes))
+                    names = (
+                        _format_collector(members[other][0], members[other][1], lakes),
+                        _format_collector(lake, name, lakes),
+                    )
                     found.append(DuplicateExperience(shared, *names, seed))
     return found
 
@@ -64,5 +67,5 @@ def _contents(lake: Lake, collector: str) -> Counter[tuple[int, int]]:
     return Counter((crc, length) for crc, length in query(lake, sql)[1])
 
 
-def _shown(lake: Lake, collector: str, lakes: Sequence[Lake]) -> str:
+def _format_collector(lake: Lake, collector: str, lakes: Sequence[Lake]) -> str:
     return f"'{collector}'" if len(lakes) == 1 else f"'{collector}' in '{lake.name}'"

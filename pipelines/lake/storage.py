@@ -18,7 +18,7 @@ from pipelines.config.lakes import STORES, refuse_scheme
 from pipelines.errors import InputMissing
 from pipelines.files import atomic
 from pipelines.files.checksums import checksum
-from pipelines.files.locks import exclusive, locked
+from pipelines.files.locks import exclusive, hold_lock
 from pipelines.files.malformed import RECORD_BYTES, read_limited
 
 FRESH_SECONDS = 2.0  # a file may appear within the same tick of the file system's clock
@@ -211,7 +211,7 @@ class LocalStorage:
         return content, {"checksum": checksum(content)}
 
     def swap(self, key: str, content: bytes, version: Mapping[str, str] | None) -> None:
-        with locked(self.root / "locks" / "swap.lock"):
+        with hold_lock(self.root / "locks" / "swap.lock"):
             found = self.find(key)
             if (None if found is None else found[1]) != version:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from pipelines.config.bundle_record import RECORD, damaged, read_record
+from pipelines.config.bundle_record import RECORD, make_damage_error, read_record
 from pipelines.errors import InputMissing
 from pipelines.files.checksums import Mismatch, read_checked
 from pipelines.files.malformed import MALFORMED, UNREADABLE
@@ -52,7 +52,7 @@ class Bundle(Checkpoint):
         try:
             yield
         except MALFORMED as error:
-            raise damaged(self.path, error) from error
+            raise make_damage_error(self.path, error) from error
 
 
 def read(directory: Path) -> Bundle:
@@ -71,7 +71,7 @@ def read(directory: Path) -> Bundle:
     except FileNotFoundError as error:
         raise InputMissing(f"no policy bundle at '{directory}'", hint="make one with: amago export RUN") from error
     except _UNREADABLE as error:
-        raise damaged(directory, error) from error
+        raise make_damage_error(directory, error) from error
     return Bundle(path=directory, record=record | {"precision": "float32", "seed": 0}, weights=weights, average={})
 
 

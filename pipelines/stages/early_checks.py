@@ -66,5 +66,5 @@ def place_of_bundle(wanted: ExportSettings, directory: Path) -> Path:
 def default_folder(lake: Lake) -> Path:
     """Return the default folder of a dataset, in the lake's run. UsageError if the lake does not belong to a run."""
     if lake.run is None or not RunDirectory(lake.run).exists():
-        raise UsageError(f"lake '{lake.name}' lies in no run's directory", hint="say where to write: --to DIR")
+        raise UsageError(f"lake '{lake.name}' does not belong to a run", hint="say where to write: --to DIR")
     return lake.path.parent / "dataset"

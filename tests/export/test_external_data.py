@@ -1,4 +1,4 @@
-"""A graph whose tensors lie in other files is refused before a runtime opens it, in Python and in JavaScript."""
+"""A graph with tensors in other files is refused before a runtime opens it, in Python and in JavaScript."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_both_ways_are_shown_where_they_differ() -> None:
 
 
 def test_a_best_checkpoint_of_other_tasks_is_not_compared(tmp_path: Path) -> None:
-    """Choosing by tasks for testing, which a user may ask for, begins anew instead of mixing both."""
+    """Choosing by tasks for testing, which a user may ask for, starts over instead of mixing both."""
     run = tmp_path / "run"
     chain.run(make(LAKE, epochs=2), run=run)
     wanted = {"mark_best": True, "split": "test", "checkpoint": "2", "episodes": 6}

@@ -197,7 +197,7 @@ class Atari(Env):
         self._playing, self._named = tuple(tasks), True
 
     def play_evenly(self) -> None:
-        self._playing, self._named = self._draws.shuffled(self.games, _ORDER), True
+        self._playing, self._named = self._draws.shuffle(self.games, _ORDER), True
 
     def close(self) -> None:
         self._slots = [None] * len(self._slots)

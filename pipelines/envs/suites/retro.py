@@ -139,7 +139,7 @@ class Retro(Env):
         self._playing, self._is_named = tuple(names[name] for name in tasks), True
 
     def play_evenly(self) -> None:
-        self._playing, self._is_named = self._draws.shuffled(self.states, _ORDER), True
+        self._playing, self._is_named = self._draws.shuffle(self.states, _ORDER), True
 
     def close(self) -> None:
         for process in self._processes:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pipelines.errors import UsageError
 from pipelines.files.atomic import explained
-from pipelines.files.locks import locked
+from pipelines.files.locks import hold_lock
 from pipelines.files.user_cache import cache_home
 
 DEFAULT_BYTES, DEFAULT_SHARE = 20 * 10**9, 10
@@ -72,7 +72,7 @@ class FileCache:
         """Return the file, which `download` writes if it is not cached. One process of the host does; others wait."""
         stripe = f"fetch-{zlib.crc32(key.encode()) % _STRIPES:02x}"
         part = self._home / "tmp" / f"{stripe}.part"  # the lock's holder alone writes it; the next one cleans up
-        with locked(self._home / "locks" / f"{stripe}.lock"):
+        with hold_lock(self._home / "locks" / f"{stripe}.lock"):
             found = self.find(key)
             if found is not None:
                 return found
@@ -107,7 +107,7 @@ class FileCache:
         """Remove the least recently used files of any lake of this host until `target` bytes are left; returns the
         number of bytes removed.
         """
-        with locked(self._home.parent / "evict.lock"):
+        with hold_lock(self._home.parent / "evict.lock"):
             files = sorted(self._files(), key=lambda file: file[0])
             left = before = sum(size for _, size, _ in files)
             for _, size, path in files:

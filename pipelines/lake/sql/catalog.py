@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.files.locks import locked
+from pipelines.files.locks import hold_lock
 from pipelines.lake.folders import ROOT, is_rewritten
 from pipelines.lake.footer import TRAJECTORIES, prefetch_footers, read_footer
 from pipelines.lake.sql import listing, sandbox
@@ -115,7 +115,7 @@ def remembered_segments(lake: Lake) -> dict[str, int]:
 def _recall(lake: Lake, text: str, arguments: list[Any]) -> pa.Table | None:
     """Ask the index without updating it; None if it cannot be read."""
     try:
-        with locked(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
+        with hold_lock(_lock(lake), shared=True), contextlib.closing(connect(_index(lake), lake)) as connection:
             return connection.execute(text, arguments).to_arrow_table()
     except (OSError, duckdb.Error, AmagoError, pa.ArrowException):
         return None
@@ -187,7 +187,7 @@ def _open(
             if connection is None:
                 opened.close()
                 _bring_up_to_date(lake, wait=wait)
-                opened.enter_context(locked(_lock(lake), shared=True))
+                opened.enter_context(hold_lock(_lock(lake), shared=True))
                 connection = opened.enter_context(contextlib.closing(connect(_index(lake), lake, megabytes)))
             stack.enter_context(opened.pop_all())
             return connection
@@ -204,7 +204,7 @@ def _open(
 
 def _up_to_date(lake: Lake, opened: contextlib.ExitStack, megabytes: int | None) -> Any:
     """Return a connection to the index under its shared lock, both left in `opened`; None if it is outdated."""
-    opened.enter_context(locked(_lock(lake), shared=True))
+    opened.enter_context(hold_lock(_lock(lake), shared=True))
     if not os.path.lexists(_index(lake)):
         return None
     try:
@@ -229,7 +229,7 @@ def _bring_up_to_date(lake: Lake, *, wait: bool) -> None:
     index = _index(lake)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(_lock(lake), wait=wait))
+            stack.enter_context(hold_lock(_lock(lake), wait=wait))
         except BlockingIOError:
             if index.exists():
                 return
@@ -377,7 +377,7 @@ def _lock(lake: Lake) -> Path:
 
 
 def _discard(lake: Lake) -> None:
-    with locked(_lock(lake)):
+    with hold_lock(_lock(lake)):
         _remove(lake)
 
 
