@@ -32,13 +32,13 @@ class RelabelSettings(SettingsModel):
     relabeler: str | tuple[str, ...] = "hindsight"
     """`NAME`, `NAME:ARGUMENT` (as `hindsight:final`) or `module:attr`; several are applied one after the other."""
     strategy: str = "future"
-    """The argument of `hindsight`, if given without one."""
+    """Argument of `hindsight`, if it is named without one."""
     where: str = ""
     """SQL predicate over the `trajectories` table; empty: all."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the matching trajectories to relabel."""
     copies: int = Field(1, ge=1, le=64)
-    """Relabelled versions of each."""
+    """Relabelled versions of each trajectory."""
     goal: GoalSettings = GoalSettings()
 
     @property
@@ -74,7 +74,7 @@ class ReplaySettings(SettingsModel):
     share: float = Field(0.5, gt=0, le=1)
     """Share of relabelled windows, among those of trajectories that have versions."""
     where: str = ""
-    """SQL predicate over the `trajectories` table: those that have versions; empty: all originals."""
+    """SQL predicate over the `trajectories` table that selects the originals that have versions; empty: all."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the matching trajectories that have versions."""
     copies: int = Field(1_000_000, ge=1, le=1_000_000_000)

@@ -134,15 +134,15 @@ class TrainSettings(SettingsModel):
     grad_clip: float = Field(1.0, gt=0)
     """Global norm at which gradients are clipped."""
     max_skipped: int = Field(10, ge=1)
-    """Training fails after this many consecutive updates were skipped because their gradient was not finite."""
+    """Fail after this many consecutive updates have been skipped because of a gradient that is not finite."""
     grad_accumulation: int = Field(1, ge=1)
     """Micro-batches per update; each has batch_size / grad_accumulation windows."""
     lakes: tuple[str, ...] = ()
     """Lakes to mix, `LAKE[:WEIGHT[..LAST]]` each, `{run}/lake` for the run's own; empty: all that a chain fills."""
     where: str = ""
-    """SQL predicate over the `trajectories` table: those to draw from; empty: all."""
+    """SQL predicate over the `trajectories` table that selects the trajectories to draw from; empty: all."""
     weight: str = ""
-    """SQL expression over it: relative weight of a trajectory, multiplied with all other weights; empty: 1."""
+    """SQL expression over the same table: a trajectory's relative weight, multiplied by all other weights; empty: 1."""
     relabel: ReplaySettings = ReplaySettings()
     """Relabelling on the fly, as windows are drawn."""
     weighting: Literal["timestep", "trajectory", "task"] = "timestep"
@@ -161,7 +161,7 @@ class TrainSettings(SettingsModel):
     refresh_seconds: float = Field(2.0, gt=0)
     """Interval between refreshes of followed lakes."""
     publish: bool | Literal["auto"] = "auto"
-    """Publish checkpoints' weights in the (first) lake, for `collect --follow LAKE`. `auto`: in an object store."""
+    """Publish checkpoint weights in the first lake, for `collect --follow LAKE`. `auto`: only in an object store."""
     shard: Literal["none", "host"] = "none"
     """Where ranks of several hosts train together: `host`, each host's ranks draw from segments of their own, so that a
     host caches its share of the lake only."""
@@ -254,9 +254,9 @@ class EvaluateSettings(SettingsModel):
     label: str = ""
     """Name of this evaluation in a chain's closing table; empty: not shown there."""
     video: int = Field(0, ge=0)
-    """Episodes to show as videos in `RUN/videos`: the first of those that are played. They do not change the scores."""
+    """Number of episodes, from the first, to film into `RUN/videos`. Films do not change the scores."""
     require: str = ""
-    """Gate such as `return_mean >= 0.9`; not met: exit 5."""
+    """Gate such as `return_mean >= 0.9`; the command exits with 5 if it is not met."""
 
     @property
     def task_split(self) -> Literal["train", "test"]:

@@ -23,7 +23,7 @@ class SourceSettings(SettingsModel):
     task: str = ""
     """`task` of the trajectories, if the source does not say; empty: its own name."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Ours to theirs, e.g. obs.x = "position": for tables and flat files, `name[0:27]` for columns of one."""
+    """Map our columns to the file's, e.g. obs.x = "position"; `name[0:27]` takes some columns of an array."""
     layout: Literal["transitions", "arrival"] = "transitions"
     """Rows of a table: `transitions` hold a step and what it led to; `arrival` has T + 1 rows for T actions."""
     action_low: float | tuple[float, ...] = -1.0
@@ -40,8 +40,8 @@ class SourceSettings(SettingsModel):
     longest: int = Field(10_000, ge=1)
     """A longer trajectory is stored in pieces; each but the last is truncated, and the next begins where it ends."""
     missing_final: Literal["repeat", "drop"] = "repeat"
-    """A terminated trajectory whose last observation is missing: repeat the one before, or drop the last step."""
+    """Where the last observation of a terminated trajectory is missing, repeat the one before or drop the last step."""
     max_length: int = Field(256, ge=1)
-    """Characters or numbers of a text or a sequence whose space sets no limit."""
+    """Maximum length of texts and sequences whose space sets no limit."""
     check: bool = True
-    """Read everything once before the first trajectory is stored: what is bad is refused as a whole."""
+    """Read everything once before the first trajectory is stored, so that a bad source is refused as a whole."""
