@@ -45,7 +45,7 @@ def below(root: Path) -> Iterator[Path]:
 
 
 def overview(path: Path | str) -> dict[str, Any]:
-    """Summarise the lake at `path`: trajectories, steps, overlays, segments, bytes, environments."""
+    """Summarise the lake at `path`: trajectories, steps, episodes, overlays, segments, bytes, environments."""
     from pipelines.lake.sql.catalog import summary
     from pipelines.lake.store import Lake
 

@@ -69,6 +69,7 @@ PACING = frozenset(
 # Targets may change as well between two invocations of one experiment.
 EXTENSIBLE = PACING | {
     "collect.steps",
+    "collect.chunk_steps",
     "collect.policy",
     "collect.follow",
     "source.steps",

@@ -57,6 +57,10 @@ class CollectSettings(SettingsModel):
     """Processes that step environments, also in `evaluate` (0: this process). `auto`: chosen by a short trial."""
     on_env_error: Literal["stop", "restart"] = "stop"
     """When an environment fails: stop, or begin a new episode in a fresh one; the unfinished episode is dropped."""
+    chunk_steps: Annotated[int | Literal["auto"], count_or_auto(0, 2**31 - 1)] = "auto"
+    """Steps after which a piece of a running episode is stored, for training to draw from; a chain also stores running
+    pieces at the end of a `collect` stage (0: whole episodes only). `auto`: 8 x `train.context_length`, and only at the
+    end of a stage if no episode is longer than that."""
     env_timeout_seconds: float = Field(0.0, ge=0)
     """Time limit of a step or a reset, also in `evaluate`; beyond it the environment has failed (0: no limit).
     Environments are then stepped in worker processes."""
@@ -219,7 +223,13 @@ class TrainSettings(SettingsModel):
     @property
     def resolved_context_length(self) -> int:
         """The context length as a number, even before `auto` is resolved."""
-        return max(_CONTEXT_LENGTH, self.burn_in + 1) if self.context_length == "auto" else self.context_length
+        return self.context_length_for(None)
+
+    def context_length_for(self, horizon: int | None) -> int:
+        """Return the context length for episodes of at most `horizon` steps (None: unknown)."""
+        if self.context_length != "auto":
+            return self.context_length
+        return max(_CONTEXT_LENGTH if horizon is None else min(horizon, LONGEST_CONTEXT), self.burn_in + 1)
 
 
 class EvaluateSettings(SettingsModel):

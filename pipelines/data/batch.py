@@ -19,7 +19,7 @@ _KEPT = 4
 @dataclass(frozen=True)
 class Batch:
     """Windows of one batch. `columns`: (B, L + 1, *shape) in the lake's dtypes, zero-padded on the right; `lengths`
-    (B,) int64: valid rows, 2 to L + 1; `start` (B,) int64: time index of a window's row 0 in its trajectory.
+    (B,) int64: valid rows, 2 to L + 1; `start` (B,) int64: time of a window's row 0 in its episode.
 
     `trajectory` (B,) int64: row of the view's table; `lake` (B,) int64: index of the lake in a mixture. `importance`
     (B,) float64: importance weights of the windows' losses under prioritized replay, up to a factor.

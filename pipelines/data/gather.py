@@ -85,7 +85,7 @@ class Gatherer:
         return Batch(
             columns={name: buffer[:] for name, buffer in out.items()},
             lengths=lengths,
-            start=start,
+            start=start + table["first_step"].astype(np.int64),
             trajectory=np.asarray(chosen)[order],
         )
 

@@ -54,6 +54,8 @@ class DrawnVersions:
         table["length"][self.windows] = self.derived.rows - 1
         for name in ("row0", "base_row0"):
             table[name][self.windows] += self.derived.offset.astype(np.uint64)
+        # A version that begins later than its original is an episode of its own.
+        table["first_step"][self.windows[self.derived.offset > 0]] = 0
         return table
 
     def write_into(self, start: np.ndarray, order: np.ndarray, out: Mapping[str, np.ndarray]) -> None:

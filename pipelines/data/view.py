@@ -1,4 +1,4 @@
-"""A view: the trajectories that a trainer may draw from, as a numpy table of 32 bytes per trajectory."""
+"""A view: the trajectories that a trainer may draw from, as a numpy table of 36 bytes per trajectory."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ROW = np.dtype(
     [
         ("segment", "u4"),  # location of the trajectory's own columns
         ("length", "u4"),  # actions; rows are one more
+        ("first_step", "u4"),  # time of row 0 in the episode, of which the trajectory may be a piece
         ("row0", "u8"),
         ("base_row0", "u8"),
         ("base", "u4"),  # location of its other columns: another segment for an overlay
@@ -240,7 +241,7 @@ class View:
         rows = np.zeros(len(segment.uids), dtype=self._dtype)
         rows["segment"] = segment.number
         rows["weight"] = 1.0
-        for name in ("length", "row0", "base_row0", "base"):
+        for name in ("length", "first_step", "row0", "base_row0", "base"):
             rows[name] = getattr(segment, name)
         if TASK[0] in (self._dtype.names or ()):
             rows["task"] = self._task_numbers(segment)
@@ -274,7 +275,7 @@ class View:
                 continue
             before = self.table[start:stop]
             place = positions(old.uids, new.uids)
-            for name in set(self._dtype.names or ()) - {"segment", "length", "row0", "base_row0", "base"}:
+            for name in set(self._dtype.names or ()) - (set(ROW.names or ()) - {"weight"}):
                 rows[name] = np.where(place >= 0, before[name][place], rows[name]) if len(before) else rows[name]
             pieces += [self.table[done:start], rows]
             done = stop

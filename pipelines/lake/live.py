@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) int64 and `length` (n,) u4 (actions).
+    """The live trajectories of a segment: `uids` (n,) "S16", `row0` (n,) int64, `length` (n,) u4 (actions) and
+    `first_step` (n,) u4, the time of row 0 in its episode.
 
     `id` is the name under which they were first seen here; their rows are in the file of segment `file`, which changes
     when they are rewritten. For an overlay, `columns` are those it stores, and `base` (n,) is the number (index in
@@ -44,6 +45,7 @@ class Segment:
     uids: np.ndarray
     row0: np.ndarray
     length: np.ndarray
+    first_step: np.ndarray
     bases: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -57,7 +59,8 @@ class Segment:
     def only(self, keep: np.ndarray) -> Segment:
         """Return the segment with some of its trajectories; `keep` is a mask or an index."""
         bases = None if self.bases is None else (self.bases[0][keep], self.bases[1][keep])
-        return replace(self, uids=self.uids[keep], row0=self.row0[keep], length=self.length[keep], bases=bases)
+        own = {name: getattr(self, name)[keep] for name in ("uids", "row0", "length", "first_step")}
+        return replace(self, **own, bases=bases)
 
 
 class Findings(NamedTuple):
@@ -343,6 +346,7 @@ class LiveTable:
             uids=uids,
             row0=table["row0"].to_numpy(),
             length=table["length"].to_numpy().astype(np.uint32),
+            first_step=table["first_step"].to_numpy().astype(np.uint32),
             bases=bases,
         )
         copies, own = wanted[~first], [self.segments[each].uids for each in self._numbers(id)]

@@ -35,7 +35,7 @@ from pipelines.lake.spaces import Spaces, space_to_json
 from pipelines.lake.storage import HEADER, LocalStorage, Storage, connect, is_remote
 from pipelines.lake.writer import Writer
 
-_FORMAT_NAME, VERSION = "amago-lake", 1
+_FORMAT_NAME, VERSION = "amago-lake", 2
 _FEATURES: frozenset[str] = frozenset()  # required features that this version supports
 _SHOWN = 10  # rows
 _SCHEMA_NAME = re.compile(r"[0-9a-f]{16}\.json")
@@ -281,6 +281,11 @@ def _identity(storage: Storage, content: bytes) -> str:
         raise InputMissing(
             f"lake '{found}' has format {name} {version}, this one reads {_FORMAT_NAME} up to {VERSION}",
             hint="upgrade amago",
+        )
+    if version < VERSION:
+        raise InputMissing(
+            f"lake '{found}' was written by an earlier version of amago (format {version}, this one reads {VERSION})",
+            hint="collect again, or export it by that version and import the files with: amago collect --from",
         )
     unknown = sorted(features - _FEATURES)
     if unknown:

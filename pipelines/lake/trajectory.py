@@ -15,6 +15,11 @@ class TrajectoryInfo:
     """The facts that the writer of a trajectory knows; the lake adds uid, segment, row0, length, return, crc and
     t_commit.
 
+    A long episode may be stored in several trajectories, its pieces. They share `episode`, a text that no other
+    episode has; `chunk` numbers them from 0, `first_step` is the time in the episode of a piece's row 0, and
+    `continues` is true for every piece but the last. Row 0 of a later piece repeats the last row of the piece before. A
+    trajectory that is a whole episode has the defaults.
+
     `policy_version` counts gradient updates of the policy that acted (0: untrained; -1: not a trained policy).
     `success`: whether the goal was reached (None if the task has none); `attempts`: success of each attempt of a
     multi-attempt task, in order. `seed`: of the environment's reset, or that of the collector if an episode has none of
@@ -34,6 +39,10 @@ class TrajectoryInfo:
     goal_text: str = ""
     t_start: float = 0.0
     t_end: float = 0.0
+    episode: str = ""
+    chunk: int = 0
+    first_step: int = 0
+    continues: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -30,10 +30,10 @@ from pipelines.lake.trajectory import Infos, Trajectories, TrajectoryInfo
 from pipelines.lake.wal import Log
 
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text"), str),
-    **dict.fromkeys(("policy_version", "seed"), int),
+    **dict.fromkeys(("env", "task", "source", "policy_id", "collector", "goal_text", "episode"), str),
+    **dict.fromkeys(("policy_version", "seed", "chunk", "first_step"), int),
     **dict.fromkeys(("epsilon", "t_start", "t_end"), float),
-    "success": bool,
+    **dict.fromkeys(("success", "continues"), bool),
 }
 
 

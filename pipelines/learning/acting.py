@@ -151,25 +151,27 @@ class AgentPolicy:
         return self._policy.stored(features_BF).cpu().numpy()
 
     @torch.no_grad()
-    def rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]]) -> None:
+    def rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]], time: np.ndarray | None = None) -> None:
         """Recompute all memories with the current weights, in one padded forward.
 
-        `prefix`: for each actor the columns of the tokens on which it has acted in its episode (rows 0..t-1 if its next
-        `time` is t; none at the start of an episode).
+        `prefix`: for each actor the columns of the last tokens on which it has acted in its episode (none at its
+        start). `time` (N,): of each actor's next token; None: as many as there are in its prefix.
         """
         self._step = None
+        lengths = np.array([len(columns[REWARD]) for columns in prefix], dtype=np.int64)
+        start = np.zeros_like(lengths) if time is None else time - lengths
         for here, memory in zip(self._places, self._memories, strict=True):
-            self._rebuild(prefix[here], memory)
+            self._rebuild(prefix[here], start[here], memory)
 
-    def _rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]], memory: Any) -> None:
+    def _rebuild(self, prefix: Sequence[Mapping[str, np.ndarray]], start: np.ndarray, memory: Any) -> None:
         lengths = [len(columns[REWARD]) for columns in prefix]
         memory.reset(torch.ones(len(prefix), dtype=torch.bool, device=self.device))
         if max(lengths) == 0:
             return
-        self.agent.sequence.require_time(max(lengths) - 1)
+        self.agent.sequence.require_time(int((start + lengths).max()) - 1)
         names = (*self.agent.spaces.observation, ACTION, REWARD)
         rows = {n: pad_sequence([self._tensor(columns[n]) for columns in prefix], batch_first=True) for n in names}
-        time_NT = torch.arange(max(lengths), device=self.device).expand(len(prefix), -1)
+        time_NT = self._tensor(start)[:, None] + torch.arange(max(lengths), device=self.device)
         observation = {name: rows[name] for name in self.agent.spaces.observation}
         with autocast(self.device, self._precision):
             tokens_NTD = self.agent.timestep(observation, rows[ACTION], rows[REWARD].float(), time_NT)

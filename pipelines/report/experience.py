@@ -17,26 +17,26 @@ from pipelines.report.shown import ShownRun, text
 _BINS = 30
 _MOST_TASKS = 20
 _MOST_VERSIONS = 300
-_ORIGINAL = "base_uid is null"
+_ORIGINAL = "base_uid is null and complete"
 # Of more versions than _MOST_VERSIONS, neighbours share a point.
 _BY_VERSION = f"""
 with acted as (
     select policy_version as v, "return" as r, success, length,
            greatest(1, ceil((max(policy_version) over () - min(policy_version) over ()) / {_MOST_VERSIONS})) as w
-    from trajectories where {_ORIGINAL} and policy_version >= 0
+    from episodes where {_ORIGINAL} and policy_version >= 0
 )
 select max(v) as version, avg(r) as r, avg(success::int) as success, avg(length) as length, count(*) as count
 from acted group by floor(v / w) order by 1
 """
 _HISTOGRAM = f"""
-with found as (select {{column}}::double as x from trajectories where {_ORIGINAL} and isfinite({{column}}::double)),
+with found as (select {{column}}::double as x from episodes where {_ORIGINAL} and isfinite({{column}}::double)),
 range as (select min(x) as low, max(x) as high from found)
 select low, high, least(floor((x - low) / nullif(high - low, 0) * {_BINS}), {_BINS - 1})::int as bin, count(*) as count
 from found, range group by all order by bin
 """
 
 _VALUES = f"""
-select {{column}}::double as x, count(*) as count from trajectories
+select {{column}}::double as x, count(*) as count from episodes
 where {_ORIGINAL} and isfinite({{column}}::double) group by 1 order by 1 limit {2 * _BINS + 1}
 """
 
@@ -79,6 +79,7 @@ def section(lake: Lake, charts: Charts, listener: Listener = silent) -> Markup:
         [
             ("lake", lake.name),
             ("trajectories", f"{found['trajectories']:,}"),
+            ("complete episodes", f"{found['episodes']:,}"),
             ("relabelled copies among them", f"{found['overlays']:,}" if found["overlays"] else None),
             ("environment steps", f"{found['steps']:,}"),
             ("tasks", f"{found['task_count']:,}"),
@@ -114,14 +115,14 @@ def _histogram(lake: Lake, charts: Charts, title: str, column: str, value: str) 
         {"low": low + place * width, "high": low + (place + 1) * width, "count": counts.get(place, 0)}
         for place in range(bins)
     ]
-    columns = {"low": "from", "high": "to", "count": "trajectories"}
+    columns = {"low": "from", "high": "to", "count": "episodes"}
     return charts.rows(title, histogram(value=value, height=150), found, columns)
 
 
 def _tasks(found: Mapping[str, Any]) -> Markup:
-    names = ("env", "task", "trajectories", "steps", "length_mean", "return_mean", "success_mean")
+    names = ("env", "task", "trajectories", "episodes", "steps", "length_mean", "return_mean", "success_mean")
     rows = [[_cell(row[name]) for name in names] for row in found["tasks"][:_MOST_TASKS]]
-    titles = ["environment", "task", "trajectories", "steps", "mean length", "mean return", "success"]
+    titles = ["environment", "task", "trajectories", "episodes", "steps", "mean length", "mean return", "success"]
     most = f", the {_MOST_TASKS} with the most trajectories" if found["task_count"] > _MOST_TASKS else ""
     return folded(f"Tasks ({found['task_count']:,})", table(titles, rows, caption=f"Tasks{most}"))
 

@@ -7,7 +7,7 @@ import math
 import queue
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,24 @@ from pipelines.learning.acting import AgentPolicy
 from pipelines.rollout.follower import CheckpointFollower
 from pipelines.rollout.policies import Acting
 from pipelines.rollout.rollout import OnError, Rollout
+
+_MOST_UNSTORED = 0.25  # of a chain's steps so far, in running episodes at the end of a stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """How running episodes are stored in pieces: every `steps` steps (0: not while they run), and if `context` > 0, at
+    the end of each call of `collect`. `kept`: steps of a cut episode that a new policy's memory is rebuilt from.
+
+    At the end of a call, pieces of at least `context` steps are cut where episodes are cut anyway. If more than a
+    quarter of all steps so far would then still be in running episodes, all of them are cut, so that even the first
+    epoch of long episodes has something to train on. Otherwise they are left alone: a window does not see what was
+    before its piece.
+    """
+
+    steps: int = 0
+    context: int = 0
+    kept: int = 0
 
 
 class LakeSink:
@@ -130,7 +148,7 @@ class Collector:
     All actors start their first episodes in the constructor, so that a broken environment is found before anything is
     written. `before`: steps stored by earlier processes of the same collector. A `follower` replaces the policy between
     steps. `action_mask`: the observation column that masks exploration; "": the policy's own. `workers`: number of
-    processes that step `env`.
+    processes that step `env`. `cutting`: how running episodes are stored (None: whole episodes only).
     """
 
     def __init__(
@@ -147,7 +165,9 @@ class Collector:
         policy_seed: int = 0,
         before: int = 0,
         workers: int = 0,
+        cutting: Cutting | None = None,
     ) -> None:
+        self._cutting = cutting or Cutting()
         self.env, self.sink, self.exploration, self.workers = env, sink, exploration, workers
         self.policy_seed, self.before = policy_seed, before
         self._acting, self._follower, self._action_mask = acting, follower, action_mask
@@ -166,6 +186,8 @@ class Collector:
             policy_version=acting.version,
             collector=sink.name,
             keep_unfinished=True,
+            chunk_steps=self._cutting.steps,
+            kept_steps=self._cutting.kept,
         )
         self.rollout.begin()
 
@@ -201,7 +223,7 @@ class Collector:
         self._restrict_exploration(acting)
         self.rollout.policy = acting.policy
         if isinstance(acting.policy, AgentPolicy):
-            acting.policy.rebuild(self.rollout.prefixes())
+            acting.policy.rebuild(self.rollout.prefixes(), self.rollout.time)
         self.rollout.policy_id, self.rollout.policy_version = acting.policy_id, acting.version
         if self.sink.is_open:
             self.sink.add_policy(acting)
@@ -239,8 +261,19 @@ class Collector:
 
         between = self._follow if self._follower is not None else None
         self.rollout.run(steps=max(target - already, 0), listener=relay, between=between)
+        self._cut()
         writer.poll()
         return self.metrics()
+
+    def _cut(self) -> None:
+        """Store running pieces at the end of a call, as `cutting` says."""
+        cutting, rollout = self._cutting, self.rollout
+        if not cutting.context:
+            return
+        if cutting.steps:
+            rollout.cut(min(cutting.context, cutting.steps))
+        if rollout.unstored_steps > _MOST_UNSTORED * self.steps:
+            rollout.cut()
 
     def _report_cores(self, listener: Listener) -> None:
         """Report once where environments are stepped, and how many threads the networks use."""

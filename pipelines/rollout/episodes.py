@@ -85,8 +85,9 @@ class RolloutStats:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedEpisodes:
-    """`number` episodes of one part of the actors that ended in the same step. `trajectories`: None if nothing is
-    recorded. `episodes`: their summaries, if a callback needs them; `stats`: those that count."""
+    """`number` episodes of one part of the actors that ended in the same step, or pieces that were cut in it.
+    `trajectories`: None if nothing is recorded. `episodes`: the summaries of those that ended, if a callback needs
+    them; `stats`: those that count."""
 
     number: int
     stats: EpisodeStats
@@ -99,14 +100,15 @@ class EpisodeQueue:
     except those that were cut short."""
 
     def __init__(self, sink: Sink | None = None, on_episode: Callable[[Episode], None] | None = None) -> None:
-        self._heap: list[tuple[Turn, FinishedEpisodes]] = []
-        self._number, self._taken = 0, -math.inf
+        self._heap: list[tuple[Turn, int, FinishedEpisodes]] = []
+        self._number, self._puts, self._taken = 0, 0, -math.inf
         self._sink, self._on_episode = sink, on_episode
         self.stats = EpisodeStats()
 
     def put(self, turn: Turn, finished: FinishedEpisodes) -> None:
-        """Add the episodes of a turn; call once per turn."""
-        heapq.heappush(self._heap, (turn, finished))
+        """Add episodes or pieces of a turn, in the order in which they were recorded."""
+        heapq.heappush(self._heap, (turn, self._puts, finished))
+        self._puts += 1
         self._number += finished.number
 
     @property
@@ -121,11 +123,11 @@ class EpisodeQueue:
         taken: list[FinishedEpisodes] = []
         size = 0
         while self._heap and (before is None or self._heap[0][0] < before):
-            finished = self._heap[0][1]
+            finished = self._heap[0][-1]
             size += finished.trajectories.nbytes if finished.trajectories is not None else 0
             if taken and (size > _LARGE or not _together(taken[-1], finished)):
                 break
-            taken.append(heapq.heappop(self._heap)[1])
+            taken.append(heapq.heappop(self._heap)[-1])
             self._number -= finished.number
         if taken:
             self._taken = time.monotonic()

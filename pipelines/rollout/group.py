@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -25,23 +26,26 @@ _MOMENT_MS = 1_000  # between two checks of the waiting time
 class ActorGroup:
     """The actors of one part of an environment; `place` is their slice of all actors of a rollout.
 
-    `time` counts the steps of each actor's episode, 0 if nothing would be lost. `strikes`: consecutive failures of each
+    `time` counts the steps of each actor's episode, 0 if none is running; `chunk` the pieces of it that were cut off so
+    far. `kept_steps`: of an episode that was cut, rows that stay readable. `strikes`: consecutive failures of each
     actor's environment. `pending`: actions whose step is in progress, and their exploration rate; `waits_on`: pending
     results (see `Env.waits_on`). `rounds`: completed steps. `explored`: sum and number of the exploration rates of all
     steps of all actors.
     """
 
-    def __init__(self, env: Env, number: int, place: slice, *, recorded: bool) -> None:
+    def __init__(self, env: Env, number: int, place: slice, *, recorded: bool, kept_steps: int = 0) -> None:
         self.env, self.number, self.place, self.rounds = env, number, place, 0
         n, spaces = env.num_envs, env.spec.spaces
         self.recorder: Recorder | None = None
         if recorded:
             rows = min(2 * (env.spec.horizon or _FIRST_ROWS) + 2, _FIRST_ROWS)
-            self.recorder = Recorder(Schema(spaces), n, rows=rows)
+            self.recorder = Recorder(Schema(spaces), n, rows=rows, kept=kept_steps)
         self.observation: Mapping[str, np.ndarray] | None = None
         self.action = zeros(spaces.action, (n,))
         self.reward = np.zeros(n, dtype=np.float32)
-        self.time = np.zeros(n, dtype=np.int64)
+        self.time, self.chunk = np.zeros((2, n), dtype=np.int64)
+        self._names = [""] * n  # of episodes that were cut
+        self._told = [0] * n  # attempts in the pieces that were cut off
         self.total, self.epsilon, self.began = np.zeros((3, n))
         self.explored = 0.0, 0
         self.attempts: list[list[bool]] = [[] for _ in range(n)]
@@ -74,11 +78,22 @@ class ActorGroup:
         if self.recorder is not None:
             self.recorder.begin(actors, observation)
         self.action, self.reward = self.action.copy(), self.reward.copy()  # the policy may hold references to them
-        for state in (self.action, self.reward, self.time, self.total, self.epsilon):
+        for state in (self.action, self.reward, self.time, self.chunk, self.total, self.epsilon):
             state[actors] = 0
         self.began[actors] = time.time()
         for actor in actors.tolist():
             self.attempts[actor], self._paid[actor] = [], []
+            self._names[actor], self._told[actor] = "", 0
+
+    def running(self, least: int) -> np.ndarray:
+        """Return the actors whose running piece has at least `least` >= 1 steps."""
+        assert self.recorder is not None
+        return np.flatnonzero((self.time > 0) & (self.recorder.lengths >= least))
+
+    @property
+    def unstored(self) -> np.ndarray:
+        """The steps (N,) of each running episode that were not taken or cut off yet."""
+        return self.time if self.recorder is None else np.where(self.time > 0, self.recorder.lengths, 0)
 
     def add(self, actions: np.ndarray, result: StepResult, epsilon: np.ndarray | float) -> None:
         """Record a step of all actors."""
@@ -102,25 +117,14 @@ class ActorGroup:
         """Remove and return the episodes of `actors`. `shared`: fields common to their trajectories; `summarised`:
         include a summary of each; `unfinished`: they are cut short, and are left out of the statistics."""
         spec, lengths = self.env.spec, self.time[actors]
-        tasks, goals, returns = self.env.tasks(actors), self.env.goal_texts(actors), self.total[actors].tolist()
+        tasks, returns = self.env.tasks(actors), self.total[actors].tolist()
         outcomes = [tuple(self.attempts[actor]) for actor in actors.tolist()]
         success = [(seen[-1] if seen else False) if spec.has_success else None for seen in outcomes]
         attempts = outcomes if spec.has_success and spec.num_attempts != 1 else [()] * len(actors)
         trajectories = None
         if self.recorder is not None:
-            columns, rows = self.recorder.episodes(actors)
-            if unfinished:
-                final = np.cumsum(rows) - 1
-                columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
-            each: dict[str, list[Any] | np.ndarray] = {"task": tasks}
-            each |= {"epsilon": self.epsilon[actors] / lengths, "t_start": self.began[actors]}
-            each |= {"t_end": np.full(len(actors), time.time())}
-            seeds = list(self.env.seeds(actors))
-            each |= {"seed": seeds} if None not in seeds else {}
-            each |= {"attempts": attempts} if any(attempts) else {}
-            each |= {"goal_text": goals} if any(goals) else {}
-            each |= {"success": success} if spec.has_success and not unfinished else {}
-            trajectories = Trajectories(columns, rows, Infos(shared, each))
+            known = {"success": success} if spec.has_success and not unfinished else {}
+            trajectories = self._recorded(actors, shared, tasks, known, truncated=unfinished)
         self.time[actors] = 0
         if unfinished:
             return FinishedEpisodes(number=len(actors), stats=EpisodeStats(), trajectories=trajectories)
@@ -144,9 +148,58 @@ class ActorGroup:
         )
         return FinishedEpisodes(number=len(actors), stats=tally, episodes=episodes, trajectories=trajectories)
 
+    def cut(self, actors: np.ndarray, shared: TrajectoryInfo) -> FinishedEpisodes:
+        """Cut off the running pieces of `actors`, whose episodes go on; `shared`: fields common to their
+        trajectories. A piece is truncated after its newest row, from which learning bootstraps, and with which the next
+        piece begins."""
+        assert self.recorder is not None
+        for actor in actors.tolist():
+            self._names[actor] = self._names[actor] or uuid4().hex
+        known = {"continues": [True] * len(actors)}
+        trajectories = self._recorded(actors, shared, self.env.tasks(actors), known, truncated=True)
+        self.recorder.cut(actors)
+        self.chunk[actors] += 1
+        self.epsilon[actors], self.began[actors] = 0.0, time.time()
+        for actor in actors.tolist():
+            self._told[actor] = len(self.attempts[actor])
+        return FinishedEpisodes(number=len(actors), stats=EpisodeStats(), trajectories=trajectories)
+
+    def _recorded(
+        self,
+        actors: np.ndarray,
+        shared: TrajectoryInfo,
+        tasks: Sequence[str],
+        known: Mapping[str, list[Any]],
+        *,
+        truncated: bool,
+    ) -> Trajectories:
+        """Return the running pieces of `actors` with their facts, `known` among them; `truncated`: their last rows are
+        to be marked, as the environment has not ended the episodes."""
+        assert self.recorder is not None
+        spec, lengths, numbers = self.env.spec, self.recorder.lengths[actors], actors.tolist()
+        columns, rows = self.recorder.episodes(actors)
+        if truncated:
+            final = np.cumsum(rows) - 1
+            columns[TRUNCATED][final] = columns[TERMINATED][final] == 0
+        each: dict[str, Sequence[Any] | np.ndarray] = {"task": tasks}
+        each |= {"epsilon": self.epsilon[actors] / lengths, "t_start": self.began[actors]}
+        each |= {"t_end": np.full(len(actors), time.time())}
+        seeds = list(self.env.seeds(actors))
+        each |= {"seed": seeds} if None not in seeds else {}
+        if spec.has_success and spec.num_attempts != 1:
+            attempts = [tuple(self.attempts[actor][self._told[actor] :]) for actor in numbers]
+            each |= {"attempts": attempts} if any(attempts) else {}
+        goals = self.env.goal_texts(actors)
+        each |= {"goal_text": goals} if any(goals) else {}
+        names = [self._names[actor] for actor in numbers]
+        if any(names):
+            first = (self.time[actors] - lengths).tolist()
+            each |= {"episode": names, "chunk": self.chunk[actors].tolist(), "first_step": first}
+        return Trajectories(columns, rows, Infos(shared, {**each, **known}))
+
     def drop(self, actors: np.ndarray) -> int:
-        """Discard the episodes of `actors`, and return how many steps they had."""
-        lost = int(self.time[actors].sum())
+        """Discard what is not stored of the episodes of `actors`, and return how many steps that is."""
+        lost = int(self.unstored[actors].sum())
         self.time[actors] = 0
         return lost
 

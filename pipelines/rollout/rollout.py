@@ -41,6 +41,10 @@ class Rollout:
     or, with `keep_unfinished`, stored as truncated, tagged `unfinished`, with no success (they did not fail), and left
     out of all means.
 
+    With a `sink`, a running episode is stored in pieces of `chunk_steps` steps (0: whole), and `cut` stores running
+    pieces at once. Of an episode that was cut, the last `kept_steps` rows are kept for `prefixes`. Counts and means are
+    those of whole episodes.
+
     If environments of some actors fail, their episodes are dropped; with `on_env_error` "restart" they start again and
     `on_failure` is called, unless one of them failed five times in a row, or its worker process within a hundred steps.
     `env_errors` counts failures, `episodes_dropped` lost episodes; `total_steps` excludes them.
@@ -61,6 +65,8 @@ class Rollout:
         policy_version: int = -1,
         collector: str = "",
         keep_unfinished: bool = False,
+        chunk_steps: int = 0,
+        kept_steps: int = 0,
     ) -> None:
         self.env, self.exploration = env, exploration
         self.policy_id, self.policy_version = policy_id, policy_version
@@ -68,12 +74,15 @@ class Rollout:
         self._finished, self._summarised = EpisodeQueue(sink, on_episode), on_episode is not None
         self._on_failure, self._on_error = on_failure, on_env_error
         self.collector, self._seed, self._keep_unfinished = collector, seed, keep_unfinished
+        self._chunk_steps = chunk_steps if sink is not None else 0
         self._action_is_box = isinstance(env.spec.spaces.action, Box)
         self._groups: list[ActorGroup] = []
         first = 0
         for part in env.parts:
             place = slice(first, first + part.num_envs)
-            self._groups.append(ActorGroup(part, len(self._groups), place, recorded=sink is not None))
+            self._groups.append(
+                ActorGroup(part, len(self._groups), place, recorded=sink is not None, kept_steps=kept_steps)
+            )
             first += part.num_envs
         self._rounds, self._overlapping = 0, False
         self.policy = policy
@@ -274,6 +283,10 @@ class Rollout:
             found = group.not_finite(result)
             if found:
                 error = ActorsFailed([*(error.failures if error else ()), *found], result)
+            # A piece is cut before the next step is added, so that none is left empty when an episode or the rollout
+            # ends there.
+            if self._chunk_steps and len(due := group.running(self._chunk_steps)):
+                self._finished.put(turn, group.cut(due, self._info()))
             group.add(actions, result, epsilon)
             self.total_steps += len(failed)
         if error is not None:
@@ -323,15 +336,35 @@ class Rollout:
             error = self._reset(group, mask)
 
     def _taken(self, group: ActorGroup, actors: np.ndarray, *, unfinished: bool = False) -> FinishedEpisodes:
-        shared = TrajectoryInfo(
+        shared = self._info(tags={UNFINISHED: "true"} if unfinished else {})
+        return group.take(actors, shared, summarised=self._summarised, unfinished=unfinished)
+
+    def _info(self, tags: Mapping[str, str] | None = None) -> TrajectoryInfo:
+        """Return the facts that trajectories which are taken now have in common."""
+        return TrajectoryInfo(
             env=self.env.spec.name,
             policy_id=self.policy_id,
             policy_version=self.policy_version,
             collector=self.collector,
             seed=self._seed,
-            tags={UNFINISHED: "true"} if unfinished else {},
+            tags=tags or {},
         )
-        return group.take(actors, shared, summarised=self._summarised, unfinished=unfinished)
+
+    def cut(self, least: int = 1) -> int:
+        """Store the running pieces of at least `least` steps, whose episodes go on; return how many there were."""
+        self.settle()
+        stored = 0
+        for group in self._groups:
+            if len(actors := group.running(least)):
+                self._finished.put((group.rounds, group.number), group.cut(actors, self._info()))
+                stored += len(actors)
+        self._finished.flush()
+        return stored
+
+    @property
+    def unstored_steps(self) -> int:
+        """Return the steps of running episodes that the sink has not received."""
+        return sum(int(group.unstored.sum()) for group in self._groups)
 
     def _hand_over(self, *, if_due: bool = False) -> None:
         """Pass on finished episodes for which no earlier turn is still open."""
@@ -344,8 +377,7 @@ class Rollout:
             self._end(group, last=True)
         self._finished.flush()
         for group in self._groups:
-            begun = np.flatnonzero(group.time > 0)
-            if self._keep_unfinished and group.recorder is not None and len(begun):
+            if self._keep_unfinished and group.recorder is not None and len(begun := group.running(1)):
                 self._finished.put((group.rounds, group.number), self._taken(group, begun, unfinished=True))
                 stored += len(begun)
             group.observation = None
@@ -354,12 +386,18 @@ class Rollout:
         return stored
 
     def prefixes(self) -> list[dict[str, np.ndarray]]:
-        """Return, for each actor, the T rows of its current episode that its policy has acted on (T = its time)."""
+        """Return, for each actor, the rows of its current episode that its policy has acted on: as many as its time, or
+        the last of them if the episode was cut."""
         self.settle()
         recorders = [group.recorder for group in self._groups if group.recorder is not None]
         if not recorders:
             raise ValueError("a rollout without a sink keeps no rows")
         return [recorder.prefix(actor) for recorder in recorders for actor in range(len(recorder.lengths))]
+
+    @property
+    def time(self) -> np.ndarray:
+        """Return the time of each actor in its episode, (N,) int64."""
+        return np.concatenate([group.time for group in self._groups])
 
     def state_dict(self) -> dict[str, Any]:
         """Return exploration's position and the next task; unfinished episodes are not included."""

@@ -27,10 +27,12 @@ from pipelines.lake.storage import is_remote
 from pipelines.lake.store import Lake
 from pipelines.lake.tombstones import expired_steps
 from pipelines.lake.writer import writer_label
-from pipelines.rollout.collector import Collector, LakeSink
+from pipelines.rollout.collector import Collector, Cutting, LakeSink
 from pipelines.rollout.follower import CheckpointFollower, policy_source
 from pipelines.rollout.policies import Acting, load_policy
 from pipelines.stages.environment import make_env, workers
+
+_CONTEXTS = 8  # in a piece, and kept of an episode for a new policy's memory
 
 
 class KnownRun(Protocol):
@@ -138,9 +140,21 @@ def make_collector(
             policy_seed=policy_seed,
             before=before,
             workers=processes,
+            cutting=cutting_of(settings, spec.horizon, in_chain=behaviour is None),
         )
         stack.pop_all()
     return collector
+
+
+def cutting_of(settings: Settings, horizon: int | None, *, in_chain: bool) -> Cutting:
+    """Return how a collector stores episodes of at most `horizon` steps (None: unknown) in pieces."""
+    context, steps = settings.train.context_length_for(horizon), settings.collect.chunk_steps
+    if steps == 0:
+        return Cutting()
+    if steps == "auto":
+        steps = _CONTEXTS * context
+        steps = 0 if horizon is not None and horizon <= steps else steps
+    return Cutting(steps=steps, kept=_CONTEXTS * context, context=context if in_chain else 0)
 
 
 def _follower(

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.config.encoders import WITHOUT_MEMORY
 from pipelines.config.model import AgentSettings
-from pipelines.config.settings import LONGEST_CONTEXT, EnvSettings, TrainSettings
+from pipelines.config.settings import EnvSettings, TrainSettings
 from pipelines.envs.make import settings_model
 from pipelines.errors import InputMissing, UsageError
 from pipelines.events import Listener, Notice
@@ -95,11 +95,9 @@ def with_stored_window(train: TrainSettings, stored: Mapping[str, Any]) -> Train
 def with_window(train: TrainSettings, agent: AgentSettings, horizon: int | None, listener: Listener) -> TrainSettings:
     """Return `train` with a number in place of "auto" for the context length. `horizon`: maximum episode length, None
     if unknown. The listener gets a warning with both numbers if the context is shorter and the agent has a memory."""
-    if horizon is None:
-        return _with_window(train, train.resolved_context_length)
-    train = _with_window(train, max(min(horizon, LONGEST_CONTEXT), train.burn_in + 1))
+    train = _with_window(train, train.context_length_for(horizon))
     window = train.resolved_context_length
-    if window < horizon and agent.sequence.kind not in WITHOUT_MEMORY:
+    if horizon is not None and window < horizon and agent.sequence.kind not in WITHOUT_MEMORY:
         text = f"the agent's context is {window:,} steps (train.context_length), an episode takes up to {horizon:,}"
         text += ": what happened earlier than that cannot be remembered"
         listener(Notice(text=text, level="warning"))

@@ -122,9 +122,9 @@ def run(
 
 
 def _returns_of(lakes: Sequence[Lake], *, where: str, listener: Listener = silent) -> dict[str, float]:
-    """Return the mean return and the number of finished original trajectories of `lakes` that match `where`; empty if
-    there are none, or if a store cannot be read."""
-    text = f"""select uid, "return" from trajectories where base_uid is null
+    """Return the mean return and the number of finished original episodes of `lakes` of which a piece matches `where`;
+    empty if there are none, or if a store cannot be read."""
+    text = f"""select uids, "return" from episodes where complete and base_uid is null
         and coalesce(map_extract(tags, '{UNFINISHED}')[1], '') != 'true'"""
     found: list[float] = []
     try:
@@ -132,7 +132,7 @@ def _returns_of(lakes: Sequence[Lake], *, where: str, listener: Listener = silen
             _, rows = query(lake, text, listener=listener)
             if where:
                 chosen = set(hex_uids(select(lake, where, listener=listener).uids))
-                rows = [row for row in rows if row[0] in chosen]
+                rows = [row for row in rows if not chosen.isdisjoint(row[0])]
             found += [total for _, total in rows]
     except StorageError:
         return {}

@@ -32,6 +32,7 @@ def test_two_lakes_never_share_an_id(tmp_path: Path) -> None:
     ("change", "error", "text"),
     [
         ({"version": 99}, InputMissing, "upgrade amago"),
+        ({"version": 1}, InputMissing, "earlier version of amago"),
         ({"required_features": ["time-travel"]}, InputMissing, "time-travel"),
         ({"format": "other"}, InputMissing, "format other"),
         ({"version": "x"}, IntegrityError, "damaged"),

@@ -12,7 +12,7 @@ import pytest
 from pipelines.config.load import resolve
 from pipelines.config.recipes import find
 from pipelines.config.settings import Settings
-from pipelines.errors import IntegrityError, Interrupted, UsageError
+from pipelines.errors import InputMissing, IntegrityError, Interrupted, UsageError
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.store import Lake
 from pipelines.learning import checkpoint as checkpoints
@@ -193,3 +193,37 @@ def test_a_finished_chain_survives_a_fresh_start_that_cannot_be_made(finished: P
     with pytest.raises(UsageError):
         chain.run(tiny(env={"name": "gym:Nothing-v7", "corridor": 1}, stages=STAGES), run=finished, fresh=True)
     assert chain.run(one_epoch(), run=finished).status == "skipped"
+
+
+LONG = {"name": "gym:Pendulum-v1", "max_episode_steps": 100}
+
+
+@pytest.mark.parametrize("collectors", [1, pytest.param(2, marks=pytest.mark.system)])
+def test_the_first_epoch_of_long_episodes_has_something_to_train_on(tmp_path: Path, collectors: int) -> None:
+    """No episode ends in any epoch: 4 actors play 15 steps each, an episode takes 100."""
+    stages = [{"stage": "collect", "steps": 60}, {"stage": "train", "steps": 2}]
+    acting = {"collectors": collectors, "actors": 4 // collectors}
+    settings = tiny(env=LONG, epochs=3, stages=stages, collect=acting)
+    chain.run(settings, run=tmp_path / "run")
+    lake = Lake(tmp_path / "run")
+    rows = query(lake, "select first_step, length, continues from trajectories order by all")[1]
+    # A quarter of the steps or more would be missing at the end of epochs 1 to 3.
+    assert rows == sorted([(0, 15, True), (15, 15, True), (30, 15, True)] * 4)
+    assert query(lake, "select count(*), sum(complete::int) from episodes")[1] == [(4, 0)]
+    chain.run(settings.model_copy(update={"epochs": 4}), run=tmp_path / "run")
+    assert query(lake, "select sum(length) from trajectories")[1] == [(240,)]
+
+
+def test_whole_episodes_only_is_a_choice(tmp_path: Path) -> None:
+    stages = [{"stage": "collect", "steps": 60}, {"stage": "train", "steps": 2}]
+    settings = tiny(env=LONG, epochs=3, stages=stages, collect={"chunk_steps": 0})
+    with pytest.raises(InputMissing, match="no trajectories to draw from"):
+        chain.run(settings, run=tmp_path / "run")
+
+
+def test_running_pieces_of_a_context_are_cut_where_episodes_are_cut_anyway(tmp_path: Path) -> None:
+    stages = [{"stage": "collect", "steps": 60}, {"stage": "train", "steps": 2}]
+    settings = tiny(env=LONG, epochs=2, stages=stages, collect={"chunk_steps": 10})
+    chain.run(settings, run=tmp_path / "run")
+    lengths = query(Lake(tmp_path / "run"), "select chunk, length, continues from trajectories order by first_step")[1]
+    assert lengths[::4] == [(0, 10, True), (1, 5, True), (2, 10, True), (3, 5, True)]

@@ -52,8 +52,12 @@ def _tables(found: Mapping[str, Any]) -> Sequence[Table]:
             f"tasks: {found['task_count']:,}",
             "tasks",
             {
-                **{name: name for name in ("env", "task", "trajectories", "steps")},
-                "length": lambda row: f"{row['length_min']:,} .. {row['length_mean']:,.1f} .. {row['length_max']:,}",
+                **{name: name for name in ("env", "task", "trajectories", "episodes", "steps")},
+                "length": lambda row: (
+                    f"{row['length_min']:,} .. {row['length_mean']:,.1f} .. {row['length_max']:,}"
+                    if row["episodes"]
+                    else None
+                ),
                 "return": "return_mean",
                 "success": "success_mean",
             },
@@ -61,7 +65,10 @@ def _tables(found: Mapping[str, Any]) -> Sequence[Table]:
         table(
             "sources",
             "sources",
-            {name: name for name in ("env", "source", "policy_id", "relabel_method", "trajectories", "steps")}
+            {
+                name: name
+                for name in ("env", "source", "policy_id", "relabel_method", "trajectories", "episodes", "steps")
+            }
             | {"return": "return_mean", "success": "success_mean"},
         ),
         table(

@@ -26,7 +26,7 @@ def ls(
     if not path.is_dir():
         raise InputMissing(f"no directory '{path}'", hint="`amago collect` creates runs, each with a lake, in runs/")
     lakes = [_look(lake) for lake in below(path)]
-    columns = ("lake", "trajectories", "steps", "overlays", "segments", "bytes", "environments")
+    columns = ("lake", "trajectories", "episodes", "steps", "overlays", "segments", "bytes", "environments")
     rows = [(*(lake.get(name) for name in columns[:-1]), _last(lake)) for lake in lakes]
     return Result(
         command="lake ls",

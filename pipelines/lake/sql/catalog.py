@@ -4,8 +4,9 @@
 version. DuckDB allows one writing process or many readers, hence a flock: exclusive while writing, shared while
 reading. Where the index cannot be written, it is built in memory.
 
-Tables: `trajectories`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.steps`); `runs`, `checkpoints`,
-`metrics` if the lake is in a run directory. User SQL runs in another process (`pipelines.lake.sql.sandbox`).
+Tables: `trajectories`, `episodes`, `segments`, `overlays`; `steps` (see `pipelines.lake.sql.steps`); `runs`,
+`checkpoints`, `metrics` if the lake is in a run directory. User SQL runs in another process
+(`pipelines.lake.sql.sandbox`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _BATCH_TRAJECTORIES = 100_000  # added in one transaction
 _SUMMARY = """
 select (select count(*) from trajectories) as trajectories,
        (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
+       (select count(*) from episodes where complete and base_uid is null) as episodes,
        (select count(*) from trajectories where base_uid is not null) as overlays,
        (select count(*) from segments) as segments,
        (select coalesce(sum(bytes), 0)::bigint from segments) as bytes,
@@ -151,7 +153,8 @@ def rebuild(lake: Lake, *, listener: Listener = silent) -> None:
 
 
 def summary(lake: Lake, *, listener: Listener = silent) -> dict[str, Any]:
-    """Return `trajectories`, `steps`, `overlays`, `segments`, `bytes`, and the names of `environments`."""
+    """Return `trajectories`, `steps`, `episodes` (complete ones, without relabelled copies), `overlays`, `segments`,
+    `bytes`, and the names of `environments`."""
     names, rows = query(lake, _SUMMARY, listener=listener)
     return dict(zip(names, rows[0], strict=True))
 

@@ -30,22 +30,27 @@ _SIZES = ((1 << 20, "below 1 MiB"), (16 << 20, "1 to 16 MiB"), (64 << 20, "16 to
 _COUNTS = """
 select (select count(*) from trajectories) as trajectories,
        (select coalesce(sum(length), 0)::bigint from trajectories where base_uid is null) as steps,
+       (select count(*) from episodes where complete and base_uid is null) as episodes,
        (select count(*) from trajectories where base_uid is not null) as overlays,
        (select count(*) from segments) as segments,
        (select coalesce(sum(bytes), 0)::bigint from segments) as bytes,
        (select coalesce(sum(expired), 0)::bigint from segments) as expired_trajectories,
        (select count(*) from (select distinct env, task from trajectories)) as task_count
 """
+# Means are over complete episodes: a piece has no return of its own.
 _TASKS = f"""
-select env, task, count(*) as trajectories, sum(length)::bigint as steps, min(length) as length_min,
-       avg(length) as length_mean, max(length) as length_max, avg("return") as return_mean,
-       min("return") as return_min, max("return") as return_max, avg(success::int) as success_mean
-from trajectories group by env, task order by trajectories desc, env, task limit {MOST}
+select env, task, sum(chunks)::bigint as trajectories, count(*) filter (complete) as episodes,
+       sum(length)::bigint as steps, min(length) filter (complete) as length_min,
+       avg(length) filter (complete) as length_mean, max(length) filter (complete) as length_max,
+       avg("return") filter (complete) as return_mean, min("return") filter (complete) as return_min,
+       max("return") filter (complete) as return_max, avg(success::int) filter (complete) as success_mean
+from episodes group by env, task order by trajectories desc, env, task limit {MOST}
 """
 _SOURCES = """
-select env, source, policy_id, relabel_method, count(*) as trajectories, sum(length)::bigint as steps,
-       avg("return") as return_mean, avg(success::int) as success_mean
-from trajectories group by all order by all
+select env, source, policy_id, relabel_method, sum(chunks)::bigint as trajectories,
+       count(*) filter (complete) as episodes, sum(length)::bigint as steps,
+       avg("return") filter (complete) as return_mean, avg(success::int) filter (complete) as success_mean
+from episodes group by all order by env, source, policy_id, relabel_method
 """
 _COLLECTORS = """
 select collector, count(*) as trajectories, sum(length)::bigint as steps, max(t_commit) as last_commit,

@@ -24,7 +24,40 @@ if TYPE_CHECKING:
 
 _INDEX_VERSION = 1
 _WRITING = {name: value for name, value in sql.CONFINED.items() if name != "temp_directory"}  # sorting may spill
-TABLES = """
+# Episodes that are whole trajectories are listed as they are, so that a lake without pieces needs no grouping.
+_EPISODES = """
+select uid as episode, [uid] as uids, 1::bigint as chunks, true as complete, {same}, {last}, length, "return",
+       attempts, epsilon, t_start, t_end, t_commit
+from {source} where episode = uid
+union all
+select episode, list(uid order by chunk) as uids, count(*) as chunks,
+       min(chunk) = 0 and count(*) = max(chunk) + 1 and bool_or(not continues) as complete,
+       {first_of_same}, {last_of_last}, sum(length)::bigint as length, sum("return" order by chunk) as "return",
+       flatten(list(attempts order by chunk) filter (attempts is not null)) as attempts,
+       sum(epsilon * length) / sum(length) as epsilon, min(t_start) as t_start, max(t_end) as t_end,
+       max(t_commit) as t_commit
+from {source} where episode <> uid group by episode
+"""
+_SAME = ("schema", "env", "task", "source", "policy_id", "collector", "seed", "goal_text", "base_uid", "relabel_method")
+_LAST = ("policy_version", "success", "terminated", "truncated", "tags")
+
+
+def episodes_of(source: str) -> str:
+    """Return the query for the episodes of some rows of the table `trajectories`: their pieces joined, returns summed.
+
+    `complete`: all pieces are there, and the last one ended the episode. What pieces have in common is taken from the
+    first one, the policy's version and how the episode ended from the last one.
+    """
+    return _EPISODES.format(
+        source=source,
+        same=", ".join(_SAME),
+        last=", ".join(_LAST),
+        first_of_same=", ".join(f"arg_min({name}, chunk) as {name}" for name in _SAME),
+        last_of_last=", ".join(f"arg_max({name}, chunk) as {name}" for name in _LAST),
+    )
+
+
+TABLES = f"""
 create schema bookkeeping;
 create table bookkeeping.about (version integer, lake varchar);
 create table bookkeeping.folders (folder varchar, stamp bigint, digest varchar);
@@ -33,12 +66,15 @@ create table bookkeeping.rows (
     uid varchar, segment varchar, row0 bigint, length bigint, schema varchar, env varchar, task varchar,
     source varchar, policy_id varchar, policy_version bigint, collector varchar, seed bigint, "return" double,
     success boolean, attempts boolean[], terminated boolean, truncated boolean, epsilon double,
-    goal_text varchar, t_start double, t_end double, t_commit double, base_uid varchar, base_segment varchar,
-    base_offset bigint, relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
+    goal_text varchar, t_start double, t_end double, episode varchar, chunk bigint, first_step bigint,
+    continues boolean, t_commit double, base_uid varchar, base_segment varchar, base_offset bigint,
+    relabel_method varchar, crc uinteger, tags map(varchar, varchar), live boolean);
 create table segments (
     segment varchar, kind varchar, schema varchar, writer varchar, t_commit double, trajectories bigint,
     expired bigint, rows bigint, bytes bigint, columns varchar[], replaces varchar[]);
-create view trajectories as select * exclude (live) from bookkeeping.rows where live;
+create view trajectories as
+    select * exclude (live) replace (coalesce(nullif(episode, ''), uid) as episode) from bookkeeping.rows where live;
+create view episodes as {episodes_of("trajectories")};
 create view overlays as
     select t.uid, t.base_uid, t.base_offset, t.relabel_method, t.length, t."return", s.columns, t.segment
     from trajectories t join segments s using (segment) where s.kind = 'overlay';

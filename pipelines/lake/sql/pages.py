@@ -14,6 +14,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
+from pipelines.lake.sql.index import episodes_of
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.selection import UsersText, expect_predicate, running
 
@@ -88,7 +89,8 @@ def fetch_page(
 
 
 def fetch_count(lake: Lake, where: str, *, limits: QueryLimits, listener: Listener = silent) -> dict[str, Any]:
-    """Return `trajectories`, `steps`, `return_mean` and `success_mean` of those that match."""
+    """Return `trajectories` and `steps` of those that match, and `episodes`, `return_mean` and `success_mean` of the
+    episodes all of whose pieces match."""
     found: dict[str, Any] = sql.healed(
         lambda: sandbox.ask("count", {"where": where}, limits, lake=lake, listener=listener)
     )
@@ -98,8 +100,8 @@ def fetch_count(lake: Lake, where: str, *, limits: QueryLimits, listener: Listen
 def fetch_curve(
     lake: Lake, where: str, *, across: str, bins: int, limits: QueryLimits, listener: Listener = silent
 ) -> list[dict[str, Any]]:
-    """Return the returns of those that match in `bins` equal intervals of the column `across`, empty ones left out:
-    `x` (mean), `trajectories`, `mean`, `low` and `high` (10 and 90%), `success`.
+    """Return the returns of episodes all of whose pieces match, in `bins` equal intervals of the column `across`, empty
+    ones left out: `x` (mean), `episodes`, `mean`, `low` and `high` (10 and 90%), `success`.
     """
     if across not in _NUMBERS:
         raise UsageError(f"no curve over '{across}'", hint=f"over {', '.join(_NUMBERS)}")
@@ -152,10 +154,13 @@ def page(
 def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
     """Summarise those that match. Runs in the helper process."""
     text = (
-        "select count(*) as trajectories, coalesce(sum(length), 0)::bigint as steps,"
-        ' avg("return") filter (where isfinite("return")) as return_mean, avg(success::int) as success_mean from '
+        " select coalesce(sum(chunks), 0)::bigint as trajectories, count(*) filter (complete) as episodes,"
+        " coalesce(sum(length), 0)::bigint as steps,"
+        ' avg("return") filter (complete and isfinite("return")) as return_mean,'
+        f" avg(success::int) filter (complete) as success_mean from ({episodes_of('matching')}) as found"
     )
-    with running(connection, lake, [text, *_matching(connection, lake, where)]) as result:
+    matching = ["with matching as (select * from ", *_matching(connection, lake, where), ")"]
+    with running(connection, lake, [*matching, text]) as result:
         names = [column[0] for column in result.description]
         return dict(zip(names, result.fetchall()[0], strict=True))
 
@@ -163,11 +168,12 @@ def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
 def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> list[dict[str, Any]]:
     """Bin the returns of those that match. Runs in the helper process."""
     query = [
-        f'with shown as materialized (select "{across}"::double as x, "return" as y, success::int as s from ',
+        "with matching as (select * from ",
         *_matching(connection, lake, where),
-        f" where x is not null and y is not null {_FINITE}),",
+        f'), shown as materialized (select "{across}"::double as x, "return" as y, success::int as s from ',
+        f"({episodes_of('matching')}) as found where complete and x is not null and y is not null {_FINITE}),",
         " edges as (select min(x) as low, max(x) as high from shown)",
-        f" select avg(x) as x, count(*) as trajectories, avg(y) as mean, quantile_cont(y, 0.1) as low,"
+        f" select avg(x) as x, count(*) as episodes, avg(y) as mean, quantile_cont(y, 0.1) as low,"
         f" quantile_cont(y, 0.9) as high, avg(s) as success from (select x, y, s,"
         f" case when edges.high > edges.low then least(floor({bins} * (x - edges.low) / (edges.high - edges.low)),"
         f" {bins - 1}) else 0 end as bin from shown, edges) as binned group by bin order by bin",

@@ -112,14 +112,14 @@ def test_a_curve_bins_the_returns(filled: Lake) -> None:
     _, rows = catalog.query(filled, 'select t_start, "return" from trajectories')
     found = pages.fetch_curve(filled, "", across="t_start", bins=2, limits=LIMITS)
     halves: list[list[Any]] = [[r for t, r in rows if t < 11], [r for t, r in rows if t >= 11]]
-    assert [each["trajectories"] for each in found] == [11, 12]
+    assert [each["episodes"] for each in found] == [11, 12]
     assert [each["mean"] for each in found] == pytest.approx([np.mean(half) for half in halves])
     assert [each["low"] for each in found] == pytest.approx([np.quantile(half, 0.1) for half in halves])
 
 
 def test_a_curve_over_one_value_is_one_bin(filled: Lake) -> None:
     (only,) = pages.fetch_curve(filled, "", across="policy_version", bins=9, limits=LIMITS)
-    assert (only["x"], only["trajectories"]) == (-1, 23)
+    assert (only["x"], only["episodes"]) == (-1, 23)
 
 
 @pytest.mark.parametrize(
