@@ -13,6 +13,7 @@ from pipelines.config.source import SourceSettings
 from pipelines.errors import InputMissing
 from pipelines.events import Listener, silent
 from pipelines.files.malformed import open_regular
+from pipelines.lake.episodes import join_rows, read_pieces
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Schema
 from pipelines.lake.spaces import Spaces
@@ -73,18 +74,22 @@ class Exported:
 
 @dataclass(frozen=True)
 class Item:
-    """A trajectory, read when it is asked for."""
+    """A trajectory, read when it is asked for: an episode, whose pieces have the uids `pieces`."""
 
-    uid: str
+    pieces: tuple[str, ...]
     reader: Reader
 
+    @property
+    def uid(self) -> str:
+        return self.pieces[0]
+
     def trajectory(self) -> Trajectory:
-        """Read its columns, overlays applied."""
-        return self.reader.read(self.uid)
+        """Read its columns, pieces joined and overlays applied."""
+        return read_pieces(self.reader, self.pieces)
 
     def row(self) -> dict[str, Any]:
-        """Return its row of the table `trajectories`."""
-        return dict(self.reader.row(self.uid))
+        """Return its row of the table `trajectories`, of all its pieces."""
+        return join_rows([self.reader.row(uid) for uid in self.pieces])
 
     def schema(self) -> Schema:
         """Return the schema of its steps."""

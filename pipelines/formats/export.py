@@ -19,6 +19,7 @@ from pipelines.files.json import read_object
 from pipelines.formats.base import Exported, Item
 from pipelines.formats.make import exporter
 from pipelines.formats.manifest import MARK, digest_files, has_files
+from pipelines.lake.episodes import group_by_episode
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake
 
@@ -26,20 +27,23 @@ from pipelines.lake.store import Lake
 def export(
     lake: Lake, uids: Sequence[str], to: Path, *, form: str, about: Mapping[str, Any], listener: Listener = silent
 ) -> Exported:
-    """Write the trajectories `uids` into the folder `to`; one is read at a time.
+    """Write the trajectories `uids` into the folder `to`, episodes as a whole where a piece is among them; one is read
+    at a time.
 
     `about` says what they are; a folder that holds something else is refused (UsageError). StageFailed when the disk
     refuses, IntegrityError for a damaged segment.
     """
-    mark, digest = {"format": form, **about}, hashlib.sha256("".join(uids).encode()).hexdigest()
+    episodes = group_by_episode(lake, uids, listener=listener)
+    mark = {"format": form, **about}
+    digest = hashlib.sha256("".join(uid for pieces in episodes for uid in pieces).encode()).hexdigest()
     known = _claim(to, mark)
     whole = known.get("complete") and isinstance(known.get("files"), dict) and has_files(to, known["files"])
     if whole and known.get("digest") == digest:
-        return Exported(trajectories=len(uids), steps=known["steps"], written=0, bytes=known["bytes"])
+        return Exported(trajectories=len(episodes), steps=known["steps"], written=0, bytes=known["bytes"])
     write_atomically(to / MARK, json.dumps({**mark, "complete": False}, indent=1))
     reader = Reader(lake, listener=listener, verify=True)
-    done = exporter(form)(_items(reader, uids, listener), to, about)
-    counts = {"trajectories": len(uids), "steps": done.steps, "bytes": done.bytes, "digest": digest}
+    done = exporter(form)(_items(reader, episodes, listener), to, about)
+    counts = {"trajectories": len(episodes), "steps": done.steps, "bytes": done.bytes, "digest": digest}
     counts |= {"files": digest_files(to, listener)}
     write_atomically(to / MARK, json.dumps({**mark, "complete": True, **counts}, indent=1))
     return done
@@ -63,7 +67,7 @@ def _claim(to: Path, mark: Mapping[str, Any]) -> Mapping[str, Any]:
     return known or {}
 
 
-def _items(reader: Reader, uids: Sequence[str], listener: Listener) -> Iterator[Item]:
-    for number, uid in enumerate(uids, 1):
-        yield Item(uid, reader)
-        listener(Progress(stage="export", done=number, total=len(uids), unit="trajectories"))
+def _items(reader: Reader, episodes: Sequence[tuple[str, ...]], listener: Listener) -> Iterator[Item]:
+    for number, pieces in enumerate(episodes, 1):
+        yield Item(pieces, reader)
+        listener(Progress(stage="export", done=number, total=len(episodes), unit="trajectories"))

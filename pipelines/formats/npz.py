@@ -251,13 +251,14 @@ def _theirs(values: Mapping[str, np.ndarray], path: Path) -> _File:
 
 
 def write(items: Iterable[Item], to: Path, about: Mapping[str, Any]) -> Exported:
-    """Write a file for each trajectory, `UID.npz`, into the folder `to`; one that is there is not written again."""
+    """Write a file for each trajectory, `UID.npz`, into the folder `to`; one that is there is not written again, unless
+    it is of an episode in pieces, which may have grown."""
     trajectories = steps = written = size = 0
     for item in items:
         path = to / f"{item.uid}.npz"
         row = item.row()
         trajectories, steps = trajectories + 1, steps + row["length"]
-        if not path.exists():
+        if not path.exists() or len(item.pieces) > 1:
             record = json.dumps({**plain(row), "spaces": item.schema().spaces.to_json()})
             columns: dict[str, Any] = {**item.trajectory().columns, RECORD: np.array(record)}
             write_atomically(path, partial(np.savez_compressed, **columns))

@@ -19,7 +19,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,8 @@ class OverlayBatch:
     `columns`: the columns that differ, trajectory after trajectory.
 
     Per trajectory: `success` (n,) int8, 1, 0, or -1 where unknown; `tasks`; `tags`, values by name. None: as in the
-    base. `names_goal`: whether the base's `goal_text` still describes the goal.
+    base. `names_goal`: whether the base's `goal_text` still describes the goal. `pieces`: of episodes derived as a
+    whole, what each piece says of its episode (see `TrajectoryInfo`); None: each trajectory is an episode of its own.
     """
 
     place: np.ndarray
@@ -59,6 +60,7 @@ class OverlayBatch:
     tasks: Sequence[str] | None = None
     tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     names_goal: bool = True
+    pieces: Sequence[EpisodePiece] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,6 +69,31 @@ class OverlayBatch:
     def first(self) -> np.ndarray:
         """(n,) int64: row of `columns` at which each trajectory begins."""
         return np.cumsum(self.rows) - self.rows
+
+    def part(self, which: np.ndarray, begin: np.ndarray, rows: np.ndarray) -> OverlayBatch:
+        """Return, of the trajectories `which` (m,), the `rows` (m,) rows from row `begin` (m,) on."""
+        index = np.repeat(self.first[which] + begin - (np.cumsum(rows) - rows), rows) + np.arange(int(rows.sum()))
+        return replace(
+            self,
+            place=self.place[which],
+            offset=self.offset[which] + begin,
+            rows=rows,
+            columns={name: values[index] for name, values in self.columns.items()},
+            success=None if self.success is None else self.success[which],
+            tasks=None if self.tasks is None else [self.tasks[i] for i in which.tolist()],
+            tags={name: [values[i] for i in which.tolist()] for name, values in self.tags.items()},
+            pieces=None if self.pieces is None else [self.pieces[i] for i in which.tolist()],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodePiece:
+    """The place of a trajectory in its episode; see `TrajectoryInfo`."""
+
+    episode: str = ""
+    chunk: int = 0
+    first_step: int = 0
+    continues: bool = False
 
 
 def overlay_uids(base: np.ndarray, method: str, copies: np.ndarray | int) -> np.ndarray:
@@ -185,6 +212,10 @@ class OverlayWriter:
             "crc": self._checksums(first, batch.rows, values),
             "t_commit": pa.nulls(count, pa.float64()),
         }
+        # A version that begins later than its base begins at time 0.
+        begins = np.where(batch.offset == 0, rows["first_step"].to_numpy(), 0).tolist()
+        pieces = batch.pieces or [EpisodePiece(first_step=first_step) for first_step in begins]
+        changed |= {name: [getattr(piece, name) for piece in pieces] for name in vars(pieces[0])}
         if REWARD in values:
             # The reward in the first row belongs to no action; sums are float64.
             paid = values[REWARD].astype(np.float64)

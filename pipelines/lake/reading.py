@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from pipelines.lake.uids import place_of, positions
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
+_T = TypeVar("_T")
 _ATTEMPTS = 5  # to open a segment that is rewritten and removed meanwhile
 
 
@@ -149,14 +150,27 @@ class Reader:
 
     def read(self, uid: str) -> Trajectory:
         """Return a copy of a trajectory. IntegrityError if its segment is damaged."""
+        return self._again(lambda: self._read(uid))
+
+    def read_columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return copies of some columns of a trajectory. Errors as of `read`."""
+        return self._again(lambda: self._columns(uid, names))
+
+    def _again(self, read: Callable[[], _T]) -> _T:
+        """Return what `read` does, a second time if a file was rewritten and swept since the last refresh."""
         try:
-            return self._read(uid)
-        except FileNotFoundError:  # rewritten and swept since the last refresh
+            return read()
+        except FileNotFoundError:
             self.live.look_back()
             self.refresh()
-            return self._read(uid)
+            return read()
 
     def _read(self, uid: str) -> Trajectory:
+        segment, _ = self.locate(uid)
+        names = [column.name for column in self.lake.schema(segment.schema_id).columns]
+        return Trajectory(columns=self._columns(uid, names), info=info_of(self.row(uid)), uid=uid)
+
+    def _columns(self, uid: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         segment, place = self.locate(uid)
         rows = int(segment.length[place]) + 1
         own, start = self._file(segment.number), int(segment.row0[place])
@@ -164,10 +178,10 @@ class Reader:
         if segment.bases is not None:
             base, base_start = self._file(int(segment.bases[0][place])), int(segment.bases[1][place])
         columns: dict[str, np.ndarray] = {}
-        for column in self.lake.schema(segment.schema_id).columns:
-            file, row = (own, start) if column.name in segment.columns else (base, base_start)
-            columns[column.name] = file.read_rows(column.name, row, row + rows)
-        return Trajectory(columns=columns, info=info_of(self.row(uid)), uid=uid)
+        for name in names:
+            file, row = (own, start) if name in segment.columns else (base, base_start)
+            columns[name] = file.read_rows(name, row, row + rows)
+        return columns
 
     def portion(self, number: int, uids: np.ndarray) -> _Portion | None:
         """Return those of `uids` that are live in segment `number`, in file order; None if none is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,11 @@ def positions(among: np.ndarray, wanted: np.ndarray, order: np.ndarray | None = 
         order = np.argsort(among)
     place = order[np.minimum(np.searchsorted(among, wanted, sorter=order), len(order) - 1)]
     return np.where(among[place] == wanted, place, -1)
+
+
+def raw_uids(uids: Sequence[str]) -> np.ndarray:
+    """Return uids of 32 hex digits as "S16" (n,)."""
+    return np.frombuffer(bytes.fromhex("".join(uids)), dtype="S16")
 
 
 def place_of(ordered: np.ndarray, uid: str) -> int | None:

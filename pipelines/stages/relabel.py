@@ -3,30 +3,41 @@
 The choice of trajectories and goals follows from the seed and the trajectory's uid, and so does the derived uid.
 Existing versions are not derived again, so the command can be repeated, after a kill or after more data has been
 collected. An error leaves the lake unchanged.
+
+An episode in pieces is relabelled as a whole, once all of it is there, by the uid of its first piece; the version is
+stored in pieces, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from pipelines.config.relabelling import RelabelSettings
 from pipelines.config.settings import Settings
+from pipelines.errors import InputMissing
 from pipelines.events import Listener, Notice, Progress, silent
+from pipelines.lake.episodes import join_pieces, split_versions
+from pipelines.lake.footer import hex_uids
 from pipelines.lake.overlays import OverlayWriter, overlay_uids
 from pipelines.lake.reading import Reader
+from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
-from pipelines.lake.uids import positions
+from pipelines.lake.uids import positions, raw_uids
 from pipelines.relabelers.base import Chain, Context
 from pipelines.relabelers.paths import shares_of
 from pipelines.stages.result import Result
 
 _CHUNK_BYTES = 32 << 20  # of columns that are relabelled at once
+_PIECES = "select uid from trajectories where episode <> uid and base_uid is null"
+_EPISODES = "select env, uids from episodes where complete and chunks > 1 and base_uid is null order by episode"
+_DERIVED = "select uids from episodes where complete and base_uid is not null"
 
 
 def run(settings: Settings, *, lake: Path | str, listener: Listener = silent) -> Result:
@@ -71,6 +82,14 @@ class _RelabelledPart:
     uids: np.ndarray
 
 
+@dataclass(frozen=True)
+class _RelabelledEpisodes:
+    """Episodes of one environment: the uids of their pieces, in order."""
+
+    env: str
+    uids: list[list[str]]
+
+
 class _Job:
     """Counts of originals: `total` without all their versions, `done`, and `expired` before they were read."""
 
@@ -81,15 +100,19 @@ class _Job:
         self.total = self.done = self.expired = 0
         self._chains: dict[str, Chain] = {}
 
-    def plan(self) -> list[_RelabelledPart]:
+    def plan(self) -> list[_RelabelledPart | _RelabelledEpisodes]:
         """Find originals without all their versions. Invalid settings are detected here."""
         chosen = select(self.store, self.wanted.where, originals=True, listener=self.listener).uids
-        if self.wanted.fraction < 1:
-            chosen = chosen[shares_of(self.seed, chosen) < self.wanted.fraction]
+        _, episodes = query(self.store, _EPISODES, listener=self.listener)
+        pieces = _packed(uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1])
         self._reader = Reader(self.store, listener=self.listener)
         self._reader.refresh()
         self._known = self._reader.derived()
-        parts = []
+        whole = self._episodes(chosen, episodes)
+        chosen = chosen[positions(pieces, chosen, np.arange(len(pieces))) < 0]
+        if self.wanted.fraction < 1:
+            chosen = chosen[shares_of(self.seed, chosen) < self.wanted.fraction]
+        parts: list[_RelabelledPart] = []
         for segment in self._reader.originals():
             mine = segment.uids[positions(chosen, segment.uids, np.arange(len(chosen))) >= 0]
             portion = self._reader.portion(segment.number, mine)
@@ -98,8 +121,26 @@ class _Job:
                 found = ((env, portion.uids[codes == code]) for code, env in enumerate(names))
                 parts += [_RelabelledPart(segment.number, env, self._lacking(env, uids)) for env, uids in found]
         parts = [part for part in parts if len(part.uids)]
-        self.total = sum(len(part.uids) for part in parts)
-        return parts
+        self.total = sum(len(part.uids) for part in parts) + sum(len(each.uids) for each in whole)
+        return [*parts, *whole]
+
+    def _episodes(self, chosen: np.ndarray, stored: Sequence[tuple[str, list[str]]]) -> list[_RelabelledEpisodes]:
+        """Return the complete episodes in pieces of which one is `chosen`, without those that have all versions."""
+        found: dict[str, list[list[str]]] = {}
+        if not stored:
+            return []
+        derived = query(self.store, _DERIVED, listener=self.listener)[1]
+        whole = _packed(uid for (uids,) in derived for uid in uids)
+        for env, uids in stored:
+            mine = raw_uids(uids)
+            if not (positions(chosen, mine, np.arange(len(chosen))) >= 0).any():
+                continue
+            if self.wanted.fraction < 1 and shares_of(self.seed, mine[:1])[0] >= self.wanted.fraction:
+                continue
+            versions = (overlay_uids(mine, self._chain(env).method, copy) for copy in range(self.wanted.copies))
+            if not all((positions(whole, each, np.arange(len(whole))) >= 0).any() for each in versions):
+                found.setdefault(env, []).append(uids)
+        return [_RelabelledEpisodes(env, uids) for env, uids in found.items()]
 
     def _chain(self, env: str) -> Chain:
         if env not in self._chains:
@@ -118,9 +159,12 @@ class _Job:
         """Return (n,) bool: which are in the lake."""
         return positions(self._known, uids, np.arange(len(self._known))) >= 0
 
-    def relabel(self, part: _RelabelledPart, stack: contextlib.ExitStack) -> None:
+    def relabel(self, part: _RelabelledPart | _RelabelledEpisodes, stack: contextlib.ExitStack) -> None:
         """Write the missing versions of a part."""
         chain = self._chain(part.env)
+        if isinstance(part, _RelabelledEpisodes):
+            self._relabel_episodes(part, chain, stack)
+            return
         portion = self._reader.portion(part.number, part.uids)
         gone = len(part.uids) - (len(portion) if portion is not None else 0)
         self.expired += gone
@@ -137,11 +181,61 @@ class _Job:
                 derived = chain.derive(some.columns(chain.reads), some.rows, some.uids, copy)
                 own = targets[lacking][derived.place]
                 self._writer(chain, stack).append(some.id, some.table, derived, own, chain.method)
-            self.done += len(chunk)
-            figures = {"written": float(sum(writer.trajectories for writer in self.writers.values()))}
-            self.listener(
-                Progress(stage="relabel", done=self.done, total=self.total, unit="trajectories", metrics=figures)
+            self._advance(len(chunk))
+
+    def _advance(self, count: int) -> None:
+        self.done += count
+        figures = {"written": float(sum(writer.trajectories for writer in self.writers.values()))}
+        self.listener(Progress(stage="relabel", done=self.done, total=self.total, unit="trajectories", metrics=figures))
+
+    def _relabel_episodes(self, part: _RelabelledEpisodes, chain: Chain, stack: contextlib.ExitStack) -> None:
+        """Write the missing versions of episodes in pieces."""
+        held: list[tuple[list[str], dict[str, np.ndarray], np.ndarray]] = []
+        size = 0
+        for number, uids in enumerate(part.uids, 1):
+            try:
+                pieces = [self._reader.read_columns(uid, chain.reads) for uid in uids]
+            except InputMissing:
+                self.expired += 1
+                self.done += 1
+            else:
+                lengths = np.array([len(next(iter(piece.values()))) - 1 for piece in pieces])
+                held.append((uids, join_pieces(pieces), lengths))
+                size += sum(values.nbytes for values in held[-1][1].values())
+            if held and (size >= _CHUNK_BYTES or number == len(part.uids)):
+                self._derive_episodes(held, chain, stack)
+                self._advance(len(held))
+                held, size = [], 0
+
+    def _derive_episodes(
+        self, held: list[tuple[list[str], dict[str, np.ndarray], np.ndarray]], chain: Chain, stack: contextlib.ExitStack
+    ) -> None:
+        columns = {name: np.concatenate([joined[name] for _, joined, _ in held]) for name in chain.reads}
+        lengths = [mine for _, _, mine in held]
+        keys = raw_uids([uids[0] for uids, _, _ in held])
+        for copy in range(self.wanted.copies):
+            derived = chain.derive(columns, np.array([mine.sum() + 1 for mine in lengths]), keys, copy)
+            if not len(derived):
+                continue
+            # Not the uid of a version of the first piece: a trajectory named like its episode is a whole one.
+            names = hex_uids(overlay_uids(keys, f"episode {chain.method}", copy))
+            numbers, parts = split_versions(derived, lengths, names, [0] * len(held))
+            bases = raw_uids(
+                [held[at][0][number] for at, number in zip(parts.place.tolist(), numbers.tolist(), strict=True)]
             )
+            targets = overlay_uids(bases, chain.method, copy)
+            segments = np.array([self._reader.locate(uid)[0].number for uid in hex_uids(bases)])
+            for segment in np.unique(segments).tolist():
+                mine = np.flatnonzero((segments == segment) & ~self._is_known(targets))
+                portion = self._reader.portion(segment, bases[mine])
+                if portion is None:
+                    continue
+                place = positions(portion.uids, bases[mine])
+                mine, place = mine[place >= 0], place[place >= 0]
+                mine, place = mine[np.argsort(place)], np.sort(place)
+                chosen = parts.part(mine, np.zeros(len(mine), dtype=np.int64), parts.rows[mine])
+                own = replace(chosen, place=place)
+                self._writer(chain, stack).append(portion.id, portion.table, own, targets[mine], chain.method)
 
     def _writer(self, chain: Chain, stack: contextlib.ExitStack) -> OverlayWriter:
         """Return the writer for these columns; `stack` closes it."""
@@ -149,3 +243,8 @@ class _Job:
             writer = OverlayWriter(self.store, self.schema, chain.changes, name="relabel")
             self.writers[chain.changes] = stack.enter_context(writer)
         return self.writers[chain.changes]
+
+
+def _packed(uids: Iterable[str]) -> np.ndarray:
+    """Return uids of 32 hex digits as sorted "S16"."""
+    return np.sort(raw_uids(list(uids)))

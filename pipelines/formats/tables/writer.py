@@ -1,6 +1,6 @@
 """A folder of Parquet files: `steps-SCHEMA-NNNNN.parquet` and `trajectories.parquet`.
 
-The files of steps have `uid`, `t` (the time in the trajectory) and the step columns, one trajectory after another;
+The files of steps have `uid`, `t` (the time in the episode) and the step columns, one trajectory after another;
 `trajectories.parquet` has a row for each with `file`, `row_group`, `first_row` (in that row group) and `rows`. A column
 of shape (a, b) is a list of a * b values, and the metadata of its field has `shape`.
 """
@@ -110,7 +110,7 @@ class _SchemaFiles:
             pa.array(np.repeat(np.arange(len(rows), dtype=np.int32), rows)),
             pa.array([uid for uid, _ in self._pending], pa.string()),
         )
-        time = np.concatenate([np.arange(count, dtype=np.int64) for count in rows])
+        time = np.concatenate([t.info.first_step + np.arange(t.length + 1, dtype=np.int64) for _, t in self._pending])
         arrays = [uids.dictionary_decode(), pa.array(time), *(self._column(column) for column in self.schema.columns)]
         spaces = {SPACES: json.dumps(self.schema.spaces.to_json()).encode()}
         fields = [pa.field("uid", pa.string()), pa.field("t", pa.int64()), *map(_described, self.schema.columns)]

@@ -230,7 +230,14 @@ def _offer_steps(connection: duckdb.DuckDBPyConnection, lake: Lake, query: str, 
 
 def _trajectories(wanted: set[str], conditions: list[str], *, overlays: bool) -> str:
     """Return the query for the trajectories that may meet the conditions, as `StepTable.batches` needs them."""
-    columns = ["segment", "schema", "row0", "length", *(name for name in DERIVED if name in wanted and name != "t")]
+    columns = [
+        "segment",
+        "schema",
+        "row0",
+        "length",
+        "first_step",
+        *(name for name in DERIVED if name in wanted and name != "t"),
+    ]
     where = " and ".join(["base_uid is " + ("not null" if overlays else "null"), *conditions])
     if not overlays:
         return (

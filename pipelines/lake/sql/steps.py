@@ -1,8 +1,9 @@
 """The table `steps`: one row a step over all live trajectories, read while a query asks for it.
 
-Besides the step columns: `uid`, `t` (time in the trajectory), `env`, `task`, `policy_version`. A column of more than
-one value a step is an array of its shape; where schemas differ in it, a list of its values. Wide columns (images) exist
-for a query that names one. Batches share the memory of the mapped files where possible.
+Besides the step columns: `uid`, `t` (time in the episode; two pieces of it both have the row where they meet), `env`,
+`task`, `policy_version`. A column of more than one value a step is an array of its shape; where schemas differ in it, a
+list of its values. Wide columns (images) exist for a query that names one. Batches share the memory of the mapped files
+where possible.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ OPEN_FILES = 16
 
 Trajectories = Callable[[], Iterator[pa.RecordBatch]]
 """Batches of trajectories, those of a segment one after the other, with the columns `segment`, `schema`, `row0`,
-`length`, `base_segment` and `base_row0` (null but for overlays), and those of `DERIVED` that are wanted."""
+`length`, `first_step`, `base_segment` and `base_row0` (null but for overlays), and those of `DERIVED` that are
+wanted."""
 
 
 class StepTable:
@@ -117,8 +119,8 @@ class _Piece:
 
     def derived(self, name: str) -> pa.Array:
         if name == "t":
-            ends = np.cumsum(self._rows)
-            return pa.array(np.arange(self.count) - np.repeat(ends - self._rows - self._skipped, self._rows))
+            ends, first = np.cumsum(self._rows), self._table["first_step"].to_numpy()
+            return pa.array(np.arange(self.count) - np.repeat(ends - self._rows - self._skipped - first, self._rows))
         if name == "policy_version":
             return self._table[name].take(pa.array(self._place()))
         labels = pc.dictionary_encode(self._table[name])
