@@ -9,6 +9,7 @@ CRC32 of both, in hex.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import struct
 import zlib
@@ -134,6 +135,10 @@ class Footer:
         """Return the raw uuids (n,) "S16"."""
         return uid_array(self.trajectories["uid"])
 
+    def episodes(self) -> np.ndarray | None:
+        """Return a number (n,) uint64 for the episode of each piece, 0 for a whole one; None if there are no pieces."""
+        return episode_numbers(self.trajectories)
+
 
 def _require_sound(table: pa.Table, rows: int) -> None:
     """Raise ValueError unless every trajectory has a uid and its rows are within the `rows` of the segment."""
@@ -162,6 +167,17 @@ def uid_array(column: pa.ChunkedArray) -> np.ndarray:
     """Return a binary(16) column as numpy "S16"."""
     array = column.combine_chunks()
     return np.frombuffer(array.buffers()[1], "S16", len(array), array.offset * 16) if len(array) else np.zeros(0, "S16")
+
+
+def episode_numbers(table: pa.Table) -> np.ndarray | None:
+    """Return a number (n,) uint64 for the episode of each piece, the same everywhere, and 0 for a whole episode; None
+    if there are no pieces."""
+    names = table["episode"].combine_chunks().dictionary_encode()
+    known = names.dictionary.to_pylist()
+    if known in ([], [""]):
+        return None
+    hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() if name else bytes(8) for name in known]
+    return np.frombuffer(b"".join(hashes), dtype="<u8")[names.indices.to_numpy()]
 
 
 def hex_uids(uids: np.ndarray) -> list[str]:

@@ -26,6 +26,7 @@ from pipelines.files import atomic
 from pipelines.files.atomic import explained
 from pipelines.lake import collectors
 from pipelines.lake import segment as segments
+from pipelines.lake.episodes import find_pieces
 from pipelines.lake.folders import COPIED, FolderChooser, blob_key, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
@@ -36,7 +37,7 @@ from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, StagedFiles, UnsealedBatch, as_stored
 from pipelines.lake.storage import LocalStorage, is_remote
 from pipelines.lake.tombstones import read_tombstones
-from pipelines.lake.uids import place_of
+from pipelines.lake.uids import place_of, raw_uids
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -70,7 +71,8 @@ def refuse_nested(source: Lake, target: Path | str) -> None:
 
 
 def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = silent) -> CopyResult:
-    """Copy the live trajectories of `source` that match the SQL predicate `where` (empty: all).
+    """Copy the live trajectories of `source` that match the SQL predicate `where` (empty: all); a piece of an episode
+    brings the others.
 
     Others may read and write both lakes meanwhile; Locked if another process copies into the target. Damage in the
     source is reported, skipped and included in the result. UsageError for wrong SQL or one lake given twice,
@@ -84,6 +86,9 @@ def copy(source: Lake, target: Lake, *, where: str = "", listener: Listener = si
         from pipelines.lake.sql.selection import select
 
         chosen = select(source, where, listener=listener).uids
+        pieces = find_pieces(source, listener=listener)
+        siblings = {uid for one in hex_uids(chosen) for uid in pieces.get(one, ())} if pieces else set()
+        chosen = np.union1d(chosen, raw_uids(sorted(siblings)))
     with target.storage.hold("copy", what=f"lake '{target.name}' is being copied into"):
         job = _CopyJob(source, target, chosen, listener)
         keep_expired(target.storage)

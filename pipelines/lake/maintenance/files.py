@@ -31,8 +31,9 @@ class File:
     """A segment's file with n trajectories, of which `alive` (n,) bool are live.
 
     `uids` (n,) "S16"; `steps` (n,) int64, actions; `times` (n,) float64, when each was first committed; `collectors`
-    (n,) their names. For an overlay: `base_ids` (n,) names of the bases' segments, `base_uids` (n,) "S16". `replaces`:
-    index of the first trajectory and number of those that come from a segment of another id.
+    (n,) their names; `episodes` as of `Footer.episodes`. For an overlay: `base_ids` (n,) names of the bases' segments,
+    `base_uids` (n,) "S16". `replaces`: index of the first trajectory and number of those that come from a segment of
+    another id.
     """
 
     id: str
@@ -43,6 +44,7 @@ class File:
     steps: np.ndarray
     times: np.ndarray
     collectors: np.ndarray
+    episodes: np.ndarray | None
     base_ids: np.ndarray
     base_uids: np.ndarray
     alive: np.ndarray
@@ -147,6 +149,7 @@ def _describe(id: str, lake: Lake, footer: Footer) -> File:
         steps=table["length"].to_numpy(),
         times=table["t_commit"].to_numpy(),
         collectors=np.array([str(name or "") for name in table["collector"].to_pylist()], dtype=object),
+        episodes=footer.episodes(),
         base_ids=np.array(table["base_segment"].to_pylist() if overlay else [], dtype=object),
         base_uids=uid_array(table["base_uid"]) if overlay else np.zeros(0, "S16"),
         alive=np.zeros(table.num_rows, dtype=bool),

@@ -1,7 +1,9 @@
 """Expiry of trajectories: by age, by SQL, or the oldest first until the rest fits.
 
 Each decision is one tombstone. It names whole segments if nothing else is in them, single trajectories otherwise, and
-with a trajectory all overlays of it. Protected trajectories stay.
+with a trajectory all overlays of it. Protected trajectories stay. The pieces of an episode are as old as the newest
+one, and expire together where single trajectories do; where whole files do, what is left of an episode no longer counts
+as one.
 """
 
 from __future__ import annotations
@@ -179,11 +181,12 @@ def make_plan(
     if chosen is not None:
         free = {id: mask & _among(inventory.files[id].uids, chosen) for id, mask in free.items()}
     masks = {id: np.zeros(len(mask), dtype=bool) for id, mask in free.items()}
+    times = _episode_times(inventory)
     if limits.max_age:
         for id, mask in free.items():
-            masks[id] |= mask & (inventory.files[id].times < now - limits.max_age)
+            masks[id] |= mask & (times[id] < now - limits.max_age)
     if any(limits.caps):
-        _fit(inventory, limits, chosen, free, masks, whole)
+        _fit(inventory, limits, times, chosen, free, masks, whole)
     elif not limits.max_age:
         masks = {id: mask.copy() for id, mask in free.items()}
     _take_overlays(inventory, masks)
@@ -191,9 +194,32 @@ def make_plan(
     return ExpiryPlan(tuple(_FileExpiry(files[id], masks[id]) for id in sorted(masks) if masks[id].any()), protected)
 
 
+def _episode_times(inventory: FileTable) -> dict[str, np.ndarray]:
+    """Return for each trajectory (n,) of each file when it, or the newest live piece of its episode, was committed."""
+    times = {id: file.times for id, file in inventory.files.items()}
+    cut = {id: file.episodes for id, file in inventory.files.items() if file.episodes is not None}
+    if not cut:
+        return times
+    live = [(cut[id][alive], times[id][alive]) for id in cut if (alive := inventory.files[id].alive).any()]
+    numbers, place = np.unique(np.concatenate([np.zeros(1, "u8"), *(each for each, _ in live)]), return_inverse=True)
+    newest = np.full(len(numbers), -np.inf)
+    np.maximum.at(newest, place, np.concatenate([np.full(1, -np.inf), *(each for _, each in live)]))
+    for id, episodes in cut.items():
+        found = np.minimum(np.searchsorted(numbers, episodes), len(numbers) - 1)
+        is_piece = (episodes > 0) & (numbers[found] == episodes)
+        times[id] = np.where(is_piece, newest[found], times[id])
+    return times
+
+
+def _whole_episodes(numbers: np.ndarray, goes: np.ndarray) -> np.ndarray:
+    """Return `goes` (n,) bool with all pieces of the episodes (n,) of which one goes."""
+    return goes | (np.isin(numbers, numbers[goes]) & (numbers > 0))
+
+
 def _fit(
     inventory: FileTable,
     limits: RetentionLimits,
+    known_times: Mapping[str, np.ndarray],
     chosen: np.ndarray | None,
     free: Mapping[str, np.ndarray],
     masks: dict[str, np.ndarray],
@@ -225,12 +251,16 @@ def _fit(
     places = [(id, np.flatnonzero(counted[id] & free[id])) for id in ids]
     if not sum(len(place) for _, place in places):
         return
-    times = np.concatenate([inventory.files[id].times[place] for id, place in places])
+    times = np.concatenate([known_times[id][place] for id, place in places])
     cost = np.concatenate([costs[id][place] for id, place in places])
     order = np.argsort(times, kind="stable")
     before = np.cumsum(cost[order], axis=0) - cost[order]  # expired before each
     goes = np.zeros(len(order), dtype=bool)
     goes[order] = (before < excess).any(axis=1)
+    parts = [(inventory.files[id].episodes, place) for id, place in places]
+    if any(numbers is not None for numbers, _ in parts):
+        numbers = [np.zeros(len(place), "u8") if own is None else own[place] for own, place in parts]
+        goes = _whole_episodes(np.concatenate(numbers), goes)
     for id, place in places:
         masks[id][place] |= goes[: len(place)]
         goes = goes[len(place) :]

@@ -35,6 +35,7 @@ def a_file(id: str, size: int, alive: int, dead: int, kind: str = "a", time: flo
         steps=np.ones(n, dtype=np.int64),
         times=np.full(n, time),
         collectors=np.array([""] * n, dtype=object),
+        episodes=None,
         base_ids=np.zeros(0, dtype=object),
         base_uids=np.zeros(0, "S16"),
         alive=np.arange(n) < alive,
