@@ -22,7 +22,8 @@ class Batch:
     (B,) int64: valid rows, 2 to L + 1; `start` (B,) int64: time of a window's row 0 in its episode.
 
     `trajectory` (B,) int64: row of the view's table; `lake` (B,) int64: index of the lake in a mixture. `importance`
-    (B,) float64: importance weights of the windows' losses under prioritized replay, up to a factor.
+    (B,) float64: importance weights of the windows' losses under prioritized replay, up to a factor. `warm_up` (B,)
+    int64: first steps of a window that do not count in the losses; None: all count.
 
     The arrays belong to the holder of the batch; the sampler reuses their memory only once no reference is left.
     """
@@ -33,6 +34,7 @@ class Batch:
     trajectory: np.ndarray | None = None
     lake: np.ndarray | None = None
     importance: np.ndarray | None = None
+    warm_up: np.ndarray | None = None
 
     @property
     def mask(self) -> np.ndarray:

@@ -7,6 +7,7 @@ file, one `take` of all their rows is the fastest copy in numpy; where a file ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +27,16 @@ OPEN_FILES = 256
 _TAKE_FROM = 4  # windows in one file above which a gather beats slices
 
 Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class LentRows:
+    """Rows that precede windows (B,): the last `count` ones before the end of the trajectory in row `before` of the
+    view's table (-1: none). `warm_up` as in `Batch`."""
+
+    before: np.ndarray
+    count: np.ndarray
+    warm_up: np.ndarray
 
 
 class SegmentLost(Exception):
@@ -57,9 +68,10 @@ class Gatherer:
         stop: np.ndarray,
         out: Columns | None = None,
         drawn: DrawnVersions | None = None,
+        lent: LentRows | None = None,
     ) -> Batch:
         """Read windows of steps [start, stop) of the trajectories `chosen` (rows of the view's table), or of their
-        versions where `drawn` has one, into `out` or into own buffers."""
+        versions where `drawn` has one, into `out` or into own buffers; those to which rows are `lent` after these."""
         if self._moves != self._view.moves:
             self._close_moved()
         table = self._view.table[chosen]
@@ -79,15 +91,39 @@ class Gatherer:
         self._readahead.end()
         if drawn is not None:
             drawn.write_into(start, order, out)
+        begin, warm_up = start + table["first_step"].astype(np.int64), None
+        if lent is not None:
+            count, before, warm_up = lent.count[order], lent.before[order], lent.warm_up[order]
+            for i in np.flatnonzero(count).tolist():
+                self._prepend(
+                    int(before[i]), int(count[i]), int(lengths[i]), {n: buffer[i] for n, buffer in out.items()}
+                )
+            lengths, begin = lengths + count, begin - count
         for i in np.flatnonzero(lengths < self._rows).tolist():
             for buffer in out.values():
                 buffer[i, lengths[i] :] = 0
         return Batch(
             columns={name: buffer[:] for name, buffer in out.items()},
             lengths=lengths,
-            start=start + table["first_step"].astype(np.int64),
+            start=begin,
             trajectory=np.asarray(chosen)[order],
+            warm_up=warm_up,
         )
+
+    def _prepend(self, row: int, count: int, rows: int, window: Columns) -> None:
+        """Move the `rows` rows of a window to the right, and put the last `count` before the end of trajectory `row` in
+        front of them."""
+        entry = self._view.table[row]
+        segment, length = self._view.segments[int(entry["segment"])], int(entry["length"])
+        for name, values in window.items():
+            own = name in segment.columns
+            number, row0 = (segment.number, entry["row0"]) if own else (int(entry["base"]), entry["base_row0"])
+            stop = int(row0) + length
+            values[count : count + rows] = values[:rows].copy()
+            try:
+                values[:count] = self._file(number).read_rows(name, stop - count, stop)
+            except (IntegrityError, FileNotFoundError) as error:
+                raise self._lost(number, error) from error
 
     def whole(self, chosen: np.ndarray, names: Sequence[str]) -> tuple[Columns, np.ndarray]:
         """Read columns of the originals `chosen` (rows of the view's table), concatenated, and the number of rows of

@@ -48,7 +48,7 @@ class _MixedLake:
 
 class Mixture:
     """Sampler of batches from several `lakes`: views of one schema, made with the strategy's extra fields; with
-    `versions` of each; from a `span` of each, as `WindowSampler` says.
+    `versions` of each; from a `span` of each and with `burn_in`, as `WindowSampler` says.
 
     A batch is a function of `seed`, the update, the micro-batch and what is drawn from: `snapshots` and `arrays`
     together restore a mixture in another process.
@@ -64,12 +64,14 @@ class Mixture:
         anneal_steps: int = 0,
         versions: Sequence[Versions] | None = None,
         span: tuple[float, float] = (0.0, 1.0),
+        burn_in: int = 0,
     ) -> None:
         schema: Schema = lakes[0][0].schema
         assert all(view.schema.id == schema.id for view, _ in lakes), "lakes of other spaces cannot be mixed"
         self._seed, self._anneal_steps = seed, anneal_steps
+        options: dict[str, Any] = {"length": length, "strategy": strategy, "span": span, "burn_in": burn_in}
         self.parts = [
-            _MixedLake(view, WindowSampler(view, length=length, strategy=strategy, versions=own, span=span), share)
+            _MixedLake(view, WindowSampler(view, versions=own, **options), share)
             for (view, share), own in zip(lakes, versions or (None,) * len(lakes), strict=True)
         ]
         self._buffers = Buffers(schema.columns, length + 1)
@@ -91,9 +93,9 @@ class Mixture:
 
     @property
     def longest(self) -> int:
-        """Actions in the longest trajectory that may be drawn (0: there is none)."""
-        tables = [part.view.table for part in self.parts]
-        return max(int(table["length"][table["weight"] > 0].max(initial=0)) for table in tables)
+        """Actions in the longest episode that may be drawn, as far as it is stored (0: there is none)."""
+        tables = [part.view.table[part.view.table["weight"] > 0] for part in self.parts]
+        return max(int((table["first_step"].astype(np.int64) + table["length"]).max(initial=0)) for table in tables)
 
     @property
     def collected_steps(self) -> int:
@@ -187,6 +189,7 @@ class Mixture:
 def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batch:
     """Join batches whose windows are consecutive in `columns`."""
     importance = [batch.importance for batch in batches if batch.importance is not None]
+    warm_up = [batch.warm_up for batch in batches if batch.warm_up is not None]
     return Batch(
         columns={name: buffer[:] for name, buffer in columns.items()},
         lengths=np.concatenate([batch.lengths for batch in batches]),
@@ -194,4 +197,5 @@ def joined(columns: Columns, batches: Sequence[Batch], lake: np.ndarray) -> Batc
         trajectory=np.concatenate([batch.trajectory for batch in batches if batch.trajectory is not None]),
         lake=lake,
         importance=np.concatenate(importance) if importance else None,
+        warm_up=np.concatenate(warm_up) if warm_up else None,
     )

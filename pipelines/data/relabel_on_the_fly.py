@@ -27,11 +27,12 @@ class Derivation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """Choice of windows that show versions: a `share` of those of trajectories that `evaluate` selects (uids "S16" ->
-    bool), drawn uniformly from `copies` each. `derivation` is called once there are trajectories."""
+    """Choice of windows that show versions: a `share` of those of trajectories that `evaluate` selects, drawn uniformly
+    from `copies` each. `evaluate` is given their uids "S16", and those of the first pieces of their episodes, and
+    returns bool; one piece selects its episode. `derivation` is called once there are trajectories."""
 
     derivation: Callable[[], Derivation]
-    evaluate: Callable[[np.ndarray], np.ndarray]
+    evaluate: Callable[[np.ndarray, np.ndarray], np.ndarray]
     share: float
     copies: int
 
@@ -54,8 +55,10 @@ class DrawnVersions:
         table["length"][self.windows] = self.derived.rows - 1
         for name in ("row0", "base_row0"):
             table[name][self.windows] += self.derived.offset.astype(np.uint64)
-        # A version that begins later than its original is an episode of its own.
-        table["first_step"][self.windows[self.derived.offset > 0]] = 0
+        if self.derived.pieces is not None:
+            table["first_step"][self.windows] = [piece.first_step for piece in self.derived.pieces]
+        else:  # a version that begins later than its original is an episode of its own
+            table["first_step"][self.windows[self.derived.offset > 0]] = 0
         return table
 
     def write_into(self, start: np.ndarray, order: np.ndarray, out: Mapping[str, np.ndarray]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from pipelines.data.batch import Batch
-from pipelines.data.gather import Columns, Gatherer, SegmentLost
+from pipelines.data.gather import Columns, Gatherer, LentRows, SegmentLost
 from pipelines.data.relabel_on_the_fly import Derivation, DrawnVersions, Versions
 from pipelines.data.strategy import Strategy, pieces
 from pipelines.data.sum_tree import SumTree
-from pipelines.data.view import View
+from pipelines.data.view import Neighbours, View
 from pipelines.errors import InputMissing
+from pipelines.lake.episodes import join_pieces, split_versions
 from pipelines.lake.uids import positions
 
 ERROR_STEP = 0.3  # step of the moving average of a trajectory's TD errors
@@ -30,6 +32,9 @@ class WindowSampler:
     a random order that is the same in every process (overlays are beside the files of their bases). Samplers whose
     spans divide [0, 1) read different files, except for at most one on each border.
 
+    The first `burn_in` steps of a window only warm up a memory (`Batch.warm_up`), unless it begins its trajectory. One
+    that begins a piece of an episode is preceded by up to `burn_in` rows of the piece before, as far as it has room.
+
     Exact: if each sampler draws in proportion to the length of its span, the expected number of draws of every
     trajectory is that of one sampler of the whole. Only in expectation: the draws themselves are others, and since
     each sampler's number of draws is fixed, those of a batch are spread more evenly. Borders move as the lake grows.
@@ -43,7 +48,9 @@ class WindowSampler:
         strategy: Strategy | None = None,
         versions: Versions | None = None,
         span: tuple[float, float] = (0.0, 1.0),
+        burn_in: int = 0,
     ) -> None:
+        self._burn_in = burn_in
         self.view, self.length, self.strategy = view, length, strategy or Strategy()
         self._span = span
         self._order: np.ndarray | None = None  # rows of the table as they are drawn from; None: in their own order
@@ -75,7 +82,8 @@ class WindowSampler:
             try:
                 drawn = self._draw_versions(chosen, rng) if self._versions is not None else None
                 start, stop = self._place(chosen, rng, drawn)
-                batch = self._gatherer.gather(chosen, start, stop, out, drawn)
+                lent = self._lend(chosen, start, stop, drawn) if self._burn_in else None
+                batch = self._gatherer.gather(chosen, start, stop, out, drawn, lent)
             except SegmentLost as lost:
                 self.view.lose(lost.number, str(lost))
                 continue
@@ -107,14 +115,28 @@ class WindowSampler:
         length = length if drawn is None else drawn.lengths(length)
         return self.strategy.place(length, self.length, rng.random(len(chosen)))
 
+    def _lend(self, chosen: np.ndarray, start: np.ndarray, stop: np.ndarray, drawn: DrawnVersions | None) -> LentRows:
+        """Return the rows of the piece before that precede each window, and the steps that do not count."""
+        lent, before = np.zeros(len(chosen), dtype=np.int64), np.full(len(chosen), -1)
+        neighbours = self.view.neighbours
+        if neighbours is not None:
+            before = np.where(start == 0, neighbours.before[chosen], -1)
+            if drawn is not None:
+                before[drawn.windows] = -1
+            room = np.minimum(self._burn_in, self.length - (stop - start))
+            lent = np.where(before >= 0, np.minimum(self.view.table["length"][before], room), 0)
+        return LentRows(before=before, count=lent, warm_up=np.where(start == 0, lent, self._burn_in))
+
     def _draw_versions(self, chosen: np.ndarray, rng: np.random.Generator) -> DrawnVersions | None:
         """Draw versions for some of the trajectories `chosen`."""
         versions = self._versions
         assert versions is not None
         if self._varied_at != self.view.version:
             table = self.view.table
-            self._uids = self.view.uids()
-            self._varied = (table["segment"] == table["base"]) & versions.evaluate(self._uids)
+            self._uids, neighbours = self.view.uids(), self.view.neighbours
+            first = np.arange(len(table)) if neighbours is None else neighbours.first
+            chosen_by = (table["segment"] == table["base"]) & versions.evaluate(self._uids, self._uids[first])
+            self._varied = (np.bincount(first, weights=chosen_by, minlength=len(table)) > 0)[first]
             self._varied_at = self.view.version
         u = rng.random((2, len(chosen)))
         windows = np.flatnonzero(self._varied[chosen] & (u[0] < versions.share))
@@ -122,9 +144,42 @@ class WindowSampler:
             return None
         if self._derivation is None:
             self._derivation = versions.derivation()
-        columns, rows = self._gatherer.whole(chosen[windows], self._derivation.reads)
         copies = (u[1, windows] * versions.copies).astype(np.int64)
-        return DrawnVersions(windows, self._derivation.derive(columns, rows, self._uids[chosen[windows]], copies))
+        if self.view.neighbours is None:
+            columns, rows = self._gatherer.whole(chosen[windows], self._derivation.reads)
+            return DrawnVersions(windows, self._derivation.derive(columns, rows, self._uids[chosen[windows]], copies))
+        return self._versions_of_pieces(self.view.neighbours, windows, chosen[windows], copies, self._derivation)
+
+    def _versions_of_pieces(
+        self,
+        neighbours: Neighbours,
+        windows: np.ndarray,
+        chosen: np.ndarray,
+        copies: np.ndarray,
+        derivation: Derivation,
+    ) -> DrawnVersions:
+        """Derive versions of the whole episodes, and return what they say of the pieces `chosen`; where one does not
+        reach its piece, the window shows the original."""
+        episodes = [neighbours.episode(row) for row in chosen.tolist()]
+        columns, rows = self._gatherer.whole(np.concatenate(episodes), derivation.reads)
+        ends, counts = np.cumsum(rows), np.cumsum([0, *map(len, episodes)])
+        joined = []
+        for a, b in itertools.pairwise(counts.tolist()):
+            spans = [slice(stop - count, stop) for stop, count in zip(ends[a:b], rows[a:b], strict=True)]
+            joined.append(join_pieces([{name: values[span] for name, values in columns.items()} for span in spans]))
+        lengths = [rows[a:b] - 1 for a, b in itertools.pairwise(counts.tolist())]
+        first = np.array([mine[0] for mine in episodes])
+        derived = derivation.derive(
+            {name: np.concatenate([each[name] for each in joined]) for name in columns},
+            np.array([each.sum() + 1 for each in lengths]),
+            self._uids[first],
+            copies,
+        )
+        names, begins = [""] * len(episodes), self.view.table["first_step"][first].tolist()
+        numbers, parts = split_versions(derived, lengths, names, begins)
+        drawn = np.array([mine.index(row) for mine, row in zip(episodes, chosen.tolist(), strict=True)])
+        kept = np.flatnonzero(numbers == drawn[parts.place]) if len(parts) else np.zeros(0, dtype=np.int64)
+        return DrawnVersions(windows, parts.part(kept, np.zeros(len(kept), dtype=np.int64), parts.rows[kept]))
 
     def prioritise(self, trajectory: np.ndarray, error: np.ndarray) -> None:
         """Update priorities with the mean absolute TD errors (n,) of windows of the trajectories (n,). NaN: the window

@@ -29,6 +29,7 @@ ROW = np.dtype(
     ]
 )
 TASK = ("task", "u4")  # number of its environment and task, in order of appearance
+_NO_PIECES = -1  # version of a table whose neighbours were not looked for
 PRIORITY = (("priority", "f4"), ("measured", "?"))  # 0 until the sampler gives it one
 
 
@@ -40,6 +41,23 @@ class Selection:
     weight: str = ""
     evaluate: Callable[[np.ndarray], np.ndarray] | None = None
     """Maps uids (n,) "S16" to relative weights (n,), 0 if not selected; None: all equal."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Of pieces of episodes, rows of a view's table (n,) int64: the piece before, the piece after (-1: there is none
+    here, or the trajectory is a whole episode), and the first piece that is here."""
+
+    before: np.ndarray
+    after: np.ndarray
+    first: np.ndarray
+
+    def episode(self, row: int) -> list[int]:
+        """Return the rows of all consecutive pieces of the episode of which `row` is one, in order."""
+        found = [int(self.first[row])]
+        while (following := int(self.after[found[-1]])) >= 0:
+            found.append(following)
+        return found
 
 
 class View:
@@ -85,6 +103,7 @@ class View:
         self._places = np.zeros(0, dtype=np.uint64)
         self.moves = 0
         self.version += 1
+        self._neighbours: tuple[int, Neighbours | None] = _NO_PIECES, None
 
     @property
     def table(self) -> np.ndarray:
@@ -127,6 +146,33 @@ class View:
         """Return uids (num_trajectories,) "S16", in the table's order."""
         mine = [segment.uids for segment in self._taken if segment.schema_id == self.schema.id]
         return np.concatenate(mine) if mine else np.zeros(0, dtype="S16")
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        """The pieces of the same episodes; None if there are no pieces. Sorts all pieces after each change of the
+        table."""
+        if self._neighbours[0] != self.version:
+            self._neighbours = self.version, self._find_neighbours()
+        return self._neighbours[1]
+
+    def _find_neighbours(self) -> Neighbours | None:
+        mine = [segment for segment in self._taken if segment.schema_id == self.schema.id]
+        if all(segment.episode is None for segment in mine):
+            return None
+        found = [np.zeros(len(s.uids), "u8") if s.episode is None else s.episode for s in mine]
+        episode, table = np.concatenate(found), self.table
+        rows = np.flatnonzero(episode)
+        begin = table["first_step"][rows].astype(np.int64)
+        order = np.lexsort((begin, episode[rows]))
+        rows, begin = rows[order], begin[order]
+        end = begin + table["length"][rows]
+        meet = (episode[rows[1:]] == episode[rows[:-1]]) & (begin[1:] == end[:-1])
+        before, after = np.full((2, len(table)), -1)
+        before[rows[1:][meet]], after[rows[:-1][meet]] = rows[:-1][meet], rows[1:][meet]
+        first = np.where(before >= 0, before, np.arange(len(table)))
+        while (first[first] != first).any():
+            first = first[first]
+        return Neighbours(before, after, first)
 
     def refresh(self, findings: Findings | None = None) -> int:
         """Apply the lake's additions, moves and removals; return the number of new trajectories of this view.

@@ -20,7 +20,7 @@ from pipelines.nets.timestep import TimestepEncoder
 
 class Windows(Protocol):
     """Batch of windows as `pipelines.data` draws it: columns (B, L+1, ...), valid rows `lengths` (B,), `start` (B,),
-    and importance weights (B,) unless all are 1.
+    importance weights (B,) unless all are 1, and `warm_up` (B,), the first steps that do not count (None: all do).
     """
 
     @property
@@ -31,6 +31,8 @@ class Windows(Protocol):
     def start(self) -> np.ndarray: ...
     @property
     def importance(self) -> np.ndarray | None: ...
+    @property
+    def warm_up(self) -> np.ndarray | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +62,12 @@ class TensorBatch:
         spaces: Spaces,
         device: torch.device | str = "cpu",
         *,
-        burn_in: int = 0,
         loss_mask: str = "",
     ) -> TensorBatch:
         """Convert windows, cut to the longest of the batch, and move them to `device`.
 
-        Losses count every valid step except the first `burn_in` of a window that does not begin its trajectory, and
-        steps that observe 0 in the column `loss_mask`, if one is named.
+        Losses count every valid step except the first `warm_up` of a window, and steps that observe 0 in the column
+        `loss_mask`, if one is named.
         """
         lengths = np.asarray(windows.lengths)
         rows = int(lengths.max())
@@ -74,10 +75,12 @@ class TensorBatch:
         index = torch.arange(rows, device="cpu")
         valid = index < torch.from_numpy(lengths)[:, None]
         start = torch.from_numpy(np.asarray(windows.start, dtype=np.int64))[:, None]
-        counted = valid[:, 1:] & ((start == 0) | (index[:-1] >= burn_in))
+        counted = valid[:, 1:]
+        if windows.warm_up is not None:
+            counted = counted & (index[:-1] >= torch.from_numpy(np.asarray(windows.warm_up, dtype=np.int64))[:, None])
         if loss_mask:
             shown = torch.from_numpy(np.ascontiguousarray(windows.columns[loss_mask][:, : rows - 1]))
-            counted &= shown.reshape(counted.shape) != 0
+            counted = counted & (shown.reshape(counted.shape) != 0)
         return cls(
             observation={name: columns[name] for name in spaces.observation},
             action=columns[ACTION],

@@ -164,6 +164,7 @@ def make_mixture(
         anneal_steps=train.anneal_steps,
         versions=versions or None,
         span=span,
+        burn_in=train.burn_in,
     )
 
 
@@ -208,11 +209,13 @@ class _Once:
         return [env for (env,) in query(self._lake, text, listener=self._listener)[1]]
 
 
-def _varied(lake: Lake, relabel: ReplaySettings, seed: int, listener: Listener, uids: np.ndarray) -> np.ndarray:
-    """(n,) bool: which of `uids` have versions."""
+def _varied(
+    lake: Lake, relabel: ReplaySettings, seed: int, listener: Listener, uids: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
+    """(n,) bool: which of `uids` have versions; `keys`: the uids that decide whether they are in the share."""
     chosen = np.ones(len(uids), dtype=bool)
     if relabel.where:
         chosen &= select(lake, relabel.where, originals=True, listener=listener).places(uids) >= 0
     if relabel.fraction < 1:
-        chosen &= shares_of(seed, uids) < relabel.fraction
+        chosen &= shares_of(seed, keys) < relabel.fraction
     return chosen

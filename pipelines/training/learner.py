@@ -115,8 +115,8 @@ class Learner:
         batches = self._weighted([draw(self.micro_batch_size) for _ in self.micro_batches])
         for batch in batches:
             require_choices(batch, self.spaces)
-        masks: dict[str, Any] = {"burn_in": self.settings.burn_in, "loss_mask": self.settings.loss_mask}
-        tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device, **masks) for batch in batches]
+        mask = self.settings.loss_mask
+        tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device, loss_mask=mask) for batch in batches]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.update, self.settings)
         self.agent.train()

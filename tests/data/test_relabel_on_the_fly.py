@@ -47,6 +47,7 @@ def windows(batch):
         yield int(batch.start[i]), {name: values[i, :rows] for name, values in batch.columns.items()}
 
 
+@pytest.mark.parametrize("chunk_steps", [0, 3])
 @pytest.mark.parametrize("placement", some(["uniform", "full"], 0))
 @pytest.mark.parametrize(
     ("env", "relabelers", "goal"),
@@ -58,9 +59,9 @@ def windows(batch):
     ],
 )
 def test_drawn_versions_are_the_stored_ones(
-    tmp_path: Path, env: str, relabelers: tuple[str, ...], goal: dict[str, object], placement: str
+    tmp_path: Path, env: str, relabelers: tuple[str, ...], goal: dict[str, object], placement: str, chunk_steps: int
 ) -> None:
-    settings = tiny(env=ENVS[env], collect={"steps": 240})
+    settings = tiny(env=ENVS[env], collect={"steps": 240, "chunk_steps": chunk_steps})
     collect.run(settings, lake=tmp_path / "lake")
     lake = Lake(tmp_path / "lake")
     replay = ReplaySettings(relabeler=relabelers, share=1.0, copies=3, goal=goal)
@@ -74,7 +75,7 @@ def test_drawn_versions_are_the_stored_ones(
     for each in trajectories(lake):
         for start, stop in set(places(each.length, placement)):
             window = {name: values[start : stop + 1] for name, values in each.columns.items()}
-            known.setdefault(digest(start, window), set()).add(each.info.source)
+            known.setdefault(digest(each.info.first_step + start, window), set()).add(each.info.source)
     for batch in batches:
         for start, window in windows(batch):
             sources = known[digest(start, window)]  # a KeyError: no stored trajectory has such a window

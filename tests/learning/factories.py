@@ -72,7 +72,9 @@ def windows(spaces, *, lengths=(9, 4, 9, 2, 7, 9), rows=9, seed=0, reward=None, 
         for column in columns.values():
             column[i, length:] = 0
     start = rng.integers(0, 5, batch)
-    return SimpleNamespace(columns=columns, lengths=np.asarray(lengths), start=start, importance=importance)
+    return SimpleNamespace(
+        columns=columns, lengths=np.asarray(lengths), start=start, importance=importance, warm_up=None
+    )
 
 
 def batch(owner, **options):
@@ -85,4 +87,6 @@ def padded(source, extra, value=7):
     for name, column in source.columns.items():
         tail = np.full((len(column), extra, *column.shape[2:]), value).astype(column.dtype)
         columns[name] = np.concatenate((column, tail), 1)
-    return SimpleNamespace(columns=columns, lengths=source.lengths, start=source.start, importance=source.importance)
+    return SimpleNamespace(
+        columns=columns, lengths=source.lengths, start=source.start, importance=source.importance, warm_up=None
+    )

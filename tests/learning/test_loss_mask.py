@@ -31,13 +31,15 @@ def masked(data, counted):
     return replace(data, loss_mask=data.mask & counted)
 
 
-def test_the_first_steps_of_windows_that_begin_later_than_their_trajectory_do_not_count():
+def test_steps_that_warm_up_a_memory_do_not_count():
     source = windows(SPACES, lengths=(5, 5, 3, 2), rows=5)
     source.start[:] = [0, 7, 1, 4]
-    data = TensorBatch.from_numpy(source, SPACES, burn_in=2)
+    source.warm_up = np.array([0, 2, 2, 2])
+    data = TensorBatch.from_numpy(source, SPACES)
     assert data.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
     assert data.loss_mask.int().tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert data.valid_rows.sum(1).tolist() == [5, 5, 3, 2]
+    source.warm_up = None
     plain = TensorBatch.from_numpy(source, SPACES)
     assert torch.equal(plain.loss_mask, plain.mask)
 
@@ -52,7 +54,8 @@ def test_a_step_counts_where_what_it_observes_in_the_column_is_not_zero(space):
     source.start[:] = [0, 3]
     data = TensorBatch.from_numpy(source, spaces, loss_mask="obs.counts")
     assert data.loss_mask.int().tolist() == [[1, 0, 0, 1], [0, 1, 1, 0]]
-    both = TensorBatch.from_numpy(source, spaces, loss_mask="obs.counts", burn_in=2)
+    source.warm_up = np.array([0, 2])
+    both = TensorBatch.from_numpy(source, spaces, loss_mask="obs.counts")
     assert both.loss_mask.int().tolist() == [[1, 0, 0, 1], [0, 0, 1, 0]]
 
 
@@ -112,8 +115,8 @@ def test_steps_that_do_not_count_are_seen_by_those_that_do():
     """Burn-in gives a memory: what is observed in it matters to the loss, and has a gradient."""
     owner = made()
     source = windows(owner.spaces, lengths=(6,), rows=6)
-    source.start[:] = 4
-    data = TensorBatch.from_numpy(source, owner.spaces, burn_in=3)
+    source.start[:], source.warm_up = 4, np.array([3])
+    data = TensorBatch.from_numpy(source, owner.spaces)
     observed = data.observation["obs"].requires_grad_()
     owner.loss(data, generator())[0].backward()
     assert (observed.grad[0, :3].abs().sum(-1) > 0).all()

@@ -265,17 +265,18 @@ def steps_that_count(states: torch.Tensor, data: TensorBatch, mask: torch.Tensor
     return mask.sum().expand(mask.shape)
 
 
-def test_burn_in_and_the_mask_column_reach_the_loss() -> None:
+def test_warm_up_and_the_mask_column_reach_the_loss() -> None:
     spaces = Spaces(observation={**SPACES.observation, "obs.counts": Discrete(n=2)}, action=SPACES.action)
     data = batch(np.random.default_rng(0), steps=5)
     data.lengths[:], data.start[:] = 6, 2
     columns = {**data.columns, "obs.counts": np.tile(np.array([0, 1, 0, 0, 1, 1], np.int32), (4, 1))}
-    data = Batch(columns=columns, lengths=data.lengths, start=data.start)
 
-    def counted(**train: object) -> float:
+    def counted(burn_in: int = 0, **train: object) -> float:
+        warm_up = np.full(4, burn_in)
+        drawn = Batch(columns=columns, lengths=data.lengths, start=data.start, warm_up=warm_up)
         settings = tiny(train=train, agent={"auxiliary_losses": [{"kind": f"{__name__}:steps_that_count"}]})
         return (
-            Learner(spaces, settings.agent, settings.train, seed=3).step(lambda size: data)["auxiliary_loss_0"].item()
+            Learner(spaces, settings.agent, settings.train, seed=3).step(lambda size: drawn)["auxiliary_loss_0"].item()
         )
 
     assert counted() == 4 * 5
