@@ -267,13 +267,25 @@ def draw(
 
 
 def sample(
-    lake: Lake, k: int, *, where: str = "", weight: str = "", seed: int = 0, listener: Listener = silent
+    lake: Lake,
+    k: int,
+    *,
+    where: str = "",
+    weight: str = "",
+    seed: int = 0,
+    whole: bool = False,
+    listener: Listener = silent,
 ) -> Iterator[SampledTrajectory]:
-    """Yield the trajectories that `draw` chooses. IntegrityError for a damaged segment."""
+    """Yield the trajectories that `draw` chooses; if `whole`, the episode of which each is a piece. IntegrityError for
+    a damaged segment."""
+    from pipelines.lake.episodes import find_pieces, join_rows, read_pieces
+
     uids = draw(lake, k, where=where, weight=weight, seed=seed, listener=listener)
     reader = Reader(lake, listener=listener)
-    for uid in uids:
-        trajectory, row = reader.read(uid), dict(reader.row(uid))
+    pieces = find_pieces(lake, listener=listener) if whole else {}
+    for group in dict.fromkeys(pieces.get(uid, (uid,)) for uid in uids):
+        uid, trajectory = group[0], read_pieces(reader, group)
+        row = join_rows([reader.row(piece) for piece in group])
         row |= {"uid": uid, "base_uid": row["base_uid"].hex() if row["base_uid"] else None}
         schema_id = reader.locate(uid)[0].schema_id
         yield SampledTrajectory(trajectory, {**row, "tags": dict(row["tags"] or ())}, schema_id)

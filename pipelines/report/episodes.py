@@ -25,7 +25,7 @@ Critic = Callable[[Trajectory, Schema], Mapping[str, np.ndarray]]
 Draw = Callable[[Lake, str, int], np.ndarray | None]
 """Draws a trajectory of a lake by its uid, in a number of frames at most."""
 _FIGURES = ("q", "v", "advantage", "weight", "disagreement", "entropy")
-_WHOLE = "(tags['unfinished'] is null)"  # not cut off when a stage ended
+_WHOLE = "(tags['unfinished'] is null and not continues)"  # not cut off when a stage ended; of pieces, the last one
 _MOST_STEPS = 600  # that a chart shows
 _MOST_ROWS = 300  # of a table
 _MOST_COMPONENTS = 8
@@ -52,7 +52,7 @@ def section(
     """
     [newest] = lake.sql(f"select max(policy_version) as v from trajectories where {_WHOLE}")
     where = "" if newest["v"] is None else f"{_WHOLE} and policy_version = {int(newest['v'])}"
-    found = list(reading.sample(lake, count, where=where, listener=listener))
+    found = list(reading.sample(lake, count, where=where, whole=True, listener=listener))
     shown = [_episode(number, each, lake, charts, critic, draw) for number, each in enumerate(found, 1)]
     return joined(element("p", note, class_="warning") if note else None, *shown)
 

@@ -1,7 +1,8 @@
 """Steps of one trajectory: a few rows of a few columns, wherever they are stored.
 
 A trajectory is located by the SQL index, so that the footers of a large lake need not be read. What is read at a time
-is bounded, whatever the length of the trajectory and the width of its columns.
+is bounded, whatever the length of the trajectory and the width of its columns. A piece of an episode stands for the
+whole episode, as far as it is stored without a gap.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ _TEXTS = (
 _FACTS = f"""
 select {", ".join(f"left(t.{name}, {_LETTERS}) as {name}" for name in _TEXTS)},
        t.row0, t.length, t.policy_version, t.seed, t."return", t.success, t.attempts[:1000] as attempts, t.terminated,
-       t.truncated, t.epsilon, t.t_start, t.t_end, t.t_commit, t.base_offset,
+       t.truncated, t.episode, t.chunk, t.first_step, t.epsilon, t.t_start, t.t_end, t.t_commit, t.base_offset,
        list_transform(map_entries(t.tags)[:100], e -> [left(e.key, 200), left(e.value, {_LETTERS})]) as tags,
-       b.segment as base_segment, b.row0 + t.base_offset as base_row0, s.columns as stored
-from (from trajectories where uid = '{{uid}}') t
+       b.segment as base_segment, b.row0 + t.base_offset as base_row0, b.chunk as base_chunk,
+       s.columns as stored
+from (from trajectories where {{which}}) t
 left join trajectories b on b.uid = t.base_uid left join segments s on s.segment = t.segment
+order by t.chunk
 """
+_SUMMED = ("length", "return")
+_OF_LAST = ("policy_version", "success", "terminated", "truncated", "t_end", "t_commit", "tags")
 _KEPT = 64  # trajectories whose place is remembered
 _OPEN_FILES = 16
 _T = TypeVar("_T")
@@ -43,11 +48,18 @@ _T = TypeVar("_T")
 @dataclass(frozen=True)
 class StoredTrajectory:
     """A trajectory's row of the table `trajectories`, its schema, and where its columns are: those in `stored` in the
-    file of `segment` from `row0` on, the others (of an overlay) in that of its base.
+    file of `segment` from `row0` on, the others (of an overlay) in that of its base. Of an episode in pieces, the row
+    is that of the whole, and `pieces` has the row of each; row 0 of one is the last row of the one before.
     """
 
     facts: dict[str, Any]
     schema: Schema
+    pieces: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def uids(self) -> list[str]:
+        """The uids of its pieces, or its own."""
+        return [piece["uid"] for piece in self.pieces] or [self.uid]
 
     @property
     def uid(self) -> str:
@@ -57,6 +69,10 @@ class StoredTrajectory:
     def length(self) -> int:
         """T, the number of actions."""
         return int(self.facts["length"])
+
+    def start_of(self, uid: str) -> int:
+        """Return the row at which a piece begins."""
+        return sum(piece["length"] for piece in self.pieces[: self.uids.index(uid)])
 
     @property
     def changed(self) -> list[str]:
@@ -82,16 +98,26 @@ class StepReader:
         with self._lock:
             if (known := self._known.get(uid)) is not None:
                 return known
-        names, rows = catalog.query(self.lake, _FACTS.format(uid=uid))
-        if not rows:
+        own = self._facts(f"uid = '{uid}'")
+        if not own:
             raise InputMissing(f"lake '{self.lake.name}' has no trajectory {uid}", hint="it may have expired")
-        facts = dict(zip(names, rows[0], strict=True))
-        found = StoredTrajectory(facts, self.lake.schema(facts["schema"]))
+        facts, pieces = own[0], []
+        if facts["episode"] != uid:
+            pieces = self._facts(f"episode = (select episode from trajectories where uid = '{uid}')")
+            pieces = _around(pieces, facts["chunk"])
+            facts = _join(uid, pieces)
+        if facts.pop("base_chunk"):
+            facts["base_offset"] += self.find(facts["base_uid"]).start_of(facts["base_uid"])
+        found = StoredTrajectory(facts, self.lake.schema(facts["schema"]), tuple(pieces))
         with self._lock:
             self._known[uid] = found
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return found
+
+    def _facts(self, which: str) -> list[dict[str, Any]]:
+        names, rows = catalog.query(self.lake, _FACTS.format(which=which))
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def rows(self, uid: str, name: str, start: int, stop: int) -> np.ndarray:
         """Return rows [start, stop) of a column (rows, *shape)."""
@@ -107,7 +133,21 @@ class StepReader:
             return read(self.find(uid))
 
     def _read(self, found: StoredTrajectory, name: str, start: int, stop: int) -> np.ndarray:
-        facts = found.facts
+        if not found.pieces:
+            return self._read_piece(found.facts, found, name, start, stop)
+        parts, begin = [], 0
+        for number, piece in enumerate(found.pieces, 1):
+            # The row where two pieces meet is that of the later one, which is not truncated there.
+            end = begin + piece["length"] + (number == len(found.pieces))
+            first, last = max(start, begin), min(stop, end)
+            if first < last:
+                parts.append(self._read_piece(piece, found, name, first - begin, last - begin))
+            begin = end
+        return np.concatenate(parts) if parts else self._read_piece(found.pieces[0], found, name, 0, 0)
+
+    def _read_piece(
+        self, facts: dict[str, Any], found: StoredTrajectory, name: str, start: int, stop: int
+    ) -> np.ndarray:
         own = facts["base_uid"] is None or name in facts["stored"]
         segment, row0 = (facts["segment"], facts["row0"]) if own else (facts["base_segment"], facts["base_row0"])
         if segment is None:
@@ -115,3 +155,24 @@ class StepReader:
         with self._lock:
             file = self._files.open(segment, found.schema.id)
             return file.read_rows(name, row0 + start, row0 + stop)
+
+
+def _join(uid: str, pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of an episode, of which `uid` is a piece."""
+    first, last = pieces[0], pieces[-1]
+    facts = {**first, "uid": uid, **{name: last[name] for name in _OF_LAST}}
+    facts |= {name: sum(piece[name] for piece in pieces) for name in _SUMMED}
+    facts["attempts"] = [won for piece in pieces for won in piece["attempts"] or ()][:1000]
+    facts["epsilon"] = sum(piece["epsilon"] * piece["length"] for piece in pieces) / facts["length"]
+    return facts
+
+
+def _around(pieces: list[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
+    """Return the consecutive pieces of which number `chunk` is one."""
+    numbers = {piece["chunk"]: piece for piece in pieces}
+    first = last = chunk
+    while first - 1 in numbers:
+        first -= 1
+    while last + 1 in numbers:
+        last += 1
+    return [numbers[number] for number in range(first, last + 1)]

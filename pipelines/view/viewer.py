@@ -32,9 +32,11 @@ _MOST_DERIVED = 100
 _MOST_WARNINGS = 3
 _LOOK_SECONDS, _LOOK_SECONDS_REMOTE = 2, 15  # between looks for what is new
 _MOST_CHECKPOINTS = 50
+# Versions of an episode in pieces are in pieces, too: one row for each version, that of its first piece.
 _DERIVED = """
-select uid, relabel_method, base_offset, length, "return", success from trajectories where base_uid = '{uid}'
-order by relabel_method, t_commit, uid limit {most}
+select t.uid, t.relabel_method, t.base_offset, e.length, e."return", e.success, t.base_uid
+from trajectories t join (from episodes where base_uid is not null) e using (episode)
+where t.base_uid in ({uids}) and t.chunk = 0 order by t.relabel_method, t.t_commit, t.uid limit {most}
 """
 _STATE = """
 select count(*) as trajectories, coalesce(sum(length) filter (where base_uid is null), 0)::bigint as steps,
@@ -144,8 +146,11 @@ class LakeViewer:
     def trajectory(self, uid: str) -> dict[str, Any]:
         """Return a trajectory's row, its columns, those that an overlay changes, and what derives from it."""
         found = self._steps.find(uid)
-        names, rows = catalog.query(self.lake, _DERIVED.format(uid=uid, most=_MOST_DERIVED + 1))
+        uids = ", ".join(f"'{uid}'" for uid in found.uids)
+        names, rows = catalog.query(self.lake, _DERIVED.format(uids=uids, most=_MOST_DERIVED + 1))
         derived = [dict(zip(names, row, strict=True)) for row in rows[:_MOST_DERIVED]]
+        for each in derived:
+            each["base_offset"] += found.start_of(each.pop("base_uid"))
         replay = self._replays.find(found)
         drawn = [] if replay is None else [replay.describe()]
         facts = {name: value for name, value in found.facts.items() if name not in ("base_segment", "base_row0")}

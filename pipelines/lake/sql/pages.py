@@ -1,4 +1,5 @@
-"""Pages of the table `trajectories`: those that match a user's predicate, in an order, some at a time.
+"""Pages of the table `trajectories`: those that match a user's predicate, in an order, some at a time. An episode in
+pieces is one row, named by the uid of its first piece, and matches if one of its pieces does.
 
 A page begins after, or ends before, a trajectory that is named by its uid, so that a page in the middle of a million
 costs as much as the first one. Text is cut, so that a page has a bounded size. The functions that take a connection run
@@ -14,7 +15,6 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
-from pipelines.lake.sql.index import episodes_of
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.sql.selection import UsersText, expect_predicate, running
 
@@ -43,6 +43,17 @@ _CELLS = ", ".join(
         f"left({_TAGS}, {_LETTERS}) as tags",
     ]
 )
+_JOINED = """
+select t.* replace ({}), e.complete from trajectories t join episodes e using (episode) where t.uid = e.uids[1]
+""".format(
+    ", ".join(
+        f'e."{name}" as "{name}"'
+        for name in (
+            *("length", "return", "success", "attempts", "terminated", "truncated", "epsilon", "tags"),
+            *("policy_version", "t_end", "t_commit"),
+        )
+    )
+).strip()
 _FINITE = "and isfinite(x) and isfinite(y)"
 
 
@@ -89,8 +100,8 @@ def fetch_page(
 
 
 def fetch_count(lake: Lake, where: str, *, limits: QueryLimits, listener: Listener = silent) -> dict[str, Any]:
-    """Return `trajectories` and `steps` of those that match, and `episodes`, `return_mean` and `success_mean` of the
-    episodes all of whose pieces match."""
+    """Return `trajectories` and `steps` of those that match, and of complete episodes among them `episodes` (their
+    number), `return_mean` and `success_mean`."""
     found: dict[str, Any] = sql.healed(
         lambda: sandbox.ask("count", {"where": where}, limits, lake=lake, listener=listener)
     )
@@ -100,8 +111,8 @@ def fetch_count(lake: Lake, where: str, *, limits: QueryLimits, listener: Listen
 def fetch_curve(
     lake: Lake, where: str, *, across: str, bins: int, limits: QueryLimits, listener: Listener = silent
 ) -> list[dict[str, Any]]:
-    """Return the returns of episodes all of whose pieces match, in `bins` equal intervals of the column `across`, empty
-    ones left out: `x` (mean), `episodes`, `mean`, `low` and `high` (10 and 90%), `success`.
+    """Return the returns of complete episodes that match, in `bins` equal intervals of the column `across`, empty ones
+    left out: `x` (mean), `episodes`, `mean`, `low` and `high` (10 and 90%), `success`.
     """
     if across not in _NUMBERS:
         raise UsageError(f"no curve over '{across}'", hint=f"over {', '.join(_NUMBERS)}")
@@ -121,17 +132,18 @@ def page(
     connection: Any, lake: Lake, where: str, order: str, descending: bool, anchor: str, backwards: bool, most: int
 ) -> tuple[list[str], list[tuple[Any, ...]], int, bool]:
     """Return the fields of a `TrajectoryPage`. Runs in the helper process."""
-    matching = _matching(connection, lake, where)
+    matching, _ = _matching(connection, lake, where)
     start, beyond = 0, ""
     if anchor:
-        found = connection.execute(f'select "{order}" from trajectories where uid = ?', [anchor]).fetchall()
+        every, _ = _matching(connection, lake, "")
+        found = connection.execute(f'select "{order}" from {"".join(every)} where uid = ?', [anchor]).fetchall()
         if found:  # otherwise it expired: begin at the first page
             beyond = _beyond(order, found[0][0], anchor, descending=descending, backwards=backwards)
             with running(connection, lake, ["select count(*) from ", *matching, f" where {beyond}"]) as counted:
                 ((others,),) = counted.fetchall()
             with running(connection, lake, ["select count(*) from ", *matching]) as counted:
-                ((every,),) = counted.fetchall()
-            start = max(others - most, 0) if backwards else every - others
+                ((total,),) = counted.fetchall()
+            start = max(others - most, 0) if backwards else total - others
     backwards = backwards and bool(beyond)
     direction, nulls = ("desc" if descending != backwards else "asc"), ("first" if backwards else "last")
     tie = "desc" if backwards else "asc"
@@ -153,25 +165,25 @@ def page(
 
 def count(connection: Any, lake: Lake, where: str) -> dict[str, Any]:
     """Summarise those that match. Runs in the helper process."""
+    matching, complete = _matching(connection, lake, where)
     text = (
-        " select coalesce(sum(chunks), 0)::bigint as trajectories, count(*) filter (complete) as episodes,"
+        f"select count(*) as trajectories, count(*) filter ({complete}) as episodes,"
         " coalesce(sum(length), 0)::bigint as steps,"
-        ' avg("return") filter (complete and isfinite("return")) as return_mean,'
-        f" avg(success::int) filter (complete) as success_mean from ({episodes_of('matching')}) as found"
+        f' avg("return") filter ({complete} and isfinite("return")) as return_mean,'
+        f" avg(success::int) filter ({complete}) as success_mean from "
     )
-    matching = ["with matching as (select * from ", *_matching(connection, lake, where), ")"]
-    with running(connection, lake, [*matching, text]) as result:
+    with running(connection, lake, [text, *matching]) as result:
         names = [column[0] for column in result.description]
         return dict(zip(names, result.fetchall()[0], strict=True))
 
 
 def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> list[dict[str, Any]]:
     """Bin the returns of those that match. Runs in the helper process."""
+    matching, complete = _matching(connection, lake, where)
     query = [
-        "with matching as (select * from ",
-        *_matching(connection, lake, where),
-        f'), shown as materialized (select "{across}"::double as x, "return" as y, success::int as s from ',
-        f"({episodes_of('matching')}) as found where complete and x is not null and y is not null {_FINITE}),",
+        f'with shown as materialized (select "{across}"::double as x, "return" as y, success::int as s from ',
+        *matching,
+        f" where {complete} and x is not null and y is not null {_FINITE}),",
         " edges as (select min(x) as low, max(x) as high from shown)",
         f" select avg(x) as x, count(*) as episodes, avg(y) as mean, quantile_cont(y, 0.1) as low,"
         f" quantile_cont(y, 0.9) as high, avg(s) as success from (select x, y, s,"
@@ -183,12 +195,20 @@ def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> li
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
-def _matching(connection: Any, lake: Lake, where: str) -> list[str]:
-    """Return the parts of a query's FROM clause for the trajectories that match a user's predicate."""
-    if not where.strip():
-        return ["trajectories"]
-    expect_predicate(connection, lake, where, ["trajectories"])
-    return ["(select * from trajectories where (\n", UsersText(where), "\n)) as trajectories"]
+def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
+    """Return the parts of a query's FROM clause for the trajectories that match a user's predicate, and the condition
+    for complete episodes among them. Episodes are joined only if the lake has pieces: that costs a scan."""
+    has_pieces = connection.execute("select 1 from bookkeeping.rows where live and episode <> '' limit 1").fetchall()
+    if where.strip():
+        expect_predicate(connection, lake, where, ["trajectories"])
+    if not has_pieces:
+        if not where.strip():
+            return ["trajectories"], "true"
+        return ["(select * from trajectories where (\n", UsersText(where), "\n)) as trajectories"], "true"
+    among = []
+    if where.strip():
+        among = [" and episode in (select episode from trajectories where (\n", UsersText(where), "\n))"]
+    return [f"({_JOINED}", *among, ") as trajectories"], "complete"
 
 
 def _beyond(order: str, value: Any, uid: str, *, descending: bool, backwards: bool) -> str:
