@@ -89,7 +89,7 @@ def split_versions(
     """Split versions of joined episodes into versions of their pieces.
 
     Of each episode given: `lengths`, the actions of its pieces; `first_steps`, the time of its first row; `names`, what
-    to call a version of it that lies in several pieces. Returns for each part (m,) the number of its piece in the
+    to call a version of it that covers several pieces. Returns for each part (m,) the number of its piece in the
     episode, and the parts, whose `place` is still that of the episode and whose `offset` is in the piece.
     """
     which, begins, rows, numbers, offsets, pieces = [], [], [], [], [], []
