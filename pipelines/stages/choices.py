@@ -87,10 +87,11 @@ class Budget:
 class EnvFacts:
     """What was measured of an environment, in random play.
 
-    `horizon`: longest episode that is possible (None: unknown); `length_mean`, `length_min` and `length_max` of the episodes
-    seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its standard error) and
-    `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest magnitudes. `one_by_one`:
-    actors are stepped one after another. `step_seconds`: CPU seconds of one step of one actor, resets included.
+    `horizon`: longest episode that is possible (None: unknown); `length_mean`, `length_min` and `length_max` of the
+    episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its
+    standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
+    magnitudes. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of one step of one actor,
+    resets included.
     """
 
     name: str
