@@ -135,7 +135,7 @@ def _without_recipe(
     if not common.dry_run and (launch := launched(common.invocation, settings.train)) is not None:
         return launch
     directory = RunDirectory(run)
-    recipe = None if fresh else read_recipe(directory, budget)
+    recipe = None if fresh else read_recipe(directory, budget, request.document())
     document: Mapping[str, Any] = directory.load_document() if recipe is not None else {}
     if recipe is not None:
         settings = request.settings(document)

@@ -1,4 +1,4 @@
-"""The score of random play, which a run should exceed: measured when a run without a recipe begins, or known exactly."""
+"""The score of random play, which a run should exceed: measured when a run without a recipe begins, or known."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class RandomPlay:
 
 
 def random_play(recipe: Mapping[str, Any], evaluation: Evaluation | None = None) -> RandomPlay | None:
-    """Return what the plan in a run's record of its `recipe` has measured, otherwise what an `evaluation` knows exactly;
-    None if neither says."""
+    """Return what the plan in a run's record of its `recipe` has measured, otherwise what an `evaluation` knows.
+
+    None if neither says.
+    """
     plan = recipe.get("plan")
     measured = plan.get("measured") if isinstance(plan, Mapping) else None
     if isinstance(measured, Mapping) and (mean := number(measured.get("return_mean"))) is not None:

@@ -90,7 +90,7 @@ class EnvFacts:
     `horizon`: longest episode that is possible (None: unknown); `length_mean`, `length_min` and `length_max` of the
     episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its
     standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
-    magnitudes. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of one step of one actor,
+    magnitudes. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor,
     resets included.
     """
 
@@ -375,6 +375,8 @@ def _plan_time(facts: EnvFacts, rates: Rates, seconds: float, *, tokens: int, ac
     spent_first = first_collect * step + first_train * update
     epochs = max(1 + math.floor((left - spent_first) / (collect * step + train * update) + 0.5), 1)
     every = max(math.ceil(epochs / number), 1)
+    number = math.ceil(epochs / every)
+    evaluating = number * episodes * episode + 1.25 * final * episode
     share = train * update / (collect * step + train * update)
     return _Plan(
         epochs=epochs,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipelines.config.changes import EXTENSIBLE
 from pipelines.config.difference import flattened
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -16,7 +17,9 @@ from pipelines.stages.choices import Budget, Choice, Choices, EnvFacts, Rates, c
 
 DEFAULT_MINUTES = 5.0
 _START_SECONDS = 1.0  # of reading the disk when the command starts
-_RANDOM_SHARE, _LEAST_RANDOM, _MOST_RANDOM = 0.1, 1.0, 15.0  # seconds of random play
+_RANDOM_SHARE, _LEAST_RANDOM, _MOST_RANDOM = 0.1, 1.0, 15.0  # seconds of random play, until episodes end
+_RANDOM_SECONDS, _RATE_SECONDS = 0.5, 1.0  # of random play at least, and of updates and of acting
+_WHOLE_MINUTES, _WHOLE_STEPS = 1.0, 20_000  # a smaller budget is measured for less time
 
 # Resolves a document below the settings that the user gives.
 Resolve = Callable[[Mapping[str, Any]], Settings]
@@ -58,13 +61,15 @@ def make_recipe(
 
     env, name = settings.env, settings.env.name
     listener(Notice(stage="measure", text=f"random play in {name}, then the cost of acting and of an update"))
-    seconds = _MOST_RANDOM
+    seconds, effort = _MOST_RANDOM, min((budget.steps or 0) / _WHOLE_STEPS, 1.0)
     if budget.minutes is not None:
+        effort = min(budget.minutes / _WHOLE_MINUTES, 1.0)
         seconds = min(max(_RANDOM_SHARE * 60 * budget.minutes, _LEAST_RANDOM), _MOST_RANDOM)
     facts = measure.measure_env(
         env,
         settings.collect,
         seconds=seconds,
+        least=_RANDOM_SECONDS * effort,
         device=settings.train.device,
         action_mask=settings.agent.action_mask,
         seed=settings.seed,
@@ -74,7 +79,7 @@ def make_recipe(
     choose_agent(choices, facts, budget)
     rates: Rates | None = None
     if budget.minutes is not None:
-        rates = measure.measure_rates(resolve(choices.document()), listener=listener)
+        rates = measure.measure_rates(resolve(choices.document()), seconds=_RATE_SECONDS * effort, listener=listener)
     in_cpu_seconds = rates is not None and rates.in_cpu_seconds
     spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
     expected = choose_schedule(choices, facts, budget, rates, spent=spent)
@@ -113,14 +118,16 @@ def budget_of(plan: Mapping[str, Any]) -> Budget:
 
 def record_of(made: MadeRecipe, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return for run.json, in place of a recipe's name: the plan, and what the user gave instead of a choice."""
-    own = {key: value for key, value in flattened(given).items() if key != "seed" and not key.startswith("env.")}
-    return {"name": "", "profile": "", "changed": {key: [None, value] for key, value in own.items()}, "plan": made.plan}
+    own = flattened(given)
+    changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
+    return {"name": "", "profile": "", "changed": changed, "given": own, "plan": made.plan}
 
 
-def read_recipe(directory: RunDirectory, budget: Budget) -> dict[str, Any] | None:
+def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what `record_of` has recorded in a run that has begun; None if the run has not.
 
-    UsageError if it follows a recipe, or was made for another budget.
+    UsageError if it follows a recipe, was made for another budget, or with settings that are not `given` again. A
+    setting that is given anew, or with another value, is a change as in any run.
     """
     record = directory.load_record()
     if "run" not in record.get("stages", {}):
@@ -133,10 +140,15 @@ def read_recipe(directory: RunDirectory, budget: Budget) -> dict[str, Any] | Non
             f"'{directory.path}' was run by recipe '{name or 'unknown'}'",
             hint="name the recipe to go on, start over with --fresh, or choose another --run",
         )
-    if (stored := budget_of(plan)) != budget:
+    stored, now, before = budget_of(plan), flattened(given), recipe.get("given")
+    problems = [] if stored == budget else [f"{stored.text} -> {budget.text}"]
+    for key, value in before.items() if isinstance(before, dict) else ():
+        if key not in now and key not in EXTENSIBLE and not key.startswith("track."):
+            problems.append(f"{key}: {value!r} -> (not given)")
+    if problems:
         raise UsageError(
-            f"the plan of '{directory.path}' was made for another budget",
+            f"the plan of '{directory.path}' was made for another command",
             hint="repeat it unchanged, start over with --fresh, or choose another --run",
-            problems=(f"{stored.text} -> {budget.text}",),
+            problems=tuple(problems),
         )
     return recipe

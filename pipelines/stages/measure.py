@@ -31,8 +31,6 @@ from pipelines.stages.environment import make_env, with_actors, workers
 from pipelines.training.learner import Learner
 
 _ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
-_LEAST_SECONDS = 0.5  # of random play, even if all actors have ended an episode
-_RATE_SECONDS = 1.0  # of updates, and of acting
 _WARMUP_UPDATES, _LEAST_UPDATES = 3, 5
 _STAGE = "measure"
 
@@ -42,12 +40,13 @@ def measure_env(
     collect: CollectSettings,
     *,
     seconds: float,
+    least: float = 0.0,
     device: str = "auto",
     action_mask: str = "",
     seed: int = 0,
     listener: Listener,
 ) -> EnvFacts:
-    """Play `env` at random for up to `seconds`, until every actor has ended an episode.
+    """Play `env` at random for up to `seconds`, until every actor has ended an episode, but for `least` seconds.
 
     Means are over the first episodes of all actors alike: counting whichever end first would favour short ones. An
     environment of the user's own runs in a process that it may crash. Errors are those of the environment.
@@ -63,7 +62,7 @@ def measure_env(
         spec = played.spec
         probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=action_mask).policy, played)
         clock = time.perf_counter if processes else time.process_time
-        seen = _play(played, probe, seconds, clock, listener)
+        seen = _play(played, probe, least, seconds, clock, listener)
     observation = spec.spaces.observation
     counted, lengths = seen.counted, seen.lengths
     returns = np.array([episode.total_reward for episode in counted])
@@ -147,7 +146,7 @@ def _is_scaled(space: object) -> bool:
     return isinstance(space, Box) and not space.is_image
 
 
-def _play(env: Env, policy: Policy, most: float, clock: Callable[[], float], listener: Listener) -> _Seen:
+def _play(env: Env, policy: Policy, least: float, most: float, clock: Callable[[], float], listener: Listener) -> _Seen:
     seen = _Seen(env.num_envs)
     rollout = Rollout(env, policy, on_episode=seen.note)
     rollout.step()  # resets, which may load something, are not what a step costs
@@ -158,7 +157,7 @@ def _play(env: Env, policy: Policy, most: float, clock: Callable[[], float], lis
         seen.steps += env.num_envs
         seen.seconds = clock() - began
         now = time.monotonic()
-        if now >= limit or (seen.seconds >= min(_LEAST_SECONDS, most) and seen.rounds):
+        if now >= limit or (seen.seconds >= least and seen.rounds):
             break
         if now - shown >= 0.2:
             shown = now
@@ -167,8 +166,9 @@ def _play(env: Env, policy: Policy, most: float, clock: Callable[[], float], lis
     return seen
 
 
-def measure_rates(settings: Settings, *, listener: Listener) -> Rates:
-    """Time updates of the settings' agent on random windows, and steps with it as the policy of all actors."""
+def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:
+    """Time updates of the settings' agent on random windows for some seconds, then steps with it as the policy of all
+    actors."""
     actors = with_actors(settings.collect, settings.env).actors
     assert isinstance(actors, int)
     processes = workers(settings.env, settings.collect, actors=actors)
@@ -177,9 +177,9 @@ def measure_rates(settings: Settings, *, listener: Listener) -> Rates:
     with contextlib.closing(made) as env:
         learner = Learner(env.spec.spaces, settings.agent, settings.train, seed=settings.seed)
         is_alone = learner.device.type == "cpu" and settings.train.threads == 1
-        update = _time_updates(learner, time.process_time if is_alone else time.perf_counter, listener)
+        update = _time_updates(learner, seconds, time.process_time if is_alone else time.perf_counter, listener)
         clock = time.process_time if is_alone and not processes else time.perf_counter
-        collect = _time_acting(env, learner, clock, listener) / actors
+        collect = _time_acting(env, learner, seconds, clock, listener) / actors
     return Rates(
         update_seconds=_rounded(update),
         collect_seconds=_rounded(collect / max(settings.collect.collectors, 1)),
@@ -187,7 +187,7 @@ def measure_rates(settings: Settings, *, listener: Listener) -> Rates:
     )
 
 
-def _time_updates(learner: Learner, clock: Callable[[], float], listener: Listener) -> float:
+def _time_updates(learner: Learner, seconds: float, clock: Callable[[], float], listener: Listener) -> float:
     """Return the median seconds of an update."""
     batch = _random_batch(learner, learner.micro_batch_size)
     took: list[float] = []
@@ -197,7 +197,7 @@ def _time_updates(learner: Learner, clock: Callable[[], float], listener: Listen
         if number >= _WARMUP_UPDATES:
             took.append(clock() - began)
         listener(Progress(stage=_STAGE, done=number + 1, total=None, unit="updates"))
-        if sum(took) >= _RATE_SECONDS and len(took) >= _LEAST_UPDATES:
+        if sum(took) >= seconds and len(took) >= _LEAST_UPDATES:
             break
     return float(np.median(took))
 
@@ -220,7 +220,7 @@ def _random_batch(learner: Learner, windows: int) -> Batch:
     return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
 
 
-def _time_acting(env: Env, learner: Learner, clock: Callable[[], float], listener: Listener) -> float:
+def _time_acting(env: Env, learner: Learner, seconds: float, clock: Callable[[], float], listener: Listener) -> float:
     """Return the seconds of a step of all actors, once their memories are as full as they get in the time."""
     agent, context = learner.agent.eval(), learner.settings.resolved_context_length
     policy = AgentPolicy(
@@ -233,7 +233,7 @@ def _time_acting(env: Env, learner: Learner, clock: Callable[[], float], listene
     rollout = Rollout(env, policy, sink=lambda trajectories: None)
     rollout.step()
     times = [clock()]
-    while times[-1] - times[0] < _RATE_SECONDS or len(times) <= 2 * _LEAST_UPDATES:
+    while times[-1] - times[0] < seconds or len(times) <= 2 * _LEAST_UPDATES:
         rollout.step()
         times.append(clock())
         listener(Progress(stage=_STAGE, done=len(times), total=None, unit="steps"))
