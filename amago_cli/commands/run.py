@@ -30,7 +30,7 @@ from amago_cli.quantities import count
 if TYPE_CHECKING:
     from amago_cli.configuration import Request
     from amago_cli.render.output import Document
-    from pipelines.config.settings import Settings
+    from pipelines.stages.make_recipe import Begun
 
 
 @stage
@@ -117,13 +117,14 @@ def _without_recipe(
 ) -> Any:
     """Run by the plan that the run has stored, or else by one that is made now."""
     from amago_cli.ranks import launched
+    from amago_cli.render.output import Document
     from pipelines.config.launch import is_main
     from pipelines.config.load import merge
     from pipelines.config.run_directory import RunDirectory
     from pipelines.errors import UsageError
     from pipelines.events import Notice
     from pipelines.stages.library import default_run
-    from pipelines.stages.make_recipe import make_budget, make_recipe, read_recipe, record_of
+    from pipelines.stages.make_recipe import begin, make_budget
 
     name, budget = request.environment(), make_budget(minutes, steps)
     if not name:
@@ -134,28 +135,17 @@ def _without_recipe(
     settings = request.settings()  # report configuration errors before anything is printed
     if not common.dry_run and (launch := launched(common.invocation, settings.train)) is not None:
         return launch
-    directory = RunDirectory(run)
-    recipe = None if fresh else read_recipe(directory, budget, request.document())
-    document: Mapping[str, Any] = directory.load_document() if recipe is not None else {}
-    if recipe is not None:
-        settings = request.settings(document)
-        directory.refuse_changes("run", settings)
     with common.listening() as listener:
-        if recipe is None and is_main():  # other ranks take part in what rank 0 has chosen
-            made = make_recipe(request.settings, request.document(), budget, listener=listener)
-            recipe, document, settings = (
-                record_of(made, request.document()),
-                made.document,
-                request.settings(made.document),
-            )
-            if not common.dry_run:
-                for line in _table(recipe["plan"]):
-                    listener(Notice(text=line))
-        if common.dry_run and recipe is not None:
-            return _preview(settings, recipe, merge(document, request.document()), writes=run)
+        begun = begin(RunDirectory(run), budget, request.document(), request.settings, fresh=fresh, listener=listener)
+        if common.dry_run and not is_main():
+            return Document(text="", status="skipped")
+        if common.dry_run:
+            return _preview(begun, merge(begun.document, request.document()), writes=run)
+        for line in _table(begun.recipe["plan"]) if begun.is_new else ():
+            listener(Notice(text=line))
         from pipelines.stages import run as stages
 
-        return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=recipe)
+        return stages.run(begun.settings, run=run, listener=listener, fresh=fresh, recipe=begun.recipe)
 
 
 def _table(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -180,13 +170,13 @@ def _show(setting: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _preview(settings: Settings, recipe: Mapping[str, Any], document: Mapping[str, Any], *, writes: Path) -> Document:
+def _preview(begun: Begun, document: Mapping[str, Any], *, writes: Path) -> Document:
     """Return the output of `--dry-run`: the table, as comments, and the settings as a recipe that runs."""
     import tomli_w
 
     from amago_cli.render.output import Document
 
-    plan = recipe["plan"]
+    plan = begun.recipe["plan"]
     lines = [
         f"# run would write run: {writes}",
         "#",
@@ -194,5 +184,5 @@ def _preview(settings: Settings, recipe: Mapping[str, Any], document: Mapping[st
         "",
         tomli_w.dumps(document),
     ]
-    fields = {"outputs": [writes], "settings": settings.document(), **plan}
+    fields = {"outputs": [writes], "settings": begun.settings.document(), **plan}
     return Document(text="\n".join(lines), status="skipped", fields=fields)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.config.changes import EXTENSIBLE
 from pipelines.config.difference import flattened
+from pipelines.config.launch import is_main
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import IntegrityError, UsageError
@@ -103,6 +104,43 @@ def describe_random_play(facts: EnvFacts) -> str:
     success = "" if facts.success_mean is None else f", success {facts.success_mean:.2g}"
     each = f"{facts.episodes} episodes of {facts.length_mean:,.4g} steps"
     return f"random play: return {facts.return_mean:.4g}{success} ({each})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A run without a recipe: its settings, what its record says in place of a recipe's name (see `record_of`), and the
+    `document` of chosen settings, or of all that are stored. `is_new`: they were chosen by this call."""
+
+    settings: Settings
+    recipe: Mapping[str, Any]
+    document: Mapping[str, Any] = field(repr=False)
+    is_new: bool
+
+
+def begin(
+    directory: RunDirectory,
+    budget: Budget,
+    given: Mapping[str, Any],
+    resolve: Resolve,
+    *,
+    fresh: bool = False,
+    listener: Listener = silent,
+) -> Begun:
+    """Return the settings that the run at `directory` has begun with; of a new run, or with `fresh`, choose them.
+
+    `given` and `resolve` as for `make_recipe`. UsageError if the run has begun with others.
+    """
+    recipe = None if fresh else read_recipe(directory, budget, given)
+    if recipe is not None:
+        document = directory.load_document()
+        settings = resolve(document)
+        directory.refuse_changes("run", settings)
+        return Begun(settings=settings, recipe=recipe, document=document, is_new=False)
+    if not is_main():  # ranks take part in what the first of them has chosen
+        return Begun(settings=resolve({}), recipe={}, document={}, is_new=False)
+    made = make_recipe(resolve, given, budget, listener=listener)
+    settings = resolve(made.document)
+    return Begun(settings=settings, recipe=record_of(made, given), document=made.document, is_new=True)
 
 
 def budget_of(plan: Mapping[str, Any]) -> Budget:
