@@ -95,6 +95,10 @@ class Request:
             document.pop("profile", None)
         return resolve(document, self.assignments, env_model=env_model, source=self.source)
 
+    def document(self) -> dict[str, Any]:
+        """Return the settings that this call gives, as a document."""
+        return self._whole({})
+
     def profile(self) -> str:
         """Return the profile that this call chooses and the file does not record; "" if none."""
         asked = {(*path,): value for path, value in self.assignments}.get(("profile",), "")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def next_step(result: Result) -> str | None:
-    """Return the command that usually follows; None if there is no usual one."""
-    if result.status not in ("done", "skipped"):
+    """Return the command that usually follows; None if there is no usual one, or if a remark says what to try."""
+    if result.status not in ("done", "skipped") or result.remark:
         return None
     run = None if result.run is None else shlex.quote(str(result.run))
     match result.command:

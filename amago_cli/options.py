@@ -106,6 +106,14 @@ Recipe = Annotated[
         autocompletion=completion.recipes,
     ),
 ]
+OptionalRecipe = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE]",
+        help="A name from `amago examples`, FILE.toml, or FILE.toml:NAME; without one, give --env.",
+        autocompletion=completion.recipes,
+    ),
+]
 Jobs = Annotated[
     int, typer.Option("--jobs", metavar="N", parser=positive, help="Number of runs at a time, each a process.")
 ]

@@ -53,7 +53,7 @@ def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> Table:
     """Return the rows of runs as a table for people, with the columns that fit a terminal of `width`."""
     from pipelines.stages.result import Table
 
-    columns = (
+    columns: tuple[str, ...] = (
         *("run", "recipe", "state", "progress", "score", "scored on", "best"),
         *("env steps", "updates", "seed", "changed", "age"),
     )
@@ -75,7 +75,13 @@ def table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> Table:
         ]
         for row in rows
     ]
-    return _fitting(Table(title="", columns=(*columns, "size"), rows=shown), width)
+    columns = (*columns, "size")
+    if any(row["random_return"] is not None for row in rows):
+        place = columns.index("score") + 1
+        columns = (*columns[:place], "random", *columns[place:])
+        for line, row in zip(shown, rows, strict=True):
+            line.insert(place, interval(row["random_return"], None, None))
+    return _fitting(Table(title="", columns=columns, rows=shown), width)
 
 
 def _fitting(table: Table, width: int | None) -> Table:

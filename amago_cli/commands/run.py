@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from amago_cli.options import (
     Collectors,
     Common,
     EngineOption,
+    Environment,
     EnvTimeout,
     Fresh,
+    OptionalRecipe,
     Profile,
     Ranks,
     RayOption,
-    Recipe,
     RunOption,
     Seed,
     Size,
     Track,
     stage,
 )
+from amago_cli.quantities import count
+
+if TYPE_CHECKING:
+    from amago_cli.configuration import Request
+    from amago_cli.render.output import Document
+    from pipelines.stages.make_recipe import Begun
 
 
 @stage
 def run(
     common: Common,
-    recipe: Recipe,
+    recipe: OptionalRecipe = None,
+    env: Environment = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", metavar="M", help="Without a recipe: minutes of this machine to use [default: 5]."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", metavar="N", parser=count, help="Without a recipe: environment steps to use, instead of minutes."
+        ),
+    ] = None,
     run: RunOption = None,
     profile: Profile = None,
     size: Size = None,
@@ -38,21 +60,35 @@ def run(
     seed: Seed = None,
     fresh: Fresh = False,
 ) -> Any:
-    """Run the stages of a recipe, epoch by epoch, skipping those that are done.
+    """Run the stages of a recipe, epoch by epoch, skipping those that are done; or train an agent without a recipe.
 
-    The run's directory is runs/RECIPE, or runs/RECIPE-PROFILE, unless --run gives another.
+    `amago run RECIPE`: the run's directory is runs/RECIPE, or runs/RECIPE-PROFILE, unless --run gives another.
 
     --profile overrides some of the recipe's settings. Every recipe that comes with amago has the profile `smoke`, which
     runs the whole chain in about a minute, without learning much.
 
+    `amago run --env ENV`: measures the environment first, then chooses stages, network, context, exploration and all
+    that a recipe would say, so that the run takes --minutes M of this machine, or --steps N of the environment.
+    --dry-run shows each choice and its reason; --set and --size override any. The choices are written into the run,
+    runs/ENV, which resumes and repeats as any other.
+
     Example: amago run quickstart
+
+    Example: amago run --env gym:CartPole-v1 --minutes 2
     """
     from amago_cli.configuration import Request, preview
     from amago_cli.ranks import launched
     from pipelines.config.recipes import find
     from pipelines.config.run_directory import RunDirectory
+    from pipelines.errors import UsageError
     from pipelines.stages.library import default_run
 
+    if recipe is None:
+        return _without_recipe(common, Request(common, common.named), run, minutes, steps, fresh=fresh)
+    if minutes is not None or steps is not None:
+        option = "--steps" if minutes is None else "--minutes"
+        hint = f"leave {option} out, or give --env ENV instead of the recipe"
+        raise UsageError(f"{option}: recipe '{recipe}' says itself how long it runs", hint=hint)
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
@@ -74,3 +110,79 @@ def run(
 
         described = followed(name, request.file, request.assignments, settings, env_model=env_model)
         return stages.run(settings, run=run, listener=listener, fresh=fresh, recipe=described)
+
+
+def _without_recipe(
+    common: Common, request: Request, run: Path | None, minutes: float | None, steps: int | None, *, fresh: bool
+) -> Any:
+    """Run by the plan that the run has stored, or else by one that is made now."""
+    from amago_cli.ranks import launched
+    from amago_cli.render.output import Document
+    from pipelines.config.launch import is_main
+    from pipelines.config.load import merge
+    from pipelines.config.run_directory import RunDirectory
+    from pipelines.errors import UsageError
+    from pipelines.events import Notice
+    from pipelines.stages.library import default_run
+    from pipelines.stages.make_recipe import begin, make_budget
+
+    name, budget = request.environment(), make_budget(minutes, steps)
+    if not name:
+        hint = "give RECIPE (`amago examples` lists them), or --env ENV (`amago envs` lists them)"
+        raise UsageError("neither a recipe nor an environment is named", hint=hint)
+    run = run or default_run(name)
+    common.concerns(run=run, lake=run / "lake")
+    settings = request.settings()  # report configuration errors before anything is printed
+    if not common.dry_run and (launch := launched(common.invocation, settings.train)) is not None:
+        return launch
+    with common.listening() as listener:
+        begun = begin(RunDirectory(run), budget, request.document(), request.settings, fresh=fresh, listener=listener)
+        if common.dry_run and not is_main():
+            return Document(text="", status="skipped")
+        if common.dry_run:
+            return _preview(begun, merge(begun.document, request.document()), writes=run)
+        for line in _table(begun.recipe["plan"]) if begun.is_new else ():
+            listener(Notice(text=line))
+        from pipelines.stages import run as stages
+
+        return stages.run(begun.settings, run=run, listener=listener, fresh=fresh, recipe=begun.recipe)
+
+
+def _table(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table of choices."""
+    from amago_cli.render.table import render
+    from pipelines.events import duration
+    from pipelines.stages.make_recipe import budget_of
+
+    expected = plan.get("expected_seconds")
+    takes = f", about {duration(expected)}" if isinstance(expected, int) else ""
+    rows = [(row["setting"], _show(row["setting"], row["value"]), row["reason"]) for row in plan["choices"]]
+    title = f"choices for {budget_of(plan).text}{takes}"
+    return render(("setting", "value", "reason"), rows, show=str, title=title)
+
+
+def _show(setting: str, value: Any) -> str:
+    """Format a chosen value for the table."""
+    if setting == "stages":
+        return ", ".join(dict.fromkeys(entry["stage"] for entry in value))
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return ", ".join(str(entry.get("kind", entry)) for entry in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _preview(begun: Begun, document: Mapping[str, Any], *, writes: Path) -> Document:
+    """Return the output of `--dry-run`: the table, as comments, and the settings as a recipe that runs."""
+    import tomli_w
+
+    from amago_cli.render.output import Document
+
+    plan = begun.recipe["plan"]
+    lines = [
+        f"# run would write run: {writes}",
+        "#",
+        *(f"# {line}" for line in _table(plan)),
+        "",
+        tomli_w.dumps(document),
+    ]
+    fields = {"outputs": [writes], "settings": begun.settings.document(), **plan}
+    return Document(text="\n".join(lines), status="skipped", fields=fields)

@@ -100,6 +100,8 @@ class TextOutput:
             _print_table(columns, rows, show=cell, title=table.title)
         for path in result.outputs if result.status != "skipped" else ():
             print(escaping.line(f"  wrote {path}"))
+        if result.remark:
+            print(escaping.line(result.remark))
 
 
 def _is_nothing(name: str, value: Any, *, acted: bool) -> bool:

@@ -40,7 +40,7 @@ def settings(runs: Sequence[ShownRun]) -> Markup:
 def _changed(run: ShownRun) -> Markup:
     recipe = run.stored.recipe
     changed = run.stored.changed
-    against = f"recipe {recipe}" if recipe else "the defaults"
+    against = f"recipe {recipe}" if recipe else "what was chosen for it" if run.stored.is_planned else "the defaults"
     if not changed:
         return element("p", f"Nothing differs from {against}.")
     rows = [[key, _value(before), _value(after)] for key, (before, after) in list(changed.items())[:_MOST_SETTINGS]]

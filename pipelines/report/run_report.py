@@ -175,6 +175,9 @@ def _tiles(run: ShownRun) -> Iterator[Markup]:
             yield _tile(name, f"{score.value:.4g}", f"{interval(score)}, {_where(each)}".removeprefix(", "))
         if (success := last.score("success_mean")) is not None:
             yield _tile("success, last", f"{success.value:.1%}", _where(last))
+    if (random := stored.random_play) is not None:
+        measured = f"{random.episodes:,} episodes" if random.episodes else "known exactly"
+        yield _tile("return of random play", f"{random.return_mean:.4g}", measured)
     if stored.share is not None and stored.state.status == "running":
         left = f"{duration(stored.seconds_left)} left" if stored.seconds_left is not None else ""
         yield _tile("done", f"{stored.share:.0%}", left)

@@ -17,8 +17,16 @@ from pipelines.config.settings import Settings
 from pipelines.errors import AmagoError
 from pipelines.files.json import parse_object
 from pipelines.files.malformed import read_limited
-from pipelines.runs.evaluations import Evaluation, RunScores, number, read_evaluations, select_scores
+from pipelines.runs.evaluations import (
+    Evaluation,
+    RunScores,
+    last_and_best,
+    number,
+    read_evaluations,
+    select_scores,
+)
 from pipelines.runs.metrics import POINTS, MetricColumns, last_line, read_metrics
+from pipelines.runs.random_play import RandomPlay, random_play
 from pipelines.runs.state import RunState, state_of
 
 _MOST_BYTES = 16 << 20
@@ -79,6 +87,24 @@ class StoredRun:
             return {key: (before, after) for key, (before, after) in pairs.items() if key not in _NOT_SETTINGS}
         found = changes(_defaults(), self.settings)
         return {key: pair for key, pair in found.items() if key not in _NOT_SETTINGS and not key.startswith("env.")}
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether settings were chosen by measuring, without a recipe."""
+        return isinstance(self._recipe.get("plan"), Mapping)
+
+    @property
+    def planned_minutes(self) -> float | None:
+        """The budget of a run without a recipe, in minutes; None if it has none, or one in steps."""
+        plan = self._recipe.get("plan")
+        budget = plan.get("budget") if isinstance(plan, Mapping) else None
+        return number(budget.get("minutes")) if isinstance(budget, Mapping) else None
+
+    @property
+    def random_play(self) -> RandomPlay | None:
+        """The score of random play, if it was measured or is known exactly."""
+        found = last_and_best(self.scores.final)
+        return random_play(self._recipe, found[0] if found else None)
 
     @property
     def env(self) -> str:

@@ -23,7 +23,7 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("pid", "updates", "env_steps", "seed", "evaluations", "other_evaluations"), "count"),
     **dict.fromkeys(("score_update", "best_update", "bytes"), "count"),
     **dict.fromkeys(("progress", "seconds_left", "age", "started"), "number"),
-    **dict.fromkeys(("score", "score_low", "score_high", "best", "best_low", "best_high"), "number"),
+    **dict.fromkeys(("score", "score_low", "score_high", "best", "best_low", "best_high", "random_return"), "number"),
     **dict.fromkeys(("scored_on", "standard", "problems"), "text"),
 }
 """Columns of a row and their types: "text", "count" or "number"."""
@@ -66,6 +66,7 @@ def summary(run: StoredRun, *, metric: str = DEFAULT_METRIC) -> Row:
         "seconds_left": run.seconds_left,
         **_scores("score", found and found[0], metric),
         **_scores("best", found and found[1], metric),
+        "random_return": random.return_mean if (random := run.random_play) is not None else None,
         "score_update": found[0].update if found else None,
         "best_update": found[1].update if found else None,
         "scored_on": str(standard) if standard else "",

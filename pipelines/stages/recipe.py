@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.load import resolve
+from pipelines.config.load import assign, resolve
 from pipelines.config.recipes import find
+from pipelines.config.run_directory import RunDirectory
 from pipelines.envs import make as envs
+from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.formats import make as sources
 from pipelines.runs.recipe import followed
+from pipelines.stages.choices import Budget
 from pipelines.stages.environment import env_model
 from pipelines.stages.library import default_run
+from pipelines.stages.make_recipe import begin, make_budget
 from pipelines.stages.result import Result
 
 
 def run(
-    recipe: str | Mapping[str, Any],
+    recipe: str | Mapping[str, Any] | None = None,
     directory: Path | str | None = None,
     *,
+    env: str | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
     profile: str = "",
     settings: Mapping[str, Any] | None = None,
     fresh: bool = False,
     listener: Listener = silent,
 ) -> Result:
-    """Run the stages of a recipe, skipping those that are done, as `amago run` does.
+    """Run the stages of a recipe, skipping those that are done, as `amago run` does; or train without a recipe.
 
     Args:
-        recipe: a name from `amago examples`, FILE.toml, FILE.toml:NAME, or a document (nested mappings).
-        directory: directory of the run (default: runs/RECIPE, with a profile runs/RECIPE-PROFILE). Repeating the call
-            resumes it.
+        recipe: a name from `amago examples`, FILE.toml, FILE.toml:NAME, or a document (nested mappings). None: measure
+            `env`, and choose the settings.
+        directory: directory of the run (default: runs/RECIPE, with a profile runs/RECIPE-PROFILE; runs/ENV). Repeating
+            the call resumes it.
+        env: environment, as `amago envs` lists it, or "gym:ID", "module:attr"; of a recipe, in place of its own.
+        minutes: without a recipe, the minutes of this machine to use (default: 5).
+        steps: without a recipe, the environment steps to use instead.
         profile: profile of the recipe, e.g. "smoke".
         settings: values by dotted key, e.g. {"train.steps": 100}; they override the profile, which overrides the
-            recipe. Unlike the command, this chooses no network size for you: without a GPU, give a "size".
+            recipe. Unlike the command, this chooses no network size for a recipe: without a GPU, give a "size".
         fresh: start over instead of resuming.
         listener: receives progress and notices (`pipelines.events`).
 
@@ -42,7 +53,7 @@ def run(
         A `Result` with `status` ("done" or "skipped"), `run`, `lake`, `outputs`, and as `metrics` those of the stages.
 
     Raises:
-        UsageError: there is no such recipe, or settings are unknown or invalid (all are listed).
+        UsageError: there is no such recipe, settings are unknown or invalid (all are listed), or a recipe has a budget.
         Locked: another process works on this run.
 
     >>> stages = [{"stage": "collect"}, {"stage": "train"}, {"stage": "export"}]
@@ -50,8 +61,14 @@ def run(
     >>> run({"env": {"name": "tmaze"}, "stages": stages}, "runs/short", settings=short).status
     'done'
     """
-    name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
     assignments = [(key.split("."), value) for key, value in (settings or {}).items()]
+    if env is not None:
+        assignments.insert(0, (["env", "name"], env))
+    if recipe is None:
+        return _without_recipe(directory, make_budget(minutes, steps), assignments, fresh=fresh, listener=listener)
+    if minutes is not None or steps is not None:
+        raise UsageError("a recipe says itself how long it runs", hint="leave minutes and steps out")
+    name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
     if profile:
         assignments.insert(0, (["profile"], profile))
     resolved = resolve(document, assignments, env_model=env_model, source=name)
@@ -61,6 +78,34 @@ def run(
 
     described = followed(name, document, assignments, resolved, env_model=env_model)
     return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh, recipe=described)
+
+
+def _without_recipe(
+    directory: Path | str | None,
+    budget: Budget,
+    assignments: Sequence[tuple[Sequence[str], Any]],
+    *,
+    fresh: bool,
+    listener: Listener,
+) -> Result:
+    given: dict[str, Any] = {}
+    for path, value in assignments:
+        assign(given, path, value)
+    name = resolve(given, env_model=env_model, source="call").env.name
+    if not name:
+        raise UsageError("neither a recipe nor an environment is named", hint="give recipe or env")
+    place = RunDirectory(directory if directory is not None else default_run(name))
+    begun = begin(
+        place,
+        budget,
+        given,
+        lambda document: resolve(document, assignments, env_model=env_model, source="call"),
+        fresh=fresh,
+        listener=listener,
+    )
+    from pipelines.stages import run as stage
+
+    return stage.run(begun.settings, run=place.path, listener=listener, fresh=fresh, recipe=begun.recipe)
 
 
 def requirement(recipe: Mapping[str, Any]) -> tuple[str | None, bool]:

@@ -24,7 +24,7 @@ class Result:
     """Outcome of a stage.
 
     `status`: "done", "skipped" (nothing to do) or "failed"; `metrics`: the fields that scripts rely on; `outputs`: the
-    files and directories written; `seconds`: duration.
+    files and directories written; `seconds`: duration; `remark`: a last line that a person should not miss.
     """
 
     command: str
@@ -35,3 +35,4 @@ class Result:
     outputs: Sequence[Path | str] = ()
     tables: Sequence[Table] = field(default=(), repr=False)
     seconds: float = 0.0
+    remark: str = ""

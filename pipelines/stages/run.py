@@ -38,6 +38,7 @@ from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
 from pipelines.runs.progress import recording
+from pipelines.runs.random_play import verdict
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
 from pipelines.stages.collector import make_collector, stored_steps
@@ -359,7 +360,20 @@ class ChainRunner:
             outputs=outputs,
             tables=tables,
             seconds=seconds,
+            remark=self._remark(),
         )
+
+    def _remark(self) -> str:
+        """Return what to say of a score that is not above random play; "" of any other."""
+        stored = read_run(self.directory.path)
+        found, random = last_and_best(stored.scores.final), stored.random_play
+        if found is None or random is None or not (said := verdict(found[0], random)):
+            return ""
+        what = "below random play" if said == "below" else "no better than random play"
+        text = f"the score is {what}: return {found[0].metrics['return_mean']:.4g}, random {random}"
+        minutes = stored.planned_minutes
+        more = f"a larger budget (--minutes {2 * minutes:g}, with another --run)" if minutes else "more epochs"
+        return f"{text}; try {more} or another --seed, and see what it does: amago watch {self.directory.path}"
 
     def _summary_figures(self) -> dict[str, Any]:
         """Return totals of the run, the latest rates and training figures, and the scores of the last evaluation by the
@@ -383,12 +397,17 @@ class ChainRunner:
             figures["relabeled"] = self._figures["relabel"]["trajectories"]
         stored = read_run(self.directory.path)
         evaluations = stored.evaluations
-        if (found := last_and_best(stored.scores.final)) is not None:
+        found = last_and_best(stored.scores.final)
+        if found is not None:
             last, _ = found
             figures["evaluated"] = f"update {last.update:,}, {last.standard}"
             figures |= {"evaluated_update": last.update, "evaluated_split": last.split}
             figures |= {key: last.metrics[key] for key in (*_SCORES, *_GAPS) if key in last.metrics}
             figures |= _other_way(last, evaluations)
+        if (random := stored.random_play) is not None:
+            figures["random_return"] = random.return_mean
+            if found is not None and (said := verdict(found[0], random)):
+                figures["against_random"] = said
         if (best := self.directory.load_record().get("best")) is not None:
             figures["best"] = f"update {best['update']:,}, {best['by']} {best['score']:.4g} on {best['split']} tasks"
             figures["best_update"] = best["update"]

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def project(amago: Amago) -> Path:
     made = amago("init", "my-maze")
     assert made.code == 0, made.err
-    assert "next: cd my-maze && amago run recipe.toml --profile smoke && pytest" in made.out
+    assert "next: cd my-maze && pytest && amago run --env my_maze:MyMaze --minutes 2" in made.out
     return Path("my-maze").resolve()
 
 

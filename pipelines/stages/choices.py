@@ -1,0 +1,495 @@
+"""The table of choices for a run without a recipe: which setting, which value, and why.
+
+Pure functions of what was measured and of the budget: no file is read, nothing is timed. Every number that tuning may
+change is a constant at the top. A setting that the user gives is kept, and the rows below it follow from it.
+
+A replay ratio is the number of time steps in updates per environment step that was collected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+# Network: the first size whose budget, in minutes of one CPU core, is long enough; with a GPU one size for all.
+SIZE_BY_MINUTES = ((15.0, "tiny"), (240.0, "small"), (math.inf, "base"))
+SIZE_ON_GPU = "base"
+SIZE_OF_STEPS = "tiny"  # of a budget in environment steps, on a CPU
+
+# Windows and batches, in time steps.
+TOKENS, TOKENS_ON_GPU = 512, 8192  # of an update
+LEAST_WINDOWS = 8  # of an update
+WHOLE_EPISODE = 128  # an episode up to this length is remembered whole
+WHOLE_ATTEMPTS = 256  # likewise, where a task is attempted several times in an episode
+CONTEXT, CONTEXT_OF_IMAGES = 32, 64  # of longer episodes
+UNKNOWN_EPISODE = 64  # context length where the longest episode is not known
+
+# Actors.
+ACTORS, BATCHED_ACTORS = 16, 128  # of environments stepped one by one, and as one batch
+EPISODES_PER_ACTOR = 4  # least number of episodes that an actor plays in the run
+FIRST_COLLECT_SHARE = 0.15  # most of the budget before every actor has ended an episode
+ROUND_SECONDS = 1.5e-3  # guess of what acting costs in a step of all actors, before it is measured
+ACTING_SHARE = 0.4  # guess of the share of the time spent on collecting, before it is measured
+
+# Exploration.
+EXPLORATION_SHARE = 0.25  # of the planned steps of an actor, until epsilon is at its end
+EXPLORATION_START, EXPLORATION_START_BOX, EXPLORATION_END = 1.0, 0.5, 0.05
+
+# Agent.
+LEAST_HORIZON, MOST_HORIZON = 50, 1_000  # of the acting discount, in steps
+SHORT_HORIZON = 10  # of the shortest discount
+TARGET_UPDATES, LEAST_TAU, MOST_TAU = 5.0, 0.01, 0.02  # tau = TARGET_UPDATES / planned updates, within these
+TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
+N_STEP = 3
+SMALL_OBSERVATION, BOUNDED_OBSERVATION, SMALL_REWARD = 1.5, 20.0, 10.0  # largest magnitudes seen
+PREDICTION_WEIGHT, CRITIC_WEIGHT_OF_ATTEMPTS = 4.0, 1.0
+EMA_DECAY = 0.99
+WARMUP_SHARE, MOST_WARMUP = 0.1, 100  # of the planned updates
+HALF_LIFE_SHARE = 0.25  # of the planned environment steps
+
+# Time.
+REPLAY_RATIO, LEAST_REPLAY, MOST_REPLAY = 16.0, 4.0, 64.0
+LEAST_UPDATE_SHARE, MOST_UPDATE_SHARE = 0.4, 0.85  # of the time of collecting and updating
+OVERHEAD = 1.1  # of collecting and updating: writing, sealing, sampling and logging
+EPOCH_SECONDS = 4.0
+EPOCH_OVERHEAD = 0.15  # seconds of refreshing the lake, and of a checkpoint
+LEAST_EPOCHS, MOST_EPOCHS = 5, 60
+EPOCHS_OF_STEPS = 40
+FIRST_EPOCH_SECONDS = 15.0  # so that a first score comes within a minute
+CLOSING_SECONDS = 3.0  # of the report
+LEAST_TIME_SHARE = 0.3  # of the budget that remains for the run, however long measuring took
+
+# Evaluation.
+EVALUATION_SHARE, FINAL_SHARE = 0.1, 0.05
+EVALUATIONS, LEAST_EVALUATIONS = 20, 3
+LEAST_EPISODES, MOST_EPISODES = 16, 100
+LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES = 32, 200
+EVALUATION_SEED = 77
+LONG_EPISODE = 1_000  # beyond it, the limit of an episode says little about its length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a run may use: minutes of this machine, or environment steps; exactly one of them is set."""
+
+    minutes: float | None = None
+    steps: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The budget as the option that gives it."""
+        return f"--minutes {self.minutes:g}" if self.minutes is not None else f"--steps {self.steps}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvFacts:
+    """What was measured of an environment, in random play.
+
+    `horizon`: longest episode that is possible (None: unknown); `length_mean`, `length_min` and `length_max` of the
+    episodes seen, or of those in progress if none ended; `episodes` ended, and `return_mean`, `return_error` (its
+    standard error) and `success_mean` are over them (None: none ended). `observation_max`, `reward_max`: largest
+    magnitudes. `one_by_one`: actors are stepped one after another. `step_seconds`: CPU seconds of a step of one actor,
+    resets included.
+    """
+
+    name: str
+    action: str
+    observation_size: int
+    has_images: bool = False
+    has_text: bool = False
+    horizon: int | None = None
+    num_attempts: int | None = 1
+    has_success: bool = False
+    one_by_one: bool = True
+    episodes: int = 0
+    length_mean: float = 0.0
+    length_min: int = 0
+    length_max: int = 0
+    return_mean: float | None = None
+    return_error: float | None = None
+    success_mean: float | None = None
+    observation_max: float = 0.0
+    reward_max: float = 0.0
+    step_seconds: float = 0.0
+    has_gpu: bool = False
+
+    @property
+    def is_box(self) -> bool:
+        """Whether actions are continuous."""
+        return self.action == "Box"
+
+    @property
+    def longest(self) -> int:
+        """The longest episode to expect: the limit, or the length of all; otherwise twice the longest one seen."""
+        if self.horizon is not None:
+            return self.horizon
+        return self.length_max if self.is_fixed else max(2 * self.length_max, 1)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all episodes seen were equally long, though no limit is known."""
+        return self.episodes > 1 and self.length_min == self.length_max
+
+    @property
+    def typical(self) -> float:
+        """The length of an episode to expect of an agent that learns, for estimates of time."""
+        if self.horizon is None:
+            return float(self.longest)
+        if self.horizon <= LONG_EPISODE:
+            return float(self.horizon)
+        return max(float(LONG_EPISODE), math.sqrt(self.horizon * max(self.length_mean, 1.0)))
+
+    def document(self) -> dict[str, Any]:
+        """Return the facts as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What the chosen agent costs: seconds of an update, and of an environment step while it acts with the chosen
+    actors. `in_cpu_seconds`: they are CPU seconds of one process in which all of the work happens."""
+
+    update_seconds: float
+    collect_seconds: float
+    in_cpu_seconds: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A row of the table. `given`: the user's own value, which was kept."""
+
+    setting: str
+    value: Any
+    reason: str
+    given: bool = False
+
+
+@dataclass
+class Choices:
+    """Rows of the table as they are chosen; `given` is the document of the settings that the user gives."""
+
+    given: Mapping[str, Any]
+    rows: list[Choice] = field(default_factory=list)
+
+    def find(self, setting: str, otherwise: Any = None) -> Any:
+        """Return the user's own value of a dotted setting."""
+        found: Any = self.given
+        for key in setting.split("."):
+            if not isinstance(found, Mapping) or key not in found:
+                return otherwise
+            found = found[key]
+        return found
+
+    def choose(self, setting: str, value: Any, reason: str) -> Any:
+        """Add a row, and return its value: that of the user, if there is one."""
+        own = self.find(setting)
+        row = Choice(setting=setting, value=value, reason=reason)
+        if own is not None:
+            row = Choice(setting=setting, value=own, reason="as you gave it", given=True)
+        self.rows.append(row)
+        return row.value
+
+    def document(self) -> dict[str, Any]:
+        """Return the chosen settings as a document, without those that the user gives."""
+        found: dict[str, Any] = {}
+        for row in self.rows:
+            if row.given:
+                continue
+            *tables, key = row.setting.split(".")
+            table = found
+            for name in tables:
+                table = table.setdefault(name, {})
+            table[key] = row.value
+        return found
+
+
+def choose_agent(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
+    """Choose what must be known before an update can be timed: network, agent, windows and actors."""
+    _choose_network(choices, facts, budget)
+    _choose_memory(choices, facts)
+    _choose_discounts(choices, facts)
+    _choose_targets(choices, facts)
+    _choose_inputs(choices, facts)
+    _choose_actors(choices, facts, budget)
+
+
+def _choose_network(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
+    if facts.has_gpu:
+        size, reason = SIZE_ON_GPU, "there is a GPU"
+    elif budget.minutes is None:
+        size, reason = SIZE_OF_STEPS, "there is no GPU"
+    else:
+        size = next(name for most, name in SIZE_BY_MINUTES if budget.minutes <= most)
+        reason = "no GPU and little time: a larger network would make too few updates"
+        reason = "no GPU, and much time" if size != "tiny" else reason
+    choices.choose("size", size, reason)
+    choices.choose("agent.kind", "actor-critic", "learns fastest while it collects")
+
+
+def _choose_memory(choices: Choices, facts: EnvFacts) -> None:
+    horizon, attempts = facts.horizon, facts.num_attempts != 1
+    if attempts and horizon is not None:
+        context = min(horizon, WHOLE_ATTEMPTS)
+        reason = f"all attempts at a task, up to {horizon:,} steps"
+    elif horizon is not None and horizon <= WHOLE_EPISODE:
+        context, reason = horizon, f"a whole episode has {horizon:,} steps at most"
+    elif facts.is_fixed and facts.length_max <= WHOLE_EPISODE:
+        context, reason = facts.length_max, f"every episode of random play had {facts.length_max:,} steps"
+    elif horizon is None and facts.length_max <= WHOLE_EPISODE:
+        context, reason = UNKNOWN_EPISODE, f"no limit of an episode is known; the longest seen had {facts.length_max:,}"
+    elif facts.has_images or facts.has_text:
+        context, reason = CONTEXT_OF_IMAGES, "an image or a text shows part of the state; episodes are long"
+    else:
+        context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
+    context = choices.choose("train.context_length", context, reason)
+    tokens = TOKENS_ON_GPU if facts.has_gpu else TOKENS
+    windows = max(LEAST_WINDOWS, tokens // _number(context, WHOLE_ATTEMPTS))
+    parts = choices.find("train.ranks", 1) * choices.find("train.grad_accumulation", 1)
+    windows = -(-windows // parts) * parts
+    choices.choose("train.batch_size", windows, f"about {tokens:,} time steps an update")
+
+
+def _choose_discounts(choices: Choices, facts: EnvFacts) -> None:
+    length = facts.longest
+    horizon = min(max(length, LEAST_HORIZON), MOST_HORIZON)
+    reason = f"looks {horizon:,} steps ahead: an episode takes up to {length:,}"
+    choices.choose("agent.acting_gamma", _rounded(1 - 1 / horizon, 4), reason)
+    middle = math.sqrt(SHORT_HORIZON * horizon)
+    gammas = [_rounded(1 - 1 / SHORT_HORIZON, 4), _rounded(1 - 1 / middle, 4)]
+    choices.choose("agent.gammas", gammas, f"values {SHORT_HORIZON} and {middle:.0f} steps ahead, learned sooner")
+
+
+def _choose_targets(choices: Choices, facts: EnvFacts) -> None:
+    if facts.action == "Discrete":
+        choices.choose("agent.trace", "tree-backup", "rewards reach earlier steps as far as the policy would go there")
+    else:
+        choices.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
+    if facts.num_attempts != 1 or (facts.horizon or WHOLE_EPISODE + 1) <= WHOLE_EPISODE:
+        choices.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
+        choices.choose("agent.critic_weight", CRITIC_WEIGHT_OF_ATTEMPTS, "leaves room for what must be remembered")
+        loss = [{"kind": "next-step", "weight": PREDICTION_WEIGHT}]
+        choices.choose("agent.auxiliary_losses", loss, "predicting the next observation teaches what to remember")
+        if choices.find("agent.sequence.kind", "transformer") == "transformer":
+            choices.choose("agent.sequence.position", "rope", "finds the step before by its distance")
+
+
+def _choose_inputs(choices: Choices, facts: EnvFacts) -> None:
+    largest = f"observations are up to {facts.observation_max:.3g}"
+    is_small = facts.observation_max <= SMALL_OBSERVATION and facts.reward_max <= SMALL_REWARD
+    reason = f"{largest}, rewards up to {facts.reward_max:.3g}"
+    choices.choose("agent.timestep.normalize", not is_small, reason)
+    choices.choose("agent.timestep.symlog", facts.observation_max > BOUNDED_OBSERVATION, largest)
+
+
+def _choose_actors(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
+    most = ACTORS if facts.one_by_one else BATCHED_ACTORS
+    kind = "stepped one by one" if facts.one_by_one else "stepped as one batch"
+    length = max(facts.longest, 1)
+    actors = most
+    while actors > 1 and actors * length > _most_first_steps(facts, budget, actors):
+        actors //= 2
+    reason = f"environments {kind}" if actors == most else f"each still ends {EPISODES_PER_ACTOR} episodes or more"
+    choices.choose("collect.actors", actors, reason)
+
+
+def _most_first_steps(facts: EnvFacts, budget: Budget, actors: int) -> float:
+    """Return how many steps may pass before every actor has ended an episode."""
+    if budget.steps is not None:
+        return budget.steps / EPISODES_PER_ACTOR
+    assert budget.minutes is not None
+    step = facts.step_seconds + ROUND_SECONDS / actors
+    whole = 60 * budget.minutes * ACTING_SHARE / step
+    return min(whole / EPISODES_PER_ACTOR, 60 * budget.minutes * FIRST_COLLECT_SHARE / step)
+
+
+def choose_schedule(
+    choices: Choices, facts: EnvFacts, budget: Budget, rates: Rates | None, *, spent: float = 0.0
+) -> float | None:
+    """Choose epochs, steps, updates and evaluations that fill the budget, and what is a share of them. Return the
+    seconds that the whole command is expected to take; None for a budget in steps.
+
+    `rates` is needed for a budget of time, of which `spent` seconds have passed.
+    """
+    values = {row.setting: row.value for row in choices.rows}
+    actors = _number(values["collect.actors"], ACTORS)
+    tokens = values["train.batch_size"] * _number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
+    first = actors * facts.longest  # steps until every actor has ended an episode
+    if budget.steps is not None:
+        plan = _plan_steps(facts, budget.steps, tokens=tokens, actors=actors, first=first)
+    else:
+        assert rates is not None
+        assert budget.minutes is not None
+        seconds = 60 * budget.minutes
+        left = max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
+        plan = _plan_time(facts, rates, left, tokens=tokens, actors=actors, first=first)
+    epochs = choices.choose("epochs", plan.epochs, plan.why_epochs)
+    collect = _number(choices.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
+    train = choices.choose("train.steps", plan.train, plan.why_train)
+    if collect != plan.collect:
+        plan = replace(plan, collect=collect, first_collect=max(collect, first))
+    if train != plan.train:
+        plan = replace(plan, train=train, first_train=train)
+    steps, updates = plan.first_collect + (epochs - 1) * collect, plan.first_train + (epochs - 1) * train
+    _choose_shares(choices, facts, steps=steps, updates=updates, actors=actors)
+    choices.choose("evaluate.episodes", plan.final_episodes, "the closing score, on fresh tasks")
+    choices.choose("evaluate.actors", min(plan.final_episodes, MOST_EPISODES), "all at once")
+    choices.choose("stages", _stages(plan), plan.why_stages)
+    return None if rates is None else spent + CLOSING_SECONDS + plan.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Amounts of a run: of an epoch, and of the first one, which may differ."""
+
+    epochs: int
+    collect: int
+    train: int
+    first_collect: int
+    first_train: int
+    every: int
+    episodes: int
+    final_episodes: int
+    why_epochs: str
+    why_collect: str
+    why_train: str
+    why_stages: str
+    seconds: float = 0.0
+
+
+def _plan_time(facts: EnvFacts, rates: Rates, seconds: float, *, tokens: int, actors: int, first: int) -> _Plan:
+    step, update = OVERHEAD * rates.collect_seconds, OVERHEAD * rates.update_seconds
+    episode = rates.collect_seconds * facts.typical
+    final = _within(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
+    number = _within(EVALUATION_SHARE * seconds / (LEAST_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
+    episodes = _within(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES)
+    ratio = _replay_ratio(step, update / tokens)
+    each = step + ratio * update / tokens  # seconds of an environment step, with the updates that it is used in
+    evaluating = number * episodes * episode + 1.25 * final * episode
+    epochs = _within(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
+    left = max(seconds - evaluating - epochs * EPOCH_OVERHEAD, LEAST_TIME_SHARE * seconds)
+    collect = _two_digits(max(left / epochs / each, actors), multiple=actors)
+    train = _two_digits(max(collect * ratio / tokens, 1))
+    first_collect, first_train = _first(collect, train, first, seconds=collect * each)
+    spent_first = first_collect * step + first_train * update
+    epochs = max(1 + math.floor((left - spent_first) / (collect * step + train * update) + 0.5), 1)
+    every = max(math.ceil(epochs / number), 1)
+    number = math.ceil(epochs / every)
+    evaluating = number * episodes * episode + 1.25 * final * episode
+    share = train * update / (collect * step + train * update)
+    return _Plan(
+        epochs=epochs,
+        collect=collect,
+        train=train,
+        first_collect=first_collect,
+        first_train=first_train,
+        every=every,
+        episodes=episodes,
+        final_episodes=final,
+        why_epochs=f"fill the time: {collect * step + train * update:.2g} s each",
+        why_collect=f"{1 / rates.collect_seconds:,.2g} steps a second, {1 - share:.0%} of the time",
+        why_train=f"{1 / rates.update_seconds:,.2g} updates a second, {share:.0%} of the time: "
+        f"a step is learned from {train * tokens / collect:.2g} times",
+        why_stages=f"{number} evaluations of {episodes} episodes choose the best checkpoint, "
+        f"{(number * episodes * episode) / seconds:.0%} of the time",
+        seconds=spent_first + (epochs - 1) * (collect * step + train * update) + epochs * EPOCH_OVERHEAD + evaluating,
+    )
+
+
+def _plan_steps(facts: EnvFacts, steps: int, *, tokens: int, actors: int, first: int) -> _Plan:
+    epochs = min(EPOCHS_OF_STEPS, max(steps // max(actors, 1), 1))
+    first_collect = min(max(first, -(-steps // epochs)), steps)
+    epochs = 1 + min(epochs - 1, (steps - first_collect) // actors)
+    collect = (steps - first_collect) // (epochs - 1) if epochs > 1 else first_collect
+    first_collect = steps - (epochs - 1) * collect  # the total is the budget
+    train = max(round(collect * REPLAY_RATIO / tokens), 1)
+    most = EVALUATION_SHARE * 2 * steps / facts.typical  # episodes
+    number = _within(most / LEAST_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
+    return _Plan(
+        epochs=epochs,
+        collect=collect,
+        train=train,
+        first_collect=first_collect,
+        first_train=train,
+        every=max(math.ceil(epochs / number), 1),
+        episodes=_within(most / number, LEAST_EPISODES, MOST_EPISODES),
+        final_episodes=_within(most, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES),
+        why_epochs="looks at new data as often",
+        why_collect=f"{steps:,} steps in all",
+        why_train=f"a step is learned from {REPLAY_RATIO:g} times",
+        why_stages=f"about {number} evaluations choose the best checkpoint",
+    )
+
+
+def _replay_ratio(step: float, token: float) -> float:
+    """Return the replay ratio, given the seconds of an environment step and of a time step in an update: the usual one,
+    unless it leaves too little of the time to collecting or to learning."""
+
+    def ratio(share: float) -> float:
+        return share / (1 - share) * step / token
+
+    wanted = min(max(REPLAY_RATIO, ratio(LEAST_UPDATE_SHARE)), ratio(MOST_UPDATE_SHARE))
+    return min(max(wanted, LEAST_REPLAY), MOST_REPLAY)
+
+
+def _first(collect: int, train: int, first: int, *, seconds: float) -> tuple[int, int]:
+    """Return steps and updates of the first epoch: quick, for an early score, but so long that every episode ends."""
+    share = min(FIRST_EPOCH_SECONDS / seconds, 1.0)
+    steps, updates = max(round(collect * share), 1), max(round(train * share), 1)
+    return max(steps, first), updates
+
+
+def _choose_shares(choices: Choices, facts: EnvFacts, *, steps: int, updates: int, actors: int) -> None:
+    """Choose the schedules that are shares of the run."""
+    tau = _rounded(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
+    choices.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
+    start = EXPLORATION_START_BOX if facts.is_box else EXPLORATION_START
+    what = "noise" if facts.is_box else "random actions"
+    choices.choose("exploration.start", start, f"{what} at first")
+    choices.choose("exploration.end", EXPLORATION_END, "and a little until the end")
+    each = max(round(EXPLORATION_SHARE * steps / actors), 1)
+    reason = f"{EXPLORATION_SHARE:.0%} of the {steps // actors:,} steps of an actor"
+    choices.choose("exploration.steps", each, reason)
+    warmup = max(min(round(WARMUP_SHARE * updates), MOST_WARMUP), 1)
+    choices.choose("train.warmup_steps", warmup, "the learning rate rises first")
+    choices.choose("train.decay_steps", updates, "and falls to a tenth until the end")
+    choices.choose("train.ema_decay", EMA_DECAY, "scores of averaged weights vary less")
+    half_life = max(round(HALF_LIFE_SHARE * steps), 1)
+    choices.choose("train.half_life", half_life, "what an older policy did counts less")
+
+
+def _stages(plan: _Plan) -> list[dict[str, Any]]:
+    collect: list[dict[str, Any]] = [{"stage": "collect"}]
+    train: list[dict[str, Any]] = [{"stage": "train"}]
+    if plan.first_collect != plan.collect:
+        collect = [{"stage": "collect", "steps": plan.first_collect, "stop_epoch": 1}]
+        collect += [{"stage": "collect", "start_epoch": 1}] if plan.epochs > 1 else []
+    if plan.first_train != plan.train:
+        train = [{"stage": "train", "steps": plan.first_train, "stop_epoch": 1}]
+        train += [{"stage": "train", "start_epoch": 1}] if plan.epochs > 1 else []
+    chooser = {"stage": "evaluate", "every": plan.every, "episodes": plan.episodes, "seed": EVALUATION_SEED}
+    chooser |= {"actors": plan.episodes, "mark_best": True, "split": "train"}
+    closing = {"stage": "evaluate", "checkpoint": "best", "label": "after training", "start_epoch": -1}
+    return [*collect, *train, chooser, closing]
+
+
+def _number(value: Any, otherwise: int) -> int:
+    """Return a setting as a number, also where the user gives "auto"."""
+    return value if isinstance(value, int) else otherwise
+
+
+def _within(value: float, least: int, most: int) -> int:
+    return min(max(int(value), least), most)
+
+
+def _two_digits(value: float, *, multiple: int = 1) -> int:
+    """Round down to two significant digits, then to a multiple."""
+    whole = max(int(value), 1)
+    unit = 10 ** max(len(str(whole)) - 2, 0)
+    whole = whole // unit * unit
+    return max(whole // multiple * multiple, multiple)
+
+
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,192 @@
+"""A recipe for an environment that has none: measure it, choose settings from the budget, and say why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipelines.config.changes import EXTENSIBLE
+from pipelines.config.difference import flattened
+from pipelines.config.launch import is_main
+from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
+from pipelines.errors import IntegrityError, UsageError
+from pipelines.events import Listener, Notice, silent
+from pipelines.stages.choices import Budget, Choice, Choices, EnvFacts, Rates, choose_agent, choose_schedule
+
+DEFAULT_MINUTES = 5.0
+_START_SECONDS = 1.0  # of reading the disk when the command starts
+_RANDOM_SHARE, _LEAST_RANDOM, _MOST_RANDOM = 0.1, 1.0, 15.0  # seconds of random play, until episodes end
+_RANDOM_SECONDS, _RATE_SECONDS = 0.5, 1.0  # of random play at least, and of updates and of acting
+_WHOLE_MINUTES, _WHOLE_STEPS = 1.0, 20_000  # a smaller budget is measured for less time
+
+# Resolves a document below the settings that the user gives.
+Resolve = Callable[[Mapping[str, Any]], Settings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeRecipe:
+    """Chosen settings as a `document`, the rows of the table, and, as plain data, the `plan` for the run's record."""
+
+    document: dict[str, Any]
+    choices: tuple[Choice, ...]
+    plan: Mapping[str, Any] = field(repr=False)
+
+
+def make_budget(minutes: float | None, steps: int | None) -> Budget:
+    """Return the budget that the options give. UsageError if both do, or if it is not positive."""
+    if minutes is not None and steps is not None:
+        raise UsageError("--minutes and --steps exclude each other", hint="give one of them")
+    if steps is not None:
+        if steps < 1:
+            raise UsageError(f"--steps {steps} is no budget", hint="give at least 1")
+        return Budget(steps=steps)
+    minutes = DEFAULT_MINUTES if minutes is None else minutes
+    if not 0 < minutes < float("inf"):
+        raise UsageError(f"--minutes {minutes:g} is no budget", hint="give a number above 0, e.g. --minutes 5")
+    return Budget(minutes=minutes)
+
+
+def make_recipe(
+    resolve: Resolve, given: Mapping[str, Any], budget: Budget, *, listener: Listener = silent
+) -> MadeRecipe:
+    """Measure the environment that the user's settings name, and choose the others for the budget.
+
+    `resolve` lays the user's settings, `given`, over a document. Errors are those of the
+    settings and of the environment.
+    """
+    began, settings = time.monotonic(), resolve({})
+    from pipelines.stages import measure  # imports torch
+
+    env, name = settings.env, settings.env.name
+    listener(Notice(stage="measure", text=f"random play in {name}, then the cost of acting and of an update"))
+    seconds, effort = _MOST_RANDOM, min((budget.steps or 0) / _WHOLE_STEPS, 1.0)
+    if budget.minutes is not None:
+        effort = min(budget.minutes / _WHOLE_MINUTES, 1.0)
+        seconds = min(max(_RANDOM_SHARE * 60 * budget.minutes, _LEAST_RANDOM), _MOST_RANDOM)
+    facts = measure.measure_env(
+        env,
+        settings.collect,
+        seconds=seconds,
+        least=_RANDOM_SECONDS * effort,
+        device=settings.train.device,
+        action_mask=settings.agent.action_mask,
+        seed=settings.seed,
+        listener=listener,
+    )
+    choices = Choices(given)
+    choose_agent(choices, facts, budget)
+    rates: Rates | None = None
+    if budget.minutes is not None:
+        rates = measure.measure_rates(resolve(choices.document()), seconds=_RATE_SECONDS * effort, listener=listener)
+    in_cpu_seconds = rates is not None and rates.in_cpu_seconds
+    spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
+    expected = choose_schedule(choices, facts, budget, rates, spent=spent)
+    listener(Notice(stage="measure", text=describe_random_play(facts)))
+    if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
+        text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
+        listener(Notice(stage="measure", text=text, level="warning"))
+    plan = {
+        "budget": {key: value for key, value in asdict(budget).items() if value is not None},
+        "measured": facts.document() | ({} if rates is None else asdict(rates)),
+        "expected_seconds": expected and round(expected),
+        "choices": [asdict(row) for row in choices.rows],
+    }
+    return MadeRecipe(document=choices.document(), choices=tuple(choices.rows), plan=plan)
+
+
+def describe_random_play(facts: EnvFacts) -> str:
+    """Return a sentence about the score of random play and the length of episodes."""
+    if facts.return_mean is None:
+        return f"no episode of random play ended in {facts.length_max:,} steps: its score is unknown"
+    success = "" if facts.success_mean is None else f", success {facts.success_mean:.2g}"
+    each = f"{facts.episodes} episodes of {facts.length_mean:,.4g} steps"
+    return f"random play: return {facts.return_mean:.4g}{success} ({each})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A run without a recipe: its settings, what its record says in place of a recipe's name (see `record_of`), and the
+    `document` of chosen settings, or of all that are stored. `is_new`: they were chosen by this call."""
+
+    settings: Settings
+    recipe: Mapping[str, Any]
+    document: Mapping[str, Any] = field(repr=False)
+    is_new: bool
+
+
+def begin(
+    directory: RunDirectory,
+    budget: Budget,
+    given: Mapping[str, Any],
+    resolve: Resolve,
+    *,
+    fresh: bool = False,
+    listener: Listener = silent,
+) -> Begun:
+    """Return the settings that the run at `directory` has begun with; of a new run, or with `fresh`, choose them.
+
+    `given` and `resolve` as for `make_recipe`. UsageError if the run has begun with others.
+    """
+    recipe = None if fresh else read_recipe(directory, budget, given)
+    if recipe is not None:
+        document = directory.load_document()
+        settings = resolve(document)
+        directory.refuse_changes("run", settings)
+        return Begun(settings=settings, recipe=recipe, document=document, is_new=False)
+    if not is_main():  # ranks take part in what the first of them has chosen
+        return Begun(settings=resolve({}), recipe={}, document={}, is_new=False)
+    made = make_recipe(resolve, given, budget, listener=listener)
+    settings = resolve(made.document)
+    return Begun(settings=settings, recipe=record_of(made, given), document=made.document, is_new=True)
+
+
+def budget_of(plan: Mapping[str, Any]) -> Budget:
+    """Return the budget of a stored plan. IntegrityError if it is damaged."""
+    budget = plan.get("budget")
+    minutes, steps = (budget.get("minutes"), budget.get("steps")) if isinstance(budget, dict) else (None, None)
+    if isinstance(minutes, float) and steps is None:
+        return Budget(minutes=minutes)
+    if isinstance(steps, int) and minutes is None:
+        return Budget(steps=steps)
+    raise IntegrityError("the plan in run.json is damaged", hint="start over with --fresh, or choose another --run")
+
+
+def record_of(made: MadeRecipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return for run.json, in place of a recipe's name: the plan, and what the user gave instead of a choice."""
+    own = flattened(given)
+    changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
+    return {"name": "", "profile": "", "changed": changed, "given": own, "plan": made.plan}
+
+
+def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what `record_of` has recorded in a run that has begun; None if the run has not.
+
+    UsageError if it follows a recipe, was made for another budget, or with settings that are not `given` again. A
+    setting that is given anew, or with another value, is a change as in any run.
+    """
+    record = directory.load_record()
+    if "run" not in record.get("stages", {}):
+        return None
+    recipe = record.get("recipe")
+    plan = recipe.get("plan") if isinstance(recipe, dict) else None
+    if not isinstance(recipe, dict) or not isinstance(plan, dict):
+        name = recipe.get("name") if isinstance(recipe, dict) else None
+        raise UsageError(
+            f"'{directory.path}' was run by recipe '{name or 'unknown'}'",
+            hint="name the recipe to go on, start over with --fresh, or choose another --run",
+        )
+    stored, now, before = budget_of(plan), flattened(given), recipe.get("given")
+    problems = [] if stored == budget else [f"{stored.text} -> {budget.text}"]
+    for key, value in before.items() if isinstance(before, dict) else ():
+        if key not in now and key not in EXTENSIBLE and not key.startswith("track."):
+            problems.append(f"{key}: {value!r} -> (not given)")
+    if problems:
+        raise UsageError(
+            f"the plan of '{directory.path}' was made for another command",
+            hint="repeat it unchanged, start over with --fresh, or choose another --run",
+            problems=tuple(problems),
+        )
+    return recipe

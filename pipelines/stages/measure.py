@@ -1,0 +1,246 @@
+"""Measurements for a run without a recipe: the environment in random play, and what acting and updates cost.
+
+Costs are CPU seconds of this process where all of the work happens in it, which other load on the host changes little;
+otherwise, with worker processes, several threads or a GPU, they are seconds of the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from pipelines.config.settings import CollectSettings, EnvSettings, Settings
+from pipelines.data.batch import Batch
+from pipelines.envs.env import Env
+from pipelines.envs.exploration import random_actions
+from pipelines.envs.make import is_users
+from pipelines.events import Listener, Progress
+from pipelines.lake.schema import ACTION, REWARD, Schema
+from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged
+from pipelines.learning.acting import AgentPolicy
+from pipelines.learning.checkpoint import resolve_device
+from pipelines.rollout.episodes import Episode
+from pipelines.rollout.policies import Policy, random_policy
+from pipelines.rollout.rollout import Rollout
+from pipelines.stages.choices import EnvFacts, Rates
+from pipelines.stages.environment import make_env, with_actors, workers
+from pipelines.training.learner import Learner
+
+_ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
+_WARMUP_UPDATES, _LEAST_UPDATES = 3, 5
+_STAGE = "measure"
+
+
+def measure_env(
+    env: EnvSettings,
+    collect: CollectSettings,
+    *,
+    seconds: float,
+    least: float = 0.0,
+    device: str = "auto",
+    action_mask: str = "",
+    seed: int = 0,
+    listener: Listener,
+) -> EnvFacts:
+    """Play `env` at random for up to `seconds`, until every actor has ended an episode, but for `least` seconds.
+
+    Means are over the first episodes of all actors alike: counting whichever end first would favour short ones. An
+    environment of the user's own runs in a process that it may crash. Errors are those of the environment.
+    """
+    processes = int(is_users(env.name or "") or collect.env_timeout_seconds > 0)
+    with contextlib.closing(make_env(env, actors=1, seed=seed, workers=processes)) as one:
+        actors = _ACTORS if one.steps_one_by_one else _BATCHED_ACTORS
+        one_by_one = one.steps_one_by_one
+    limit = collect.env_timeout_seconds
+    with contextlib.closing(
+        make_env(env, actors=actors, seed=seed, workers=processes, timeout_seconds=limit)
+    ) as played:
+        spec = played.spec
+        probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=action_mask).policy, played)
+        clock = time.perf_counter if processes else time.process_time
+        seen = _play(played, probe, least, seconds, clock, listener)
+    observation = spec.spaces.observation
+    counted, lengths = seen.counted, seen.lengths
+    returns = np.array([episode.total_reward for episode in counted])
+    success = [bool(episode.success) for episode in counted]
+    return EnvFacts(
+        name=env.name,
+        action=type(spec.spaces.action).__name__,
+        observation_size=sum(space.flat_size for space in observation.values()),
+        has_images=any(isinstance(space, Box) and space.is_image for space in observation.values()),
+        has_text=any(isinstance(space, Ragged) for space in observation.values()),
+        horizon=spec.horizon,
+        num_attempts=spec.num_attempts,
+        has_success=spec.has_success,
+        one_by_one=one_by_one,
+        episodes=len(returns),
+        length_mean=_rounded(float(np.mean(lengths))),
+        length_min=min(lengths),
+        length_max=max(lengths),
+        return_mean=float(returns.mean()) if len(returns) else None,
+        return_error=float(returns.std() / math.sqrt(len(returns))) if len(returns) else None,
+        success_mean=float(np.mean(success)) if len(success) and spec.has_success else None,
+        observation_max=_rounded(probe.observation_max),
+        reward_max=_rounded(probe.reward_max),
+        step_seconds=_rounded(seen.seconds / seen.steps),
+        has_gpu=resolve_device(device).type != "cpu",
+    )
+
+
+class _Seen:
+    """Episodes by number, and what all steps took."""
+
+    def __init__(self, actors: int) -> None:
+        self.actors, self.steps, self.seconds = actors, 0, 0.0
+        self.episodes: dict[int, Episode] = {}
+        self._ended = [0] * actors
+
+    def note(self, episode: Episode) -> None:
+        """Take an episode that has ended."""
+        self.episodes[episode.number] = episode
+        self._ended[episode.actor] += 1
+
+    @property
+    def rounds(self) -> int:
+        """How many episodes every actor has ended."""
+        return min(self._ended)
+
+    @property
+    def counted(self) -> list[Episode]:
+        """As many episodes of each actor."""
+        most = self.rounds * self.actors
+        return [episode for number, episode in sorted(self.episodes.items()) if number < most]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the episodes that count; of those in progress, if none do."""
+        return [episode.length for episode in self.counted] or [max(self.steps // self.actors, 1)]
+
+
+class _Probe:
+    """A policy that notes the largest observation and reward, apart from images and choices."""
+
+    def __init__(self, policy: Policy, env: Env) -> None:
+        self._policy = policy
+        self._columns = [name for name, space in env.spec.spaces.observation.items() if _is_scaled(space)]
+        self.observation_max = self.reward_max = 0.0
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        prev_action: np.ndarray,
+        prev_reward: np.ndarray,
+        time: np.ndarray,
+    ) -> np.ndarray:
+        for name in self._columns:
+            self.observation_max = max(self.observation_max, float(np.abs(observation[name]).max(initial=0)))
+        self.reward_max = max(self.reward_max, float(np.abs(prev_reward).max()))
+        return self._policy.act(observation, prev_action, prev_reward, time)
+
+
+def _is_scaled(space: object) -> bool:
+    return isinstance(space, Box) and not space.is_image
+
+
+def _play(env: Env, policy: Policy, least: float, most: float, clock: Callable[[], float], listener: Listener) -> _Seen:
+    seen = _Seen(env.num_envs)
+    rollout = Rollout(env, policy, on_episode=seen.note)
+    rollout.step()  # resets, which may load something, are not what a step costs
+    began, shown = clock(), time.monotonic()
+    limit = time.monotonic() + most
+    while True:
+        rollout.step()
+        seen.steps += env.num_envs
+        seen.seconds = clock() - began
+        now = time.monotonic()
+        if now >= limit or (seen.seconds >= least and seen.rounds):
+            break
+        if now - shown >= 0.2:
+            shown = now
+            listener(Progress(stage=_STAGE, done=seen.steps, total=None, unit="random steps"))
+    rollout.settle()
+    return seen
+
+
+def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:
+    """Time updates of the settings' agent on random windows for some seconds, then steps with it as the policy of all
+    actors."""
+    actors = with_actors(settings.collect, settings.env).actors
+    assert isinstance(actors, int)
+    processes = workers(settings.env, settings.collect, actors=actors)
+    limit = settings.collect.env_timeout_seconds
+    made = make_env(settings.env, actors=actors, seed=settings.seed, workers=processes, timeout_seconds=limit)
+    with contextlib.closing(made) as env:
+        learner = Learner(env.spec.spaces, settings.agent, settings.train, seed=settings.seed)
+        is_alone = learner.device.type == "cpu" and settings.train.threads == 1
+        update = _time_updates(learner, seconds, time.process_time if is_alone else time.perf_counter, listener)
+        clock = time.process_time if is_alone and not processes else time.perf_counter
+        collect = _time_acting(env, learner, seconds, clock, listener) / actors
+    return Rates(
+        update_seconds=_rounded(update),
+        collect_seconds=_rounded(collect / max(settings.collect.collectors, 1)),
+        in_cpu_seconds=is_alone and not processes,
+    )
+
+
+def _time_updates(learner: Learner, seconds: float, clock: Callable[[], float], listener: Listener) -> float:
+    """Return the median seconds of an update."""
+    batch = _random_batch(learner, learner.micro_batch_size)
+    took: list[float] = []
+    for number in range(_WARMUP_UPDATES + 1000):
+        began = clock()
+        learner.step(lambda _: batch)
+        if number >= _WARMUP_UPDATES:
+            took.append(clock() - began)
+        listener(Progress(stage=_STAGE, done=number + 1, total=None, unit="updates"))
+        if sum(took) >= seconds and len(took) >= _LEAST_UPDATES:
+            break
+    return float(np.median(took))
+
+
+def _random_batch(learner: Learner, windows: int) -> Batch:
+    rng, schema = np.random.default_rng(0), Schema(learner.spaces)
+    rows = learner.settings.resolved_context_length + 1
+    columns: dict[str, np.ndarray] = {}
+    for column in schema.columns:
+        columns[column.name] = np.zeros((windows, rows, *column.shape), column.dtype)
+    for name, space in learner.spaces.observation.items():
+        filled = columns[name]
+        if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
+            filled[:] = random_actions(space, windows * rows, rng).reshape(filled.shape)
+        elif isinstance(space, Box) and space.dtype == "float32":
+            filled[:] = rng.normal(size=filled.shape)
+    action = learner.spaces.action
+    columns[ACTION][:] = random_actions(action, windows * rows, rng).reshape(columns[ACTION].shape)
+    columns[REWARD][:] = rng.normal(size=(windows, rows))
+    return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
+
+
+def _time_acting(env: Env, learner: Learner, seconds: float, clock: Callable[[], float], listener: Listener) -> float:
+    """Return the seconds of a step of all actors, once their memories are as full as they get in the time."""
+    agent, context = learner.agent.eval(), learner.settings.resolved_context_length
+    policy = AgentPolicy(
+        agent,
+        num_actors=env.num_envs,
+        capacity=context,
+        device=learner.device,
+        precision=learner.settings.precision,
+    )
+    rollout = Rollout(env, policy, sink=lambda trajectories: None)
+    rollout.step()
+    times = [clock()]
+    while times[-1] - times[0] < seconds or len(times) <= 2 * _LEAST_UPDATES:
+        rollout.step()
+        times.append(clock())
+        listener(Progress(stage=_STAGE, done=len(times), total=None, unit="steps"))
+    half = len(times) // 2  # memories fill in the first half
+    return (times[-1] - times[half]) / (len(times) - 1 - half)
+
+
+def _rounded(value: float) -> float:
+    """Round to two significant digits, so that a plan does not pretend to know more."""
+    return float(f"{value:.2g}")

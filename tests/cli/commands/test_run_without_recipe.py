@@ -1,0 +1,221 @@
+"""`amago run --env ENV` without a recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.load import read_toml
+from tests.cli.conftest import Amago
+
+SMALL = ("--steps", 300, "--set", "collect.workers=0")
+
+
+@pytest.fixture
+def own(amago: Amago, monkeypatch: pytest.MonkeyPatch) -> Amago:
+    """A module of the current directory."""
+    Path("sorter.py").write_text((Path(__file__).parents[1] / "sorter.py").read_text())
+    monkeypatch.delitem(sys.modules, "sorter", raising=False)
+    return amago
+
+
+def stored(run: str) -> dict:
+    return json.loads((Path(run) / "run.json").read_text())
+
+
+def test_a_budget_in_steps_is_used_up_and_the_same_command_has_nothing_left_to_do(amago: Amago) -> None:
+    done = amago("run", "--env", "tmaze", *SMALL, "--set", "env.corridor=3", "--output", "json")
+    assert done.code == 0, done.err
+    assert (done.json["status"], done.json["run"]) == ("done", "runs/tmaze")
+    assert done.json["metrics"]["steps"] >= 300
+    assert done.json["metrics"]["updates"] > 0
+    assert "random play: return" in done.err
+    assert "train.context_length" in done.err
+    assert read_toml(Path("runs/tmaze/config.toml"))["env"]["corridor"] == 3
+    again = amago("run", "--env", "tmaze", *SMALL, "--set", "env.corridor=3", "--output", "json")
+    assert (again.code, again.json["status"]) == (0, "skipped")
+    assert "measure" not in again.err
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (["--steps", 301], "--steps 300 -> --steps 301"),
+        (["--minutes", 1], "--steps 300 -> --minutes 1"),
+        ([*SMALL, "--set", "env.corridor=4"], "env.corridor: 3 -> 4"),
+        ([*SMALL], "env.corridor: 3 -> (not given)"),
+        ([*SMALL, "--set", "env.corridor=3", "--set", "train.batch_size=3"], "train.batch_size"),
+        ([*SMALL, "--set", "env.corridor=3", "--seed", 5], "seed: 0 -> 5"),
+    ],
+)
+def test_another_command_on_the_same_run_is_refused_with_the_difference(planned: Amago, changed, words: str) -> None:
+    refused = planned("run", "--env", "tmaze", *changed)
+    assert refused.code == 2, refused.err
+    assert words in refused.err
+    assert refused.err.count("--fresh") == 1
+
+
+@pytest.fixture
+def planned(amago: Amago) -> Amago:
+    """A run that has begun: its plan is recorded, and nothing else was done."""
+    from pipelines.config.load import merge, resolve
+    from pipelines.config.run_directory import RunDirectory
+    from pipelines.stages.choices import Budget
+    from pipelines.stages.environment import env_model
+    from pipelines.stages.make_recipe import make_recipe, record_of
+
+    given = {"env": {"name": "tmaze", "corridor": 3}, "collect": {"workers": 0}}
+
+    def settings(document):
+        return resolve(merge(document, given), env_model=env_model)
+
+    made = make_recipe(settings, given, Budget(steps=300))
+    RunDirectory("runs/tmaze").record("run", settings(made.document), recipe=record_of(made, given))
+    return amago
+
+
+def test_fresh_measures_and_begins_again(planned: Amago) -> None:
+    done = planned("run", "--env", "tmaze", "--steps", 200, "--set", "collect.workers=0", "--fresh", "--output", "json")
+    assert (done.code, done.json["status"]) == (0, "done")
+    assert stored("runs/tmaze")["recipe"]["plan"]["budget"] == {"steps": 200}
+
+
+def test_a_dry_run_shows_each_choice_with_its_reason_and_is_a_recipe(amago: Amago) -> None:
+    shown = amago("run", "--env", "tmaze", *SMALL, "--dry-run")
+    assert shown.code == 0, shown.err
+    assert not Path("runs").exists()
+    lines = shown.out.splitlines()
+    assert lines[0] == "# run would write run: runs/tmaze"
+    (actors,) = [line for line in lines if line.startswith("# collect.actors")]
+    assert len(actors.split()) > 3
+    document = tomllib.loads(shown.out)
+    assert document["env"]["name"] == "tmaze"
+    assert {entry["stage"] for entry in document["stages"]} == {"collect", "train", "evaluate"}
+    Path("mine.toml").write_text(shown.out)
+    assert amago("run", "mine.toml", "--dry-run").code == 0
+
+
+def test_a_dry_run_in_json_has_the_choices_and_what_was_measured(amago: Amago) -> None:
+    shown = amago("run", "--env", "tmaze", *SMALL, "--set", "train.batch_size=3", "--dry-run", "--output", "json").json
+    rows = {row["setting"]: row for row in shown["choices"]}
+    assert rows["train.batch_size"] == {
+        "setting": "train.batch_size",
+        "value": 3,
+        "reason": "as you gave it",
+        "given": True,
+    }
+    assert rows["epochs"]["value"] == shown["settings"]["epochs"]
+    assert shown["measured"]["horizon"] == 11
+    assert shown["budget"] == {"steps": 300}
+
+
+def test_minutes_are_planned_from_measured_rates(amago: Amago) -> None:
+    shown = amago("run", "--env", "tmaze", "--minutes", 0.5, "--dry-run", "--output", "json").json
+    assert shown["measured"]["update_seconds"] > 0
+    assert shown["measured"]["collect_seconds"] > 0
+    assert shown["expected_seconds"] > 0
+    assert shown["settings"]["size"] == "tiny"
+
+
+@pytest.mark.parametrize("name", ["gym:CartPole-v1", "gym:Pendulum-v1", "meta-frozen-lake", "gym:MountainCar-v0"])
+def test_any_environment_is_learned_from_and_none_ends_without_trajectories(amago: Amago, name: str) -> None:
+    done = amago("run", "--env", name, "--steps", 250, "--run", "a", "--set", "evaluate.episodes=2", "--output", "json")
+    assert done.code == 0, done.err
+    assert done.json["metrics"]["updates"] > 0
+    assert done.json["metrics"]["return_mean"] is not None
+
+
+def test_a_class_of_ones_own_with_dict_observations(own: Amago) -> None:
+    done = own("run", "--env", "sorter:Sorter", *SMALL, "--set", "env.length=4", "--output", "json")
+    assert done.code == 0, done.err
+    assert done.json["run"] == "runs/sorter-Sorter"
+    assert stored("runs/sorter-Sorter")["recipe"]["plan"]["measured"]["length_max"] == 4
+
+
+def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> None:
+    done = own("run", "--env", "sorter:Still", *SMALL, "--run", "a")
+    assert done.code == 0, done.err
+    last = done.out.splitlines()[-1]
+    assert last.startswith("the score is no better than random play: return 0, random 0")
+    assert "amago watch a" in last
+    assert "next:" not in done.err
+    again = own("run", "--env", "sorter:Still", *SMALL, "--run", "a", "--output", "json")
+    assert again.json["metrics"]["against_random"] == "equal"
+    (row,) = own("runs", "a", "--output", "json").json["metrics"]["runs"]
+    assert row["random_return"] == 0
+    assert "random" in own("runs", "a").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--env", "tmaz"], 2, "did you mean 'tmaze'"),
+        (["--env", "tmaze", "--minutes", 0], 2, "--minutes 0 is no budget"),
+        (["--env", "tmaze", "--minutes", -1], 2, "--minutes -1 is no budget"),
+        (["--env", "tmaze", "--minutes", "nan"], 2, "--minutes nan is no budget"),
+        (["--env", "tmaze", "--minutes", "inf"], 2, "--minutes inf is no budget"),
+        (["--env", "tmaze", "--steps", 0], 2, "--steps 0 is no budget"),
+        (["--env", "tmaze", "--minutes", 1, "--steps", 5], 2, "--minutes and --steps exclude each other"),
+        ([], 2, "neither a recipe nor an environment is named"),
+        (["quickstart", "--minutes", 5], 2, "--minutes: recipe 'quickstart' says itself how long it runs"),
+        (["quickstart", "--steps", 5], 2, "--steps: recipe 'quickstart'"),
+        (["--env", "tmaze", "--set", "train.contxt=3"], 2, "did you mean 'train.context_length'"),
+        (["--env", "tmaze", "--set", "env.corridr=3"], 2, "did you mean 'env.corridor'"),
+        (["--env", "sorter:Nothing"], 3, "Nothing"),
+        (["--env", "nowhere:Sorter"], 3, "no module 'nowhere'"),
+        (["--env", "sorter:Broken"], 1, "no power"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(own: Amago, arguments: list[str], code: int, words: str) -> None:
+    failed = own("run", *arguments)
+    assert failed.code == code, failed.err
+    assert words in failed.err
+    assert "Traceback" not in failed.err
+    assert not Path("runs").exists()
+
+
+def test_a_run_of_a_recipe_is_not_taken_over(amago: Amago) -> None:
+    from tests.cli.commands.test_run import RECIPE
+
+    Path("short.toml").write_text(RECIPE)
+    assert amago("run", "short.toml", "--run", "a").code == 0
+    refused = amago("run", "--env", "tmaze", "--run", "a")
+    assert refused.code == 2
+    assert "'a' was run by recipe 'short'" in refused.err
+
+
+@pytest.mark.parametrize("damage", ['{"minutes": "long"}', "7", '{"steps": 1, "minutes": 1.0}'])
+def test_a_damaged_plan_is_reported(planned: Amago, damage: str) -> None:
+    record = stored("runs/tmaze")
+    record["recipe"]["plan"]["budget"] = json.loads(damage)
+    Path("runs/tmaze/run.json").write_text(json.dumps(record))
+    failed = planned("run", "--env", "tmaze", *SMALL, "--set", "env.corridor=3")
+    assert failed.code == 4, failed.err
+    assert "the plan in run.json is damaged" in failed.err
+
+
+@pytest.mark.system
+def test_a_killed_run_goes_on_by_its_plan_and_ends_as_one_that_was_not_killed(amago: Amago) -> None:
+    """The plan is fixed: a run that repeats its config.toml is the run."""
+    command = [sys.executable, "-m", "amago_cli", "run", "--env", "tmaze", "--run", "a", "--steps", "3000"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "evaluate: update" in line:
+                break
+        process.send_signal(signal.SIGKILL)
+    plan = stored("a")["recipe"]["plan"]
+    done = amago(*command[3:], "--output", "json")
+    assert (done.code, done.json["status"]) == (0, "done")
+    assert stored("a")["recipe"]["plan"] == plan
+    repeated = amago("run", "a/config.toml", "--run", "b", "--output", "json")
+    assert repeated.code == 0, repeated.err
+    assert repeated.json["metrics"]["updates"] == done.json["metrics"]["updates"]

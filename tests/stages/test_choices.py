@@ -1,0 +1,236 @@
+"""The table of choices: whatever was measured, it is a recipe that fits the budget, and the user's settings stand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.config.load import merge, resolve
+from pipelines.config.settings import Settings
+from pipelines.stages.choices import Budget, Choices, EnvFacts, Rates, choose_agent, choose_schedule
+from pipelines.stages.environment import env_model
+from pipelines.stages.plan import plan
+from tests.tiers import examples
+
+CARTPOLE = EnvFacts(
+    name="gym:CartPole-v1",
+    action="Discrete",
+    observation_size=4,
+    horizon=500,
+    episodes=64,
+    length_mean=22,
+    length_min=9,
+    length_max=70,
+    return_mean=22.0,
+    return_error=1.0,
+    observation_max=3.1,
+    reward_max=1.0,
+    step_seconds=1e-5,
+)
+LAKE = EnvFacts(
+    name="meta-frozen-lake",
+    action="Discrete",
+    observation_size=4,
+    horizon=50,
+    num_attempts=5,
+    has_success=True,
+    one_by_one=False,
+    episodes=640,
+    length_mean=38,
+    length_min=5,
+    length_max=50,
+    observation_max=1.0,
+    reward_max=1.0,
+    step_seconds=1e-6,
+)
+PENDULUM = EnvFacts(
+    name="gym:Pendulum-v1",
+    action="Box",
+    observation_size=3,
+    horizon=200,
+    episodes=64,
+    length_mean=200,
+    length_min=200,
+    length_max=200,
+    observation_max=8.0,
+    reward_max=16.0,
+    step_seconds=2e-5,
+)
+RATES = Rates(update_seconds=0.018, collect_seconds=1e-4)
+
+lengths = st.integers(1, 30_000)
+facts = st.builds(
+    lambda horizon, seen, action, attempts, **more: EnvFacts(
+        name="tmaze",
+        action=action,
+        observation_size=4,
+        horizon=horizon,
+        num_attempts=attempts,
+        length_mean=float(min(seen, horizon or seen)),
+        length_min=min(seen, horizon or seen),
+        length_max=min(seen, horizon or seen),
+        **more,
+    ),
+    st.none() | lengths,
+    lengths,
+    st.sampled_from(("Discrete", "Box", "MultiDiscrete", "MultiBinary")),
+    st.sampled_from((None, 1, 5)),
+    episodes=st.integers(0, 5),
+    one_by_one=st.booleans(),
+    has_images=st.booleans(),
+    has_text=st.booleans(),
+    has_gpu=st.booleans(),
+    observation_max=st.floats(0, 1e6),
+    reward_max=st.floats(0, 1e6),
+    step_seconds=st.floats(1e-7, 0.1),
+)
+rates = st.builds(Rates, update_seconds=st.floats(1e-3, 2), collect_seconds=st.floats(1e-6, 0.05))
+
+
+def chosen(seen: EnvFacts, budget: Budget, rate: Rates | None = RATES, **given: object) -> tuple[Choices, float | None]:
+    choices = Choices(given)
+    choose_agent(choices, seen, budget)
+    expected = choose_schedule(choices, seen, budget, None if budget.steps else rate, spent=5.0)
+    return choices, expected
+
+
+def settings_of(choices: Choices) -> Settings:
+    document = merge(choices.document(), choices.given)
+    return resolve(merge({"env": {"name": "tmaze"}}, document), env_model=env_model)
+
+
+def totals(settings: Settings) -> tuple[int, int]:
+    """Environment steps and updates of the whole run."""
+    steps = plan(settings)
+    return tuple(max(step.target for step in steps if step.entry.stage == stage) for stage in ("collect", "train"))  # type: ignore[return-value]
+
+
+@examples(100)
+@given(facts, rates, st.floats(0.01, 5_000))
+def test_every_table_is_a_recipe_whose_first_epoch_ends_an_episode_of_every_actor(
+    seen: EnvFacts, rate: Rates, minutes: float
+) -> None:
+    settings = settings_of(chosen(seen, Budget(minutes=minutes), rate)[0])
+    steps = plan(settings)
+    assert {step.entry.stage for step in steps if step.epoch == 0} >= {"collect", "train", "evaluate"}
+    actors = settings.collect.actors
+    assert isinstance(actors, int)
+    assert steps[0].target >= actors * seen.longest
+    assert steps[-1].is_final
+    assert steps[-1].settings.evaluate.checkpoint == "best"
+
+
+@examples(100)
+@given(facts, st.integers(1, 10**8))
+def test_a_budget_in_steps_is_used_exactly(seen: EnvFacts, steps: int) -> None:
+    settings = settings_of(chosen(seen, Budget(steps=steps))[0])
+    assert totals(settings)[0] == steps
+
+
+@examples(100)
+@given(facts, rates, st.floats(0.5, 1_000))
+def test_twice_the_time_is_never_fewer_steps_or_updates(seen: EnvFacts, rate: Rates, minutes: float) -> None:
+    short, long = (settings_of(chosen(seen, Budget(minutes=minutes * more), rate)[0]) for more in (1, 2))
+    for less, more in zip(totals(short), totals(long), strict=True):
+        assert more >= 0.9 * less  # rounding, and another number of actors
+
+
+@pytest.mark.parametrize("seen", [CARTPOLE, LAKE, PENDULUM])
+@pytest.mark.parametrize("minutes", [1, 2, 5, 15, 60, 600])
+def test_the_plan_fills_its_time(seen: EnvFacts, minutes: float) -> None:
+    choices, expected = chosen(seen, Budget(minutes=minutes))
+    assert expected == pytest.approx(60 * minutes, rel=0.08)
+    settings = settings_of(choices)
+    steps, updates = totals(settings)
+    evaluated = sum(step.settings.evaluate.episodes for step in plan(settings) if step.entry.stage == "evaluate")
+    spent = 1.1 * (updates * RATES.update_seconds + steps * RATES.collect_seconds)
+    spent += RATES.collect_seconds * seen.typical * evaluated
+    assert 0.75 * 60 * minutes < spent < 1.02 * 60 * minutes
+
+
+@pytest.mark.parametrize("minutes", [1, 5, 60, 6_000])
+def test_the_first_score_comes_within_a_minute(minutes: float) -> None:
+    settings = settings_of(chosen(CARTPOLE, Budget(minutes=minutes))[0])
+    first = list(itertools.takewhile(lambda step: step.epoch == 0, plan(settings)))
+    (evaluation,) = [step.settings.evaluate for step in first if step.entry.stage == "evaluate"][:1]
+    target = {step.entry.stage: step.target for step in first}
+    seconds = target["collect"] * RATES.collect_seconds + target["train"] * RATES.update_seconds
+    assert seconds + evaluation.episodes * CARTPOLE.typical * RATES.collect_seconds < 45
+
+
+def test_what_the_user_gives_stands_and_the_rest_follows_from_it() -> None:
+    choices, _ = chosen(CARTPOLE, Budget(minutes=5), train={"context_length": 64, "steps": 7}, collect={"actors": 2})
+    settings = settings_of(choices)
+    assert (settings.train.context_length, settings.train.batch_size) == (64, 8)
+    assert settings.train.steps == 7
+    assert settings.collect.actors == 2
+    given = {row.setting for row in choices.rows if row.given}
+    assert given == {"train.context_length", "train.steps", "collect.actors"}
+    assert not given & flat(choices.document()).keys()
+    assert settings.train.decay_steps == 7 * settings.epochs
+
+
+def flat(document: dict, prefix: str = "") -> dict:
+    found: dict = {}
+    for key, value in document.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def test_auto_is_left_to_the_run() -> None:
+    choices, _ = chosen(CARTPOLE, Budget(minutes=1), train={"context_length": "auto"}, collect={"actors": "auto"})
+    settings = settings_of(choices)
+    assert (settings.train.context_length, settings.collect.actors) == ("auto", "auto")
+
+
+def test_another_encoder_gets_no_settings_of_a_transformer() -> None:
+    choices, _ = chosen(LAKE, Budget(minutes=1), agent={"sequence": {"kind": "gru"}})
+    assert settings_of(choices).agent.sequence.kind == "gru"
+
+
+def test_a_batch_can_be_shared_among_ranks() -> None:
+    choices, _ = chosen(LAKE, Budget(minutes=1), train={"ranks": 3, "grad_accumulation": 2})
+    assert settings_of(choices).train.batch_size % 6 == 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "setting", "value"),
+    [
+        (LAKE, "train.context_length", 50),
+        (CARTPOLE, "train.context_length", 32),
+        (LAKE, "collect.actors", 128),
+        (CARTPOLE, "collect.actors", 16),
+        (PENDULUM, "agent.n_step", 3),
+        (CARTPOLE, "agent.trace", "tree-backup"),
+        (CARTPOLE, "agent.acting_gamma", 0.998),
+        (LAKE, "agent.timestep.normalize", False),
+        (PENDULUM, "agent.timestep.normalize", True),
+        (PENDULUM, "exploration.start", 0.5),
+    ],
+)
+def test_rows_follow_from_what_was_measured(seen: EnvFacts, setting: str, value: object) -> None:
+    rows = {row.setting: row.value for row in chosen(seen, Budget(minutes=5))[0].rows}
+    assert rows[setting] == value
+
+
+def test_every_row_has_a_reason() -> None:
+    for seen, minutes in itertools.product((CARTPOLE, LAKE, PENDULUM), (1, 100)):
+        rows = chosen(seen, Budget(minutes=minutes))[0].rows
+        assert all(row.reason for row in rows)
+        assert len({row.setting for row in rows}) == len(rows)
+
+
+def test_sizes_grow_with_the_budget() -> None:
+    sizes = [settings_of(chosen(CARTPOLE, Budget(minutes=m))[0]).size for m in (1, 15, 16, 240, 241)]
+    assert sizes == ["tiny", "tiny", "small", "small", "base"]
+
+
+def test_an_unknown_limit_is_guessed_from_what_was_seen() -> None:
+    assert EnvFacts(name="x", action="Box", observation_size=1, episodes=0, length_max=70).longest == 140
+    same = EnvFacts(name="x", action="Box", observation_size=1, episodes=9, length_min=40, length_max=40)
+    assert same.longest == 40
+    assert math.isclose(same.typical, 40)

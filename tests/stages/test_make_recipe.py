@@ -1,0 +1,133 @@
+"""What is measured of an environment, and the call without a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from pipelines import run
+from pipelines.config.load import read_toml, resolve
+from pipelines.config.settings import CollectSettings, EnvSettings
+from pipelines.envs.make import make
+from pipelines.errors import StageFailed, UsageError
+from pipelines.events import Event, Progress, silent
+from pipelines.stages.choices import EnvFacts
+from pipelines.stages.environment import env_model
+from pipelines.stages.measure import measure_env, measure_rates
+
+
+def measured(name: str, *, seconds: float = 5.0, least: float = 0.0, **params: object) -> EnvFacts:
+    env = resolve({"env": {"name": name, **params}}, env_model=env_model).env
+    return measure_env(env, CollectSettings(), seconds=seconds, least=least, listener=silent)
+
+
+@pytest.mark.parametrize("name", ["meta-frozen-lake", "bandit", "dark-room"])
+def test_random_play_scores_what_is_known_exactly_of_it(name: str) -> None:
+    exact = make(name, num_envs=1, seed=0).spec
+    facts = measured(name, least=0.3)
+    if exact.random_return is None:
+        pytest.skip("not known")
+    assert facts.return_mean is not None
+    assert facts.return_error is not None
+    assert abs(facts.return_mean - exact.random_return) < 5 * facts.return_error
+
+
+def test_short_episodes_are_not_favoured() -> None:
+    """A return equals the length of its episode, and counting whatever ends first would favour short ones: half of the
+    episodes have 2 steps, the others 40, so that of those that end first nearly all are short."""
+    facts = measured("tests.stages.test_make_recipe:Unequal", least=0.0)
+    assert facts.episodes == 8
+    assert facts.return_mean == pytest.approx(21.0)
+    assert facts.length_max == 40
+
+
+class Unequal(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self) -> None:
+        self.length = (2, 40)[Unequal.made % 2]
+        Unequal.made += 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(1, np.float32), 1.0, self.time >= self.length, False, {}
+
+
+class Endless(Unequal):
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+class Broken(Unequal):
+    def step(self, action):
+        raise RuntimeError("no power")
+
+
+def test_an_environment_whose_episodes_do_not_end_has_no_score_of_random_play() -> None:
+    facts = measured("tests.stages.test_make_recipe:Endless", seconds=0.2)
+    assert (facts.episodes, facts.return_mean, facts.success_mean) == (0, None, None)
+    assert facts.length_max > 1
+
+
+def test_a_broken_environment_is_its_own_error() -> None:
+    with pytest.raises(StageFailed, match="no power"):
+        measured("tests.stages.test_make_recipe:Broken")
+
+
+def test_facts_of_spaces() -> None:
+    pendulum = measured("gym:Pendulum-v1", seconds=0.2)
+    assert (pendulum.action, pendulum.horizon, pendulum.observation_size) == ("Box", 200, 3)
+    assert pendulum.one_by_one
+    assert 1 < pendulum.observation_max <= 8
+    lake = measured("meta-frozen-lake", attempts=3)
+    assert (lake.action, lake.num_attempts, lake.one_by_one, lake.has_success) == ("Discrete", 3, False, True)
+
+
+def test_measuring_can_be_interrupted() -> None:
+    heard: list[Event] = []
+
+    def stop(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Progress):
+            raise KeyboardInterrupt
+
+    env = EnvSettings(name="tests.stages.test_make_recipe:Endless")
+    with pytest.raises(KeyboardInterrupt):
+        measure_env(env, CollectSettings(), seconds=60, listener=stop)
+
+
+@pytest.mark.parametrize("name", ["gym:CartPole-v1", "gym:Pendulum-v1", "tests.cli.sorter:Sorter"])
+def test_rates_of_any_actions(name: str) -> None:
+    document = {"env": {"name": name}, "size": "tiny", "collect": {"actors": 2, "workers": 0}}
+    document |= {"train": {"context_length": 4, "batch_size": 2}}
+    rates = measure_rates(resolve(document, env_model=env_model), seconds=0.01, listener=silent)
+    assert rates.in_cpu_seconds
+    assert rates.update_seconds > 0
+    assert rates.collect_seconds > 0
+
+
+def test_a_call_without_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"collect.workers": 0, "env.corridor": 3}
+    done = run(env="tmaze", steps=200, settings=small)
+    assert (done.status, done.run) == ("done", Path("runs/tmaze"))
+    assert run(env="tmaze", steps=200, settings=small).status == "skipped"
+    assert read_toml(Path("runs/tmaze/config.toml"))["env"]["corridor"] == 3
+    with pytest.raises(UsageError, match="another command"):
+        run(env="tmaze", steps=201, settings=small)
+    with pytest.raises(UsageError, match="neither a recipe nor an environment"):
+        run()
+    with pytest.raises(UsageError, match="says itself how long"):
+        run("quickstart", minutes=1)
+    with pytest.raises(UsageError, match="exclude each other"):
+        run(env="tmaze", minutes=1, steps=1)
