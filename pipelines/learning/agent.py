@@ -397,9 +397,9 @@ class Agent(nn.Module):
 
 
 def rank_actions(table_CNA: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare the values of at least two actions: (the legal action of the highest mean over critics (N,), its mean
-    minus the second best's, the standard deviation over critics of its values). The gap is 0 where one action is legal;
-    where none is, all count as legal."""
+    """Compare the values of at least two actions: (the action of the highest mean over critics (N,), its mean minus the
+    second best's, the standard deviation over critics of its values). The action mask `legal` (N, A) excludes actions;
+    where it allows one, the gap is 0, and where it allows none, all count."""
     mean_NA = table_CNA.mean(0)
     if legal is not None:
         mean_NA = mean_NA.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)
