@@ -396,18 +396,18 @@ class Agent(nn.Module):
         }
 
 
-def rank_actions(table_CNA: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare the values of at least two actions: (the action of the highest mean over critics (N,), its mean minus the
-    second best's, the standard deviation over critics of its values). The action mask `legal` (N, A) excludes actions;
-    where it allows one, the gap is 0, and where it allows none, all count."""
-    mean_NA = table_CNA.mean(0)
+def rank_actions(table: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Compare the values (C, ..., A) of at least two actions: (the action of the highest mean over critics (...,), its
+    mean minus the second best's, the standard deviation over critics of its values). The action mask `legal` (..., A)
+    excludes actions; where it allows one, the gap is 0, and where it allows none, all count."""
+    mean = table.mean(0)
     if legal is not None:
-        mean_NA = mean_NA.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)
-    top_N2, index_N2 = mean_NA.topk(2, dim=-1)
-    gap_N = torch.where(top_N2[:, 1].isfinite(), top_N2[:, 0] - top_N2[:, 1], 0.0)
-    best_N = index_N2[:, 0]
-    best_CN = table_CNA.gather(-1, best_N[:, None].expand(*table_CNA.shape[:2], 1))[..., 0]
-    return best_N, gap_N, best_CN.std(0, correction=0)
+        mean = mean.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)
+    top, index = mean.topk(2, dim=-1)
+    gap = torch.where(top[..., 1].isfinite(), top[..., 0] - top[..., 1], 0.0)
+    best = index[..., 0]
+    values = table.gather(-1, best[..., None].expand(*table.shape[:-1], 1))[..., 0]
+    return best, gap, values.std(0, correction=0)
 
 
 def _shown_size(spaces: Spaces, columns: Sequence[str]) -> int:

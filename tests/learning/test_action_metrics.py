@@ -7,6 +7,7 @@ import torch
 
 from pipelines.lake.spaces import Box
 from pipelines.learning.agent import rank_actions
+from pipelines.learning.diagnostics import inspect
 from tests.learning.factories import agent, batch
 from tests.learning.test_agent import generator
 
@@ -88,6 +89,19 @@ def test_policy_that_follows_the_critics_agrees_always_and_one_that_opposes_them
             _, metrics = owner.loss(data, generator())
             assert metrics["agreement"].item() == pytest.approx(expected)
             assert metrics["action_spread"].item() == 0
+
+
+def test_inspection_of_steps_has_the_figures_whose_means_are_the_metrics():
+    owner = agent("discrete", reward_scale=3.0)
+    data = batch(owner)
+    owner.loss(data, generator())
+    _, metrics = owner.loss(data, generator())
+    figures = inspect(owner, data)
+    for name in ("agreement", "action_gap"):
+        assert figures[name].shape == (*data.mask.shape, 3)
+        mean = figures[name][data.mask.numpy()][:, -1].mean()
+        assert metrics[name].item() == pytest.approx(mean, rel=1e-4), name
+    assert "action_gap" not in inspect(agent("discrete", kind="multi-task"), data)
 
 
 @pytest.mark.parametrize(("action", "kind"), [("box", "actor-critic"), ("discrete", "multi-task")])
