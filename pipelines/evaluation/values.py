@@ -18,7 +18,9 @@ from pipelines.learning.checkpoint import load_agent
 from pipelines.learning.diagnostics import inspect
 from pipelines.rollout.policies import load_trained
 
-FIGURES = ("q", "v", "advantage", "weight", "disagreement", "target", "log_prob", "entropy")
+FIGURES = (
+    "q", "v", "advantage", "weight", "disagreement", "action_gap", "agreement", "target", "log_prob", "entropy",
+)  # fmt: skip
 _STEPS = 4096  # evaluated at once: bounds memory for long trajectories
 
 
@@ -48,8 +50,10 @@ class Values:
         self.discounts: tuple[float, ...] = self._agent.gammas
 
     def __call__(self, trajectory: Trajectory, schema: Schema, *, offset: int = 0) -> dict[str, np.ndarray]:
-        """Return each of `FIGURES`: (T, discounts) float32, in reward units. InputMissing if the trajectory's spaces
-        differ from those of the agent. `offset`: the step at which the given part of a longer trajectory begins."""
+        """Return each of `FIGURES`: (T, discounts) float32, in reward units; NaN where the agent does not have it
+        (`action_gap` and `agreement` need critics with a value for each action). InputMissing if the trajectory's
+        spaces differ from those of the agent. `offset`: the step at which the given part of a longer trajectory
+        begins."""
         ours = self._agent.spaces
         if schema.spaces != ours:
             differs = "; ".join(difference(ours, schema.spaces, ("trained on", "in the lake")))
@@ -62,8 +66,8 @@ class Values:
             found = inspect(self._agent, TensorBatch.from_numpy(batch, ours), seed=self._seed)
             for place, (start, first) in enumerate(zip((batch.start - offset).tolist(), kept, strict=True)):
                 stop = min(start + self.window, steps)
-                for name, figure in out.items():
-                    figure[first:stop] = found[name][place, first - start : stop - start]
+                for name in out.keys() & found.keys():
+                    out[name][first:stop] = found[name][place, first - start : stop - start]
         return out
 
     def _windows(self, columns: Mapping[str, np.ndarray], steps: int, offset: int) -> Iterator[tuple[Batch, list[int]]]:

@@ -35,6 +35,7 @@ from pipelines.learning.objectives import (
 )
 from pipelines.learning.popart import PopArt
 from pipelines.nets import ranks
+from pipelines.nets.distributions import Categorical
 from pipelines.nets.features import features
 from pipelines.nets.norms import symlog
 from pipelines.nets.sequence import sequence_encoder
@@ -190,6 +191,8 @@ class Agent(nn.Module):
         metrics = self._metrics(inputs, count, {"loss": total, **losses})
         if critics is not None and target_NG is not None:
             metrics |= self._value_metrics(critics, target_NG, count)
+            if isinstance(self.heads, ExactHeads) and self.heads.policy.num_params > 1:
+                metrics |= self._action_metrics(inputs, critics.data.shared, count)
             if batch.importance is not None:
                 metrics["td_errors"] = self._td_errors(batch, critics, target_NG)
         return total, metrics
@@ -344,12 +347,16 @@ class Agent(nn.Module):
     @torch.no_grad()
     def _metrics(self, inputs: LossInputs, count: float, losses: Metrics) -> Metrics:
         """Sum over the micro-batch's steps, divided by the update's `count`, for the acting discount."""
-        steps = inputs.steps
-        acting = steps.params_NGP[:, -1].detach(), None if steps.legal is None else steps.legal[:, -1]
-        return {name: loss.detach() for name, loss in losses.items()} | {
-            "entropy": self.heads.policy.entropy(*acting).sum() / count,
+        steps, policy = inputs.steps, self.heads.policy
+        legal = None if steps.legal is None else steps.legal[:, -1]
+        entropy_N = policy.entropy(steps.params_NGP[:, -1].detach(), legal)
+        metrics = {name: loss.detach() for name, loss in losses.items()} | {
+            "entropy": entropy_N.sum() / count,
             "log_prob": inputs.log_prob_NG[:, -1].sum() / count,
         }
+        if isinstance(policy, Categorical) and policy.num_params > 1:
+            metrics["entropy_share"] = (entropy_N / policy.max_entropy(legal)).sum() / count
+        return metrics
 
     @torch.no_grad()
     def _value_metrics(self, critics: CriticOutput, target_NG: Tensor, count: float) -> Metrics:
@@ -372,6 +379,35 @@ class Agent(nn.Module):
             *others, metrics[name] = values_G.clone().unbind()
             metrics |= {f"{name}@{gamma:g}": value for gamma, value in zip(self.gammas, others, strict=False)}
         return metrics
+
+    @torch.no_grad()
+    def _action_metrics(self, inputs: LossInputs, table_CNGA: Tensor, count: float) -> Metrics:
+        """As `_metrics`, from the critics' values of all actions; gap and spread in reward units."""
+        critics, popart = self._critics()
+        steps, table_CNA = inputs.steps, table_CNGA[:, :, -1]
+        scale = (popart.sigma_G[-1] if critics.normalized else 1.0) / self.settings.reward_scale
+        legal = None if steps.legal is None else steps.legal[:, -1]
+        policy_N = inputs.policy.mode(steps.params_NGP[:, -1].detach(), legal).argmax(-1)
+        best_N, gap_N, spread_N = rank_actions(table_CNA, legal)
+        return {
+            "agreement": (policy_N == best_N).sum() / count,
+            "action_gap": gap_N.sum() * scale / count,
+            "action_spread": spread_N.sum() * scale / count,
+        }
+
+
+def rank_actions(table: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Compare the values (C, ..., A) of at least two actions: (the action of the highest mean over critics (...,), its
+    mean minus the second best's, the standard deviation over critics of its values). The action mask `legal` (..., A)
+    excludes actions; where it allows one, the gap is 0, and where it allows none, all count."""
+    mean = table.mean(0)
+    if legal is not None:
+        mean = mean.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)
+    top, index = mean.topk(2, dim=-1)
+    gap = torch.where(top[..., 1].isfinite(), top[..., 0] - top[..., 1], 0.0)
+    best = index[..., 0]
+    values = table.gather(-1, best[..., None].expand(*table.shape[:-1], 1))[..., 0]
+    return best, gap, values.std(0, correction=0)
 
 
 def _shown_size(spaces: Spaces, columns: Sequence[str]) -> int:

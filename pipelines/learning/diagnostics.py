@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.errors import UsageError
-from pipelines.learning.agent import Agent
+from pipelines.learning.agent import Agent, rank_actions
 from pipelines.learning.batch import TensorBatch
+from pipelines.learning.heads import ExactHeads
 from pipelines.nets.activation import ACTIVATIONS
 from pipelines.nets.sequence import SequenceEncoder
 from pipelines.nets.timestep import TimestepEncoder
@@ -30,8 +31,9 @@ def inspect(agent: Agent, batch: TensorBatch, *, seed: int = 0) -> dict[str, np.
     (B, T, G), discounts as in `agent.gammas`, the acting one last; values in reward units: `q` of the dataset action
     (mean of the critics), `v` of the policy, `advantage` = q - v, `weight` of behaviour cloning, `disagreement`
     (maximum minus minimum of the critics' q), `target` y of an update, `log_prob` of the dataset action, `entropy` of
-    the policy. `mask` (B, T) bool: valid steps. `seed` determines sampled actions and drawn critics. UsageError for an
-    agent without critics.
+    the policy. Of critics with a value for each action also `action_gap` (mean q of the best action minus that of the
+    second best) and `agreement` (1 where the best action is the policy's most probable one, else 0). `mask` (B, T)
+    bool: valid steps. `seed` determines sampled actions and drawn critics. UsageError for an agent without critics.
     """
     if agent.target_heads is None:
         raise UsageError(f"a {agent.settings.kind} agent has no values")
@@ -57,7 +59,7 @@ def _figures(agent: Agent, batch: TensorBatch, generator: torch.Generator) -> di
     steps = agent.valid_steps(batch, states_BTD)
     critics = agent.evaluate(steps, target_NG, generator)
     q_CNG, v_CNG = agent.reward_units(critics.data.q_CNG), agent.reward_units(critics.policy.q_CNG)
-    return {
+    figures = {
         "q": q_CNG.mean(0),
         "v": v_CNG.mean(0),
         "advantage": critics.advantage_NG,
@@ -67,6 +69,13 @@ def _figures(agent: Agent, batch: TensorBatch, generator: torch.Generator) -> di
         "log_prob": agent.log_prob(steps),
         "entropy": agent.heads.policy.entropy(steps.params_NGP, steps.legal),
     }
+    if isinstance(agent.heads, ExactHeads) and agent.heads.policy.num_params > 1:
+        assert agent.popart is not None
+        best_NG, gap_NG, _ = rank_actions(critics.data.shared, steps.legal)
+        figures["action_gap"] = gap_NG * agent.popart.sigma_G / agent.settings.reward_scale
+        policy_NG = agent.heads.policy.mode(steps.params_NGP, steps.legal).argmax(-1)
+        figures["agreement"] = policy_NG == best_NG
+    return figures
 
 
 def inspect_encoders(timestep: TimestepEncoder, sequence: SequenceEncoder, batch: TensorBatch) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ P outputs per distribution, F features, Z uniforms per sample; leading dimension
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -123,6 +124,14 @@ class Categorical:
 
     def entropy(self, params: Tensor, legal: Tensor | None = None) -> Tensor:
         return entropy(self.probs(params, legal))
+
+    def max_entropy(self, legal: Tensor | None = None) -> Tensor | float:
+        """Compute the entropy (...,) of a uniform choice among the legal ones; infinite where a single one is legal, so
+        that an entropy's share of it is 0."""
+        if legal is None:
+            return math.log(self.space.n)
+        count = _some(legal).sum(-1).float()
+        return torch.where(count > 1, count.log(), torch.inf)
 
     def stored(self, features: Tensor) -> Tensor:
         return features.argmax(-1).int()

@@ -24,7 +24,7 @@ from pipelines.report.shown import text
 Critic = Callable[[Trajectory, Schema], Mapping[str, np.ndarray]]
 Draw = Callable[[Lake, str, int], np.ndarray | None]
 """Draws a trajectory of a lake by its uid, in a number of frames at most."""
-_FIGURES = ("q", "v", "advantage", "weight", "disagreement", "entropy")
+_FIGURES = ("q", "v", "advantage", "weight", "disagreement", "action_gap", "agreement", "entropy")
 _WHOLE = "(tags['unfinished'] is null and not continues)"  # not cut off when a stage ended; of pieces, the last one
 _MOST_STEPS = 600  # that a chart shows
 _MOST_ROWS = 300  # of a table
@@ -104,7 +104,7 @@ def _lines(
     summed = Curve(name="reward", values=rewards.tolist(), x=steps, color=0)
     total = Curve(name="return so far", values=np.cumsum(rewards, dtype=np.float64).tolist(), x=steps, color=1)
     yield charts.lines("Reward", [summed, total], x="step", y="", height=150, of=f"episode {number}")
-    groups = {"Value": ("q", "v"), "Advantage": ("advantage",), "Entropy": ("entropy",)}
+    groups = {"Value": ("q", "v"), "Advantage": ("advantage",), "Action gap": ("action_gap",), "Entropy": ("entropy",)}
     for title, names in groups.items():
         curves = [
             Curve(name=name, values=figures[name][:_MOST_STEPS].tolist(), x=steps, color=place)

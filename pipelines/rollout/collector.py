@@ -285,7 +285,7 @@ class Collector:
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of the last call of `collect`, even if it failed."""
-        stats = self.rollout.stats()
+        stats, in_flight = self.rollout.stats(), self.rollout.unfinished_steps
         metrics: dict[str, Any] = {
             "steps": stats.steps,
             "steps_total": self.steps,
@@ -293,6 +293,8 @@ class Collector:
             "return_mean": stats.return_mean,
             "success_mean": stats.success_mean,
             "unfinished": self.rollout.unfinished or self._unfinished,
+            "unfinished_steps": in_flight,
+            "in_flight_share": in_flight / self.steps if self.steps else math.nan,
             "collector": self.sink.name,
             "policy": self.rollout.policy_id,
             "epsilon": round(stats.epsilon, 9),  # avoid rounding errors when all rates are equal

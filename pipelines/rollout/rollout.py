@@ -418,6 +418,11 @@ class Rollout:
         return sum(int((group.time > 0).sum()) for group in self._groups)
 
     @property
+    def unfinished_steps(self) -> int:
+        """Return the number of steps in episodes in progress."""
+        return sum(int(group.time.sum()) for group in self._groups)
+
+    @property
     def _success_mean(self) -> float:
         return self._finished.stats.success_mean if self.env.spec.has_success else math.nan
 

@@ -33,7 +33,9 @@ from pipelines.stages.engines import POLL_SECONDS, died, make_engine
 from pipelines.stages.tasks import Engine, RunningTask, raised
 
 _SHORTAGE_SECONDS = 5.0  # before collectors that have not started are reported
-_SUMS = ("steps", "trajectories", "unfinished", "env_errors", "episodes_dropped", "actors", "workers")
+_SUMS = (
+    "steps", "trajectories", "unfinished", "unfinished_steps", "env_errors", "episodes_dropped", "actors", "workers",
+)  # fmt: skip
 _BY_EPISODES, _BY_STEPS = ("return_mean", "success_mean"), ("epsilon", "policy_share", "env_share", "epsilon_progress")
 
 
@@ -295,6 +297,8 @@ class CollectorGroup:
         joined |= {name: sum(each[name] for each in found) for name in _SUMS}
         joined["steps"] = sum(each.stored - each.before for each in self._members)
         joined |= _means(found, _BY_EPISODES, "trajectories") | _means(found, _BY_STEPS, "steps")
+        if self.steps:
+            joined["in_flight_share"] = joined["unfinished_steps"] / self.steps
         return joined | {
             "steps_total": self.steps,
             "collector": self._name,

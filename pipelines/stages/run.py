@@ -304,7 +304,10 @@ class ChainRunner:
         self._give(TrainOrder.of(trainer, tuple(shares), step.target))
         with ranks.together():
             pass  # the other ranks follow, or refuse
-        self._figures["train"] = trainer.train(trainer.draw_from(mixed, listener), step.target, listener)
+        in_flight = self._figures.get("collect", {}).get("in_flight_share")
+        about_data = {} if in_flight is None else {"in_flight_share": in_flight}
+        data = trainer.draw_from(mixed, listener)
+        self._figures["train"] = trainer.train(data, step.target, listener, about_data=about_data)
 
     def _mixed(self, step: PlannedStage, listener: Listener) -> list[tuple[Lake, Share]]:
         """Return every lake that the chain samples from, with its current weight."""
@@ -385,9 +388,10 @@ class ChainRunner:
             "updates": done[-1] if done else 0,
         }
         if "collect" in self._figures:
-            figures["steps_per_second"] = self._figures["collect"]["steps_per_second"]
+            collected = self._figures["collect"]
+            figures |= {key: collected[key] for key in ("steps_per_second", "in_flight_share") if key in collected}
         trained = self._figures.get("train", {})
-        shown = ("loss", "updates_per_second", "steps_seen", "replay_ratio")
+        shown = ("loss", "agreement", "gap_to_spread", "updates_per_second", "steps_seen", "replay_ratio")
         figures |= {key: trained[key] for key in shown if key in trained}
         if ranks.size() > 1:
             figures["ranks"] = ranks.size()

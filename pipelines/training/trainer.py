@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ from pipelines.training.learner import Learner
 from pipelines.training.metrics_log import MetricsLog
 from pipelines.training.publisher import Publisher
 
-_SHOWN = ("loss", "actor_loss", "critic_loss", "grad_norm")  # in a result; the others are in metrics.jsonl
+# In a result; the others are in metrics.jsonl.
+_SHOWN = ("loss", "actor_loss", "critic_loss", "grad_norm", "agreement", "gap_to_spread")
 
 
 class Trainer:
@@ -109,8 +111,16 @@ class Trainer:
             event = replace(event, stoppable=False)
         listener(event)
 
-    def train(self, data: TrainingData, target: int, listener: Listener = silent) -> dict[str, Any]:
-        """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption."""
+    def train(
+        self,
+        data: TrainingData,
+        target: int,
+        listener: Listener = silent,
+        *,
+        about_data: Mapping[str, float] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption.
+        `about_data`: what is known of the data beside the lakes, logged with every line."""
         train = self.settings.train
         compute = self.learner.described()
         if is_main():
@@ -120,11 +130,18 @@ class Trainer:
         plan = ((size, update, number) for update in updates for number in self.learner.micro_batches)
         with ranks.connected(), Prefetch(data.mixture, plan, ahead=ahead) as self._batches:
             try:
-                return self._train(self._batches, data, target, listener)
+                return self._train(self._batches, data, target, listener, about_data)
             finally:
                 self._batches = None
 
-    def _train(self, batches: Prefetch, data: TrainingData, target: int, listener: Listener) -> dict[str, Any]:
+    def _train(
+        self,
+        batches: Prefetch,
+        data: TrainingData,
+        target: int,
+        listener: Listener,
+        about_data: Mapping[str, float],
+    ) -> dict[str, Any]:
         learner, train, began = self.learner, self.settings.train, time.monotonic()
         learnt = data.mixture.prioritise if train.per_alpha else None
         first = learner.update
@@ -144,10 +161,10 @@ class Trainer:
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0
             if regular or learner.update == target:
-                figures = ranks.means(means(self._recent), learner.device)
+                figures = _with_gap_to_spread(ranks.means(means(self._recent), learner.device))
                 self._recent = [] if regular else self._recent
                 rate = (learner.update - first) / (time.monotonic() - began)
-                figures |= {"updates_per_second": rate, **self._counts(data)}
+                figures |= {"updates_per_second": rate, **self._counts(data), **about_data}
                 if is_main():
                     self.log.append("train", learner.update, figures)
             if learner.update % train.checkpoint_every == 0 and learner.update < target:
@@ -243,6 +260,13 @@ class Trainer:
                 f"run '{self.directory.path}' was trained for other spaces than those of this lake",
                 hint="choose another --run, or start over with --fresh",
             )
+
+
+def _with_gap_to_spread(figures: dict[str, float]) -> dict[str, float]:
+    """Add the ratio of the mean gap between the best actions to the mean spread of the critics. It is computed from the
+    means of all updates and ranks, since a mean of ratios is dominated by steps whose critics happen to agree."""
+    spread = figures.get("action_spread", 0.0)
+    return figures | {"gap_to_spread": figures["action_gap"] / spread} if spread > 0 else figures
 
 
 def _numbers(figures: dict[str, torch.Tensor]) -> dict[str, float]:

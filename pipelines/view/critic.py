@@ -19,7 +19,7 @@ from pipelines.view.steps import StepReader, StoredTrajectory
 MOST_STEPS = 4096
 _MOST_BYTES = 256 << 20
 _KEPT = 16  # windows
-SHOWN = ("q", "v", "advantage", "weight", "entropy", "disagreement")
+SHOWN = ("q", "v", "advantage", "weight", "entropy", "disagreement", "action_gap", "agreement")
 
 
 class Evaluator(Protocol):

@@ -284,6 +284,8 @@ def test_every_metric_is_documented():
         "attention_*",
         "dead_units*",
         "replay_ratio",
+        "gap_to_spread",
+        "in_flight_share",
         "*_per_second",
         "steps_seen",
         "env_steps",

@@ -53,6 +53,20 @@ def finished(_finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(_finished, tmp_path / "run", symlinks=True))
 
 
+def test_chains_report_steps_of_unfinished_episodes_and_whether_critics_can_tell_actions_apart(tmp_path: Path) -> None:
+    walk = {"name": "tests.envs.breaking:Walk", "length": 40}
+    settings = tiny(env=walk, epochs=2, stages=[{"stage": "collect", "steps": 160}, {"stage": "train", "steps": 2}])
+    metrics = chain.run(settings, run=tmp_path / "run").metrics
+    first, *_, last = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for epoch, line in ((1, first), (2, last)):
+        collected = 160 * epoch
+        assert 0 < line["in_flight_share"] < 1
+        assert line["in_flight_share"] == pytest.approx(1 - line["env_steps"] / collected)
+    assert metrics["in_flight_share"] == last["in_flight_share"]
+    assert last["gap_to_spread"] == pytest.approx(last["action_gap"] / last["action_spread"])
+    assert {name: last[name] for name in ("agreement", "gap_to_spread")}.items() <= metrics.items()
+
+
 def test_the_plan_follows_every_start_and_stop() -> None:
     settings = tiny(
         epochs=5,

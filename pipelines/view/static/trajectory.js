@@ -15,6 +15,8 @@ const VALUES = [
   ["weight", "weight", "of the action in behaviour cloning"],
   ["entropy", "entropy", "of the policy, nats"],
   ["disagreement", "disagreement", "highest minus lowest critic"],
+  ["action_gap", "action gap", "mean q of the best action minus that of the second best"],
+  ["agreement", "agreement", "1 where the policy's most probable action has the highest mean q"],
 ];
 const SHOWN_VALUES = ["q v", "advantage", "weight", "entropy"];
 const MOST_DEFAULT = 4;

@@ -1,0 +1,1 @@
+"""Benchmarks that compare amago with other programs."""

@@ -1,0 +1,1 @@
+"""Parts of the generality benchmark (`benchmarks/general.py`)."""

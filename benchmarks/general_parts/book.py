@@ -1,0 +1,127 @@
+"""The section of docs/results.md on generality, between two marks, and its performance profiles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.general_parts import runs
+from benchmarks.general_parts.scores import performance_profile
+from benchmarks.general_parts.tasks import AGENTS, Task, load_tasks
+from pipelines.evaluation.statistics import iqm, stratified_ci
+from pipelines.files.atomic import write_atomically
+from pipelines.report.charts import Lines, Series
+from pipelines.report.plots import save
+
+BEGIN, END = "<!-- general: written by benchmarks/general.py book -->", "<!-- end of general -->"
+BEST_PEER = "best peer"
+# How an agent is scored: as its users play it. Greedy play of an agent with a stochastic policy hides what it has
+# learned where actions are nearly tied; that of DQN and SAC is what their papers report.
+ACTS = dict.fromkeys(AGENTS, "sampled") | {"dqn": "greedy", "sac": "greedy"}
+_LEVELS = np.linspace(0.0, 1.0, 51)
+Scores = Mapping[str, Mapping[str, Mapping[int, float]]]  # by agent, task and seed
+
+
+def normalized(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], way: str = "") -> Scores:
+    """Collect normalised scores by agent, task and seed, of sampled or greedy play (empty: as `ACTS` says), with the
+    best peer as an agent of its own: in each task, the one of the highest mean."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for row in rows:
+        if (task := tasks.get(row["task"])) is not None:
+            score = task.normalize(row[way or ACTS[row["agent"]]])
+            found.setdefault(row["agent"], {}).setdefault(task.name, {})[row["seed"]] = score
+    best: dict[str, dict[int, float]] = {}
+    for agent in found.keys() - {"amago"}:
+        for name, seeds in found[agent].items():
+            if name not in best or np.mean([*seeds.values()]) > np.mean([*best[name].values()]):
+                best[name] = seeds
+    ordered = {agent: found[agent] for agent in AGENTS if agent in found}
+    return {**ordered, BEST_PEER: best} if best else ordered
+
+
+def strata(by_task: Mapping[str, Mapping[int, float]], names: Sequence[str]) -> list[np.ndarray]:
+    """List the scores of each task."""
+    return [np.array([*by_task[name].values()]) for name in names if name in by_task]
+
+
+def section(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], plot: str) -> str:
+    """Format the tables: aggregates of each set, and every seed of every task."""
+    if not rows:
+        return "No results yet."
+    lines = []
+    for seconds in sorted({row["seconds"] for row in rows}, reverse=True):
+        chosen = [row for row in rows if row["seconds"] == seconds]
+        lines += [f"### {seconds:g} CPU seconds a run", ""]
+        for kind in ("report", "tuning"):
+            names = [name for name, task in tasks.items() if task.set == kind]
+            if any(row["task"] in names for row in chosen):
+                lines += [*_aggregates(chosen, tasks, names, kind), "", *_every_seed(chosen, tasks, names), ""]
+    codes = sorted({f"{row['version']} ({row['commit']})" for row in rows})
+    return "\n".join([*lines, f"![Performance profiles]({plot})", "", f"Code: {', '.join(codes)}."])
+
+
+def _aggregates(
+    rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], names: Sequence[str], kind: str
+) -> list[str]:
+    lines = [
+        f"| {kind} tasks | IQM | 95% interval | IQM sampled | IQM greedy | tasks | runs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    ways = {way: normalized(rows, tasks, way) for way in ("", "sampled", "greedy")}
+    for agent in ways[""]:
+        if scores := strata(ways[""][agent], names):
+            low, high = stratified_ci(scores)
+            means = [iqm(np.concatenate(strata(ways[way][agent], names))) for way in ("", "sampled", "greedy")]
+            counts = f"{len(scores)} | {sum(map(len, scores))}"
+            figures = f"{means[0]:.3f} | {low:.3f} to {high:.3f} | {means[1]:.3f} | {means[2]:.3f}"
+            lines.append(f"| {agent} | {figures} | {counts} |")
+    return lines
+
+
+def _every_seed(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], names: Sequence[str]) -> list[str]:
+    present = {row["agent"] for row in rows if row["task"] in names}
+    agents = [agent for agent in AGENTS if agent in present]
+    lines = [f"| task | random | best | {' | '.join(agents)} |", "|---|---|---|" + "---|" * len(agents)]
+    for name in names:
+        found = [_seeds(rows, name, agent) for agent in agents]
+        if any(found):
+            lines.append(f"| {name} | {tasks[name].random:.4g} | {tasks[name].best:g} | {' | '.join(found)} |")
+    return lines
+
+
+def _seeds(rows: Sequence[Mapping[str, Any]], task: str, agent: str) -> str:
+    """List the returns of every seed, in their order: sampled / greedy."""
+    found = sorted((row for row in rows if (row["task"], row["agent"]) == (task, agent)), key=lambda row: row["seed"])
+    return ", ".join(f"{row['sampled']:.4g} / {row['greedy']:.4g}" for row in found)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], path: Path) -> Path:
+    """Draw each agent's performance profile on the tasks of the report, or on all where it has none."""
+    names = [name for name, task in tasks.items() if task.set == "report"]
+    if not any(row["task"] in names for row in rows):
+        names = list(tasks)
+    series = []
+    for agent, by_task in normalized(rows, tasks).items():
+        if scores := strata(by_task, names):
+            share, low, high = performance_profile(scores, _LEVELS)
+            lines = {"values": share.tolist(), "low": low.tolist(), "high": high.tolist(), "x": _LEVELS.tolist()}
+            series.append(Series(name=agent, **lines))
+    axes = {"x_title": "normalised score", "y_title": "share of runs above it"}
+    return save(path, Lines(series=series, share=True, **axes))
+
+
+def write(source: Path, target: Path, plot: Path) -> dict[str, Any]:
+    """Write the section and the plot, and return what they count. The plot shows the CPU seconds of the most runs."""
+    rows, tasks = runs.read(source), load_tasks()
+    before, rest = target.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    text = section(rows, tasks, plot.name)
+    write_atomically(target, f"{before}{BEGIN}\n{text}\n{END}{after}")
+    if rows:
+        [(seconds, _)] = Counter(row["seconds"] for row in rows).most_common(1)
+        draw([row for row in rows if row["seconds"] == seconds], tasks, plot)
+    return {"runs": len(rows), "tasks": len({row["task"] for row in rows}), "to": str(target)}

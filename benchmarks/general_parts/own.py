@@ -1,0 +1,110 @@
+"""One run of amago by its command line, as a user would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks.general_parts.tasks import Task, load_tasks
+from pipelines.runs.evaluations import read_evaluations
+from pipelines.training.metrics_log import MetricsLog
+
+_AMAGO = [sys.executable, "-m", "amago_cli"]
+_WAYS = {"sampled": "--sample", "greedy": "--greedy"}
+_POLL_SECONDS = 0.1
+_EPOCHS = 100_000  # more than any budget allows
+
+
+def amago_command(task: Task, *, seconds: float, seed: int, run: Path) -> list[str]:
+    """Compose the command that trains on a task for `seconds` CPU seconds with default settings. It may end by itself;
+    if it does not, `train` interrupts it."""
+    recipe = run.with_suffix(".toml")
+    stages = [{"stage": "collect"}, {"stage": "train"}]
+    document = {"epochs": _EPOCHS, "env": {"name": task.env, **task.params}, "stages": stages}
+    recipe.write_text(tomli_w.dumps({run.name: document}), encoding="utf-8")
+    words = [*_AMAGO, "run", f"{recipe}:{run.name}", "--run", str(run), "--seed", str(seed)]
+    return [*words, "--set", "train.threads=1", "--set", "report=false"]
+
+
+def play(job: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Train for the job's CPU seconds, all processes included, and evaluate the result both ways."""
+    task, run = load_tasks()[job["task"]], folder / "general"
+    command = amago_command(task, seconds=job["seconds"], seed=job["seed"], run=run)
+    spent = train(command, seconds=job["seconds"], environment=environment)
+    lines = [line for line in MetricsLog(run / "metrics.jsonl").read() if line.get("stage") == "train"]
+    last = lines[-1] if lines else {}
+    scores = {way: _evaluate(run, flag, job["episodes"], environment) for way, flag in _WAYS.items()}
+    settings = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    return {
+        "settings": {name: value for name, value in settings.items() if name != "seed"},
+        "env_steps": int(last.get("env_steps", 0)),
+        "updates": int(last.get("update", 0)),
+        "train_cpu_seconds": round(spent, 2),
+        "curve": curve(run, lines),
+        **scores,
+    }
+
+
+def train(command: list[str], *, seconds: float, environment: Mapping[str, str]) -> float:
+    """Run a command until it ends, or interrupt it after `seconds` CPU seconds of all its processes, and return those
+    that it took. CalledProcessError if it fails."""
+    taken = 0.0
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=dict(environment), text=True, **pipes) as child:
+        try:
+            while child.poll() is None:
+                taken = max(taken, tree_cpu_seconds(child.pid))
+                if taken >= seconds:
+                    child.send_signal(signal.SIGINT)
+                    break
+                time.sleep(_POLL_SECONDS)
+            _, told = child.communicate()
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode not in (0, 130):
+        raise subprocess.CalledProcessError(child.returncode, command, stderr=told)
+    return taken
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Sum the CPU seconds of a process and its descendants, those that have ended included; 0 if it is gone. /proc is
+    read, since `resource` knows a child's seconds only after its end."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(tree_cpu_seconds(int(child)) for child in children)
+
+
+def curve(run: Path, lines: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Read the learning curve: the evaluations of the run, by update, with the CPU seconds and the environment steps of
+    the training line at that update."""
+    at = {line["update"]: line for line in lines}
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    evaluations, _ = read_evaluations(run / "evaluations")
+    for each in evaluations:
+        way, line = "greedy" if each.standard.greedy else "sampled", at.get(each.update, {})
+        found[each.update] |= {name: round(line[name], 2) for name in ("cpu_seconds", "env_steps") if name in line}
+        found[each.update][way] = round(each.metrics["return_mean"], 4)
+    return [found[update] for update in sorted(found)]
+
+
+def _evaluate(run: Path, flag: str, episodes: int, environment: Mapping[str, str]) -> float:
+    """Return the mean return of whole episodes of the test side, as `amago evaluate` reports it."""
+    command = [*_AMAGO, "evaluate", str(run), flag, "--episodes", str(episodes), "--output", "json"]
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=True)
+    return round(float(json.loads(done.stdout)["metrics"]["return_mean"]), 4)
