@@ -42,6 +42,11 @@ class ExplorationSettings(SettingsModel):
     """Steps of one actor over which `start` falls linearly to `end`."""
     randomize: bool = True
     """Multiply epsilon by a factor from U[0, 1), drawn for every rollout."""
+    persistence: float = Field(1.0, ge=1)
+    """Longest time, in steps, over which random actions persist: the noise of Box actions is correlated over this time
+    and a random choice is repeated so many steps on average. Every rollout draws its own time, log-uniformly from 1 to
+    this. 1: independent noise in every step. Not with `agent.action_mask`.
+    """
     late_start: float = Field(0.8, ge=0)
     """bilevel: epsilon at a rollout's last step, at the beginning of training."""
     late_end: float = Field(0.01, ge=0)

@@ -184,15 +184,18 @@ class AgentSettings(SettingsModel):
     """Factor of all rewards while learning (scaled rewards)."""
     n_step: Positive = 1
     """Rewards summed before the bootstrap value (n-step targets)."""
-    trace: Literal["none", "peng", "tree-backup"] = "none"
+    trace: Literal["none", "peng", "tree-backup", "retrace"] = "none"
     """Targets: none: n-step; peng: Q(lambda) without correction; tree-backup: as far as the policy would have taken the
-    dataset actions."""
+    dataset actions; retrace: as far as the policy takes them at least as often as uniform play does."""
     trace_decay: Probability = 0.95
     """Lambda of the traces."""
     actor_weight: Annotated[float, Field(ge=0)] | None = None
     """Weight of the actor loss, -Q of the policy's own actions; unset: as the agent type."""
     bc_weight: Annotated[float, Field(ge=0)] | None = None
     """Weight of (advantage-filtered) behaviour cloning; unset: as the agent type."""
+    entropy_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of an entropy bonus, in units of normalised values: keeps the policy from choosing before the critics
+    can tell actions apart."""
     critic_weight: Annotated[float, Field(ge=0)] = 10.0
     """Weight of the critic loss."""
     critic_samples: Positive | None = None

@@ -123,6 +123,7 @@ def _schedule(settings: ExplorationSettings) -> Callable[..., Any]:
 
 _STREAM = 1  # apart from a policy's own generator of the same seed
 _MULTIPLIERS = 3
+_PERSISTENCE = 4
 _RATES = ("start", "end", "late_start", "late_end", "inner_epsilon")
 
 
@@ -153,20 +154,37 @@ class Exploration:
             raise TypeError(f"no exploration for {type(space).__name__}")
         if not isinstance(space, Box):
             _require_probabilities(settings)
-        self.settings, self.horizon, self.legal = settings, horizon, legal
+        self.settings, self.horizon = settings, horizon
+        self.legal = legal
         self._schedule = _schedule(settings)
         self._space = space
         self._rng = np.random.default_rng([seed, _STREAM])
         self._multiplier_rng = np.random.default_rng([seed, _MULTIPLIERS])
         self._multiplier = np.ones(num_actors)
         self._steps = [0]
+        self._persistent = _PersistentNoise(settings.persistence, space, num_actors, seed)
         self._tape = Tape(self._draw)
 
-    def _draw(self) -> tuple[np.ndarray | None, tuple[np.ndarray, ...]]:
-        """Draw, for all actors, multipliers for those that begin a rollout, and noise."""
+    def _draw(self) -> tuple[np.ndarray | None, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """Draw, for all actors, multipliers for those that begin a rollout, noise, and how it persists."""
         n = len(self._multiplier)
         multiplier = self._multiplier_rng.random(n) if self.settings.randomize else None
-        return multiplier, () if self.legal is not None else _noise(self._space, n, self._rng)
+        noise = () if self.legal is not None else _noise(self._space, n, self._rng)
+        return multiplier, noise, self._persistent.draw()
+
+    @property
+    def legal(self) -> LegalActions | None:
+        """What random actions are drawn from; None: all actions. UsageError where noise persists."""
+        return self._legal
+
+    @legal.setter
+    def legal(self, legal: LegalActions | None) -> None:
+        if legal is not None and self.settings.persistence > 1:
+            raise UsageError(
+                "exploration.persistence is not for agents with an action mask",
+                hint="set exploration.persistence=1: a repeated action may have become illegal",
+            )
+        self._legal = legal
 
     def split(self, sizes: Sequence[int]) -> bool:
         """Allow steps of parts of the actors from now on; each actor's draws stay the same. False, without effect, if
@@ -202,11 +220,13 @@ class Exploration:
         """Executed actions and the epsilon (N,) that applied; advances the position by one step. `observation` is
         what the actions answer to; it is needed where it says what is legal. `part`: all this is of this part only.
         """
-        drawn, noise = self._tape.take(part)
+        drawn, noise, persisting = self._tape.take(part)
         here = slice(None) if part is None else self._tape.places[part]
         multiplier = self._multiplier[here]
         if drawn is not None:
             np.copyto(multiplier, drawn[here], where=time == 0)
+        if persisting:
+            noise = self._persistent.apply(noise, persisting, time, here)
         progress = min(self._steps[part or 0] / self.settings.steps, 1.0)
         epsilon = self._epsilon(progress, time, multiplier)
         self._steps = [n + (part is None or i == part) for i, n in enumerate(self._steps)]
@@ -214,7 +234,8 @@ class Exploration:
             return actions, epsilon
         if self.legal is not None:
             return perturb(actions, epsilon, self._space, self._rng, self.legal, observation), epsilon
-        return _changed(actions, epsilon, self._space, tuple(each[here] for each in noise)), epsilon
+        own = noise if persisting else tuple(each[here] for each in noise)
+        return _changed(actions, epsilon, self._space, own), epsilon
 
     def _epsilon(self, progress: float, time: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
         epsilon = np.asarray(
@@ -250,6 +271,45 @@ class Exploration:
             self._multiplier[:] = state["multiplier"]
         self._rng.bit_generator.state = state["rng"]
         self._multiplier_rng.bit_generator.state = state["multiplier_rng"]
+
+
+class _PersistentNoise:
+    """Noise that is correlated over the steps of a rollout.
+
+    Independent noise cancels within a few steps, so that a car in a valley or a walker in a corridor never gets far.
+    Box: an autoregressive process of order one with unit variance, a cheap relative of pink noise (Eberhard et al.
+    2023, "Pink noise is all you need"). Choices: temporally extended epsilon-greedy (Dabney et al. 2021, arXiv
+    2006.01782), with geometric durations.
+    """
+
+    def __init__(self, longest: float, space: Space, num_actors: int, seed: int) -> None:
+        self.longest, self._is_box = longest, isinstance(space, Box)
+        self._rng = np.random.default_rng([seed, _PERSISTENCE])
+        self._duration = np.ones(num_actors)
+        self._held = tuple(np.zeros_like(each) for each in _noise(space, num_actors, np.random.default_rng(0)))
+
+    def draw(self) -> tuple[np.ndarray, ...]:
+        """Draw two uniforms for every actor, or nothing where noise does not persist."""
+        n = len(self._duration)
+        return (self._rng.random(n), self._rng.random(n)) if self.longest > 1 else ()
+
+    def apply(
+        self, noise: tuple[np.ndarray, ...], uniforms: tuple[np.ndarray, ...], time: np.ndarray, here: slice
+    ) -> tuple[np.ndarray, ...]:
+        """Return the noise of the actors `here` (n, ...), whose steps are `time` (n,), from the independent noise of
+        all actors (N, ...)."""
+        begins, duration = time == 0, self._duration[here]
+        np.copyto(duration, self.longest ** uniforms[0][here], where=begins)
+        shape = (-1, *(1,) * (noise[0].ndim - 1))
+        if self._is_box:
+            kept = np.where(begins, 0.0, 1 - 1 / duration).reshape(shape)
+            (held,), (fresh,) = self._held, noise
+            held[here] = kept * held[here] + np.sqrt(1 - kept**2) * fresh[here]
+        else:
+            renewed = (begins | (uniforms[1][here] * duration < 1)).reshape(shape)
+            for held, fresh in zip(self._held, noise, strict=True):
+                np.copyto(held[here], fresh[here], where=renewed)
+        return tuple(held[here] for held in self._held)
 
 
 def _require_probabilities(settings: ExplorationSettings) -> None:

@@ -42,6 +42,7 @@ from pipelines.nets.sequence import sequence_encoder
 from pipelines.nets.timestep import timestep_encoder
 
 Metrics = dict[str, Tensor]
+_CORRECTED = ("tree-backup", "retrace")  # traces that need the policy's probability of the dataset actions
 
 
 class Agent(nn.Module):
@@ -76,9 +77,10 @@ class Agent(nn.Module):
         self.popart: PopArt | None = None
         self.rescaled_too: list[CriticHeads] = []  # copies kept elsewhere, whose outputs PopArt preserves too
         if isinstance(self.heads, CriticHeads):
-            if settings.trace == "tree-backup" and not isinstance(self.heads, ExactHeads):
+            if settings.trace in _CORRECTED and not isinstance(self.heads, ExactHeads):
                 raise UsageError(
-                    "agent.trace 'tree-backup' needs a value for each action: Discrete actions and scalar critics",
+                    f"agent.trace '{settings.trace}' needs a value for each action: "
+                    "Discrete actions and scalar critics",
                     hint="use agent.trace=peng",
                 )
             self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
@@ -251,13 +253,15 @@ class Agent(nn.Module):
         params_NGP = actor(self._policy_rows(next_h_ND, batch, slice(1, None), mask))
         legal = self._legal_rows(batch, slice(1, None), mask)
         rewards = batch.reward[:, 1:] * settings.reward_scale, batch.terminated
-        if settings.trace == "tree-backup":
+        if settings.trace in _CORRECTED:
             assert isinstance(heads, ExactHeads)
             following = torch.cat((batch.action[:, 2:], batch.action[:, -1:]), 1)[mask]
             value_NG, taken_NG, prob_NG = heads.next_and_taken_values(
                 next_h_ND, params_NGP, legal, drawn_MNG, self.reduction, following
             )
             value_BTG, taken_BTG = self._scaled_rewards(value_NG, mask), self._scaled_rewards(taken_NG, mask)
+            if settings.trace == "retrace":
+                prob_NG = (prob_NG * self._choices(legal)).clamp_max(1.0)
             trace_BTG = settings.trace_decay * scattered(prob_NG, mask)
             target_BTG = trace_targets(*rewards, value_BTG, taken_BTG, trace_BTG, self.gamma_G, mask)
             return target_BTG[batch.loss_mask]
@@ -269,6 +273,14 @@ class Agent(nn.Module):
         else:
             target_BTG = n_step_targets(*rewards, value_BTG, self.gamma_G, mask, n=settings.n_step)
         return target_BTG[batch.loss_mask]
+
+    def _choices(self, legal: Tensor | None) -> Tensor | int:
+        """Count the actions that are possible (N, 1): the inverse of their probability in uniform play."""
+        count: int = self.heads.policy.num_params
+        if legal is None:
+            return count
+        some = legal.sum(-1)
+        return torch.where(some > 0, some, count)
 
     def _scaled_rewards(self, value_NG: Tensor, mask_BT: Tensor) -> Tensor:
         """Convert critic values at the steps of the mask to units of scaled rewards, in the batch's shape (B, T, G)."""

@@ -111,10 +111,25 @@ def critic_loss(inputs: LossInputs) -> Tensor | None:
     return None if inputs.critics is None else inputs.critics.loss
 
 
+def entropy_loss(inputs: LossInputs) -> Tensor | None:
+    """Negative entropy of the policy, mean over discounts, sum over steps, each times its importance weight.
+
+    The actor loss has a factor pi(a): an action that became improbable by chance is hardly learned again. The bonus
+    holds the policy open where advantages are small compared with their noise.
+    """
+    if not inputs.settings.entropy_weight:
+        return None
+    entropy_NG = inputs.policy.entropy(inputs.steps.params_NGP, inputs.steps.legal)
+    if inputs.steps.importance_N is not None:
+        entropy_NG = entropy_NG * inputs.steps.importance_N[:, None]
+    return -entropy_NG.sum() / entropy_NG.shape[1]
+
+
 # By the name of their metric. Auxiliary losses (pipelines/learning/auxiliary.py) follow after these.
 TERMS: Mapping[str, _Term] = {
     "actor_loss": _Term(actor_loss, lambda settings: 1.0),
     "critic_loss": _Term(critic_loss, lambda settings: settings.critic_weight),
+    "entropy_loss": _Term(entropy_loss, lambda settings: settings.entropy_weight),
 }
 
 

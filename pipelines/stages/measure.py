@@ -16,11 +16,11 @@ import numpy as np
 from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.data.batch import Batch
 from pipelines.envs.env import Env
-from pipelines.envs.exploration import random_actions
 from pipelines.envs.make import is_users
 from pipelines.events import Listener, Progress
-from pipelines.lake.schema import ACTION, REWARD, Schema
-from pipelines.lake.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Ragged
+from pipelines.lake.schema import TERMINATED, TRUNCATED, Schema
+from pipelines.lake.spaces import Box, Ragged
+from pipelines.lake.trajectory import Trajectories
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.rollout.episodes import Episode
@@ -32,6 +32,7 @@ from pipelines.training.learner import Learner
 
 _ACTORS, _BATCHED_ACTORS = 8, 64  # in random play
 _WARMUP_UPDATES, _LEAST_UPDATES = 3, 5
+_RECORDED_STEPS = 40  # of every actor, for the windows of these updates
 _STAGE = "measure"
 
 
@@ -167,8 +168,8 @@ def _play(env: Env, policy: Policy, least: float, most: float, clock: Callable[[
 
 
 def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:
-    """Time updates of the settings' agent on random windows for some seconds, then steps with it as the policy of all
-    actors."""
+    """Time updates of the settings' agent on windows of random play for some seconds, then steps with it as the policy
+    of all actors."""
     actors = with_actors(settings.collect, settings.env).actors
     assert isinstance(actors, int)
     processes = workers(settings.env, settings.collect, actors=actors)
@@ -177,7 +178,8 @@ def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> 
     with contextlib.closing(made) as env:
         learner = Learner(env.spec.spaces, settings.agent, settings.train, seed=settings.seed)
         is_alone = learner.device.type == "cpu" and settings.train.threads == 1
-        update = _time_updates(learner, seconds, time.process_time if is_alone else time.perf_counter, listener)
+        batch = _recorded_batch(env, learner)
+        update = _time_updates(learner, batch, seconds, time.process_time if is_alone else time.perf_counter, listener)
         clock = time.process_time if is_alone and not processes else time.perf_counter
         collect = _time_acting(env, learner, seconds, clock, listener) / actors
     return Rates(
@@ -187,9 +189,10 @@ def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> 
     )
 
 
-def _time_updates(learner: Learner, seconds: float, clock: Callable[[], float], listener: Listener) -> float:
+def _time_updates(
+    learner: Learner, batch: Batch, seconds: float, clock: Callable[[], float], listener: Listener
+) -> float:
     """Return the median seconds of an update."""
-    batch = _random_batch(learner, learner.micro_batch_size)
     took: list[float] = []
     for number in range(_WARMUP_UPDATES + 1000):
         began = clock()
@@ -202,21 +205,23 @@ def _time_updates(learner: Learner, seconds: float, clock: Callable[[], float], 
     return float(np.median(took))
 
 
-def _random_batch(learner: Learner, windows: int) -> Batch:
-    rng, schema = np.random.default_rng(0), Schema(learner.spaces)
-    rows = learner.settings.resolved_context_length + 1
+def _recorded_batch(env: Env, learner: Learner) -> Batch:
+    """Return full windows of a few steps of random play, repeated. What an update costs depends on the data: a text
+    that never changes is encoded once, where made-up ones would take seconds."""
+    stored: list[Trajectories] = []
+    policy = random_policy(learner.spaces, seed=0, action_mask=learner.agent_settings.action_mask).policy
+    rollout = Rollout(env, policy, sink=stored.append, keep_unfinished=True)
+    for _ in range(_RECORDED_STEPS):
+        rollout.step()
+    rollout.settle()
+    rollout.finish()
+    windows, rows = learner.micro_batch_size, learner.settings.resolved_context_length + 1
     columns: dict[str, np.ndarray] = {}
-    for column in schema.columns:
-        columns[column.name] = np.zeros((windows, rows, *column.shape), column.dtype)
-    for name, space in learner.spaces.observation.items():
-        filled = columns[name]
-        if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-            filled[:] = random_actions(space, windows * rows, rng).reshape(filled.shape)
-        elif isinstance(space, Box) and space.dtype == "float32":
-            filled[:] = rng.normal(size=filled.shape)
-    action = learner.spaces.action
-    columns[ACTION][:] = random_actions(action, windows * rows, rng).reshape(columns[ACTION].shape)
-    columns[REWARD][:] = rng.normal(size=(windows, rows))
+    for column in Schema(learner.spaces).columns:
+        found = np.concatenate([each.columns[column.name] for each in stored])
+        repeated = found[np.arange(windows * rows) % len(found)]
+        columns[column.name] = repeated.reshape(windows, rows, *column.shape)
+    columns[TERMINATED][:, :-1] = columns[TRUNCATED][:, :-1] = 0
     return Batch(columns=columns, lengths=np.full(windows, rows), start=np.zeros(windows, np.int64))
 
 

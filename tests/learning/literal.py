@@ -158,6 +158,10 @@ class Literal:
                             correction, share = out[place[b, t + 1], g] - value, self.settings.trace_decay
                         else:
                             q, prob = self.taken_after(data, h, b, t, i, g, drawn)
+                            if self.settings.trace == "retrace":
+                                legal = self.legal(data, b, t + 1)
+                                possible = self.agent.spaces.action.n if legal is None else int(legal.sum())
+                                prob = min(prob / (1 / possible), 1.0)
                             correction, share = out[place[b, t + 1], g] - q, self.settings.trace_decay * prob
                         value = value + share * correction
                     out[i, g] += gamma * value
@@ -213,7 +217,7 @@ class Literal:
         noise, drawn = self.draws(len(rows), self.samples[1], generator)
         members, discounts = settings.critic.ensemble, len(self.gammas)
         advantage = torch.zeros(*data.mask.shape, discounts, dtype=torch.float64)
-        critic_loss = online = offline = 0.0
+        critic_loss = online = offline = entropy = 0.0
         log_probs = {}
         for i, (b, t) in enumerate(rows):
             taken = data.action[b, t + 1]
@@ -241,6 +245,8 @@ class Literal:
                 difference = (torch.stack(q)[:, None] - torch.stack(v).detach()).mean()
                 scaled = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
                 advantage[b, t, g] = scaled / settings.reward_scale
+                policy = agent.heads.policy
+                entropy = entropy + importance * policy.entropy(agent.heads.actor(state)[g], legal) / discounts
                 log_probs[b, t, g] = agent.heads.policy.log_prob(agent.heads.actor(state)[g], taken, legal)
         weight = agent.filter(advantage, data.mask[..., None])
         for (b, t, g), log_prob in log_probs.items():
@@ -249,4 +255,4 @@ class Literal:
         actor = (self.online * online + self.offline * offline) / len(rows)
         critic_loss = critic_loss / len(rows)
         self.metrics = {"critic_loss": critic_loss, "actor_loss": actor}
-        return actor + settings.critic_weight * critic_loss
+        return actor + settings.critic_weight * critic_loss - settings.entropy_weight * entropy / len(rows)

@@ -25,6 +25,10 @@ CASES = {
     "peng": ("discrete", {"trace": "peng", "trace_decay": 0.7}),
     "peng box": ("box", {"trace": "peng", "trace_decay": 0.7}),
     "tree backup": ("discrete", {"trace": "tree-backup", "trace_decay": 0.9}),
+    "retrace": ("discrete", {"trace": "retrace", "trace_decay": 0.9}),
+    "entropy bonus": ("discrete", {"entropy_weight": 0.3}),
+    "entropy bonus of a box": ("box", {"entropy_weight": 0.3}),
+    "entropy bonus of bits": ("multi_binary", {"entropy_weight": 0.3}),
     "one hidden layer": ("box", {"critic": {"hidden": [6]}}),
     "one hidden layer of a table": ("discrete", {"critic": {"hidden": [6]}}),
     "three hidden layers, three critics": ("box", {"critic": {"hidden": [6, 5, 4], "ensemble": 3, "subset": 1}}),
@@ -128,6 +132,12 @@ def test_legal_actions(kind, action):
     data = batch(owner, **LENGTHS)
     assert not data.observation["obs.legal"].all()
     compare(owner, data)
+
+
+def test_retrace_counts_legal_actions_only():
+    observation = {"obs": Box(shape=(3,)), "obs.legal": MultiBinary(n=ACTIONS["discrete"].n)}
+    owner = made("discrete", {"trace": "retrace", "action_mask": "obs.legal"}, observation=observation)
+    compare(owner, batch(owner, **LENGTHS))
 
 
 def test_rows_in_several_chunks(monkeypatch):
