@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.runs.evaluations import Evaluation, Standard
-from pipelines.runs.random_play import RandomPlay, random_play, verdict
+from pipelines.runs.random_play import RandomPlay, random_play, compare
 
 
 def evaluation(mean: float, low: float | None = None, high: float | None = None, **known: Any) -> Evaluation:
@@ -43,7 +43,7 @@ def evaluation(mean: float, low: float | None = None, high: float | None = None,
     ],
 )
 def test_a_score_is_above_random_play_only_by_more_than_both_errors(mean, low, high, said: str) -> None:
-    assert verdict(evaluation(mean, low, high), RandomPlay(return_mean=-491.0, return_error=1.0, episodes=24)) == said
+    assert compare(evaluation(mean, low, high), RandomPlay(return_mean=-491.0, return_error=1.0, episodes=24)) == said
 
 
 def test_what_was_measured_comes_before_what_is_known() -> None:
