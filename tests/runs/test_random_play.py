@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.runs.evaluations import Evaluation, Standard
-from pipelines.runs.random_play import RandomPlay, random_play, compare
+from pipelines.runs.random_play import RandomPlay, compare, random_play
 
 
 def evaluation(mean: float, low: float | None = None, high: float | None = None, **known: Any) -> Evaluation:
