@@ -38,7 +38,7 @@ def random_play(recipe: Mapping[str, Any], evaluation: Evaluation | None = None)
     return None if exact is None else RandomPlay(return_mean=exact)
 
 
-def verdict(evaluation: Evaluation, random: RandomPlay) -> str:
+def compare(evaluation: Evaluation, random: RandomPlay) -> str:
     """Return "below" if the interval of the return is below random play, "equal" if it is not above it; "" if it is."""
     score = evaluation.score()
     if score is None:

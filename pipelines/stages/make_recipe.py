@@ -41,11 +41,11 @@ def make_budget(minutes: float | None, steps: int | None) -> Budget:
         raise UsageError("--minutes and --steps exclude each other", hint="give one of them")
     if steps is not None:
         if steps < 1:
-            raise UsageError(f"--steps {steps} is no budget", hint="give at least 1")
+            raise UsageError(f"--steps {steps} is not a budget", hint="give at least 1")
         return Budget(steps=steps)
     minutes = DEFAULT_MINUTES if minutes is None else minutes
     if not 0 < minutes < float("inf"):
-        raise UsageError(f"--minutes {minutes:g} is no budget", hint="give a number above 0, e.g. --minutes 5")
+        raise UsageError(f"--minutes {minutes:g} is not a budget", hint="give a number above 0, e.g. --minutes 5")
     return Budget(minutes=minutes)
 
 
@@ -165,7 +165,7 @@ def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any
     """Return what `record_of` has recorded in a run that has begun; None if the run has not.
 
     UsageError if it follows a recipe, was made for another budget, or with settings that are not `given` again. A
-    setting that is given anew, or with another value, is a change as in any run.
+    setting that is added, or given another value, is a change as in any run.
     """
     record = directory.load_record()
     if "run" not in record.get("stages", {}):

@@ -38,7 +38,7 @@ from pipelines.rollout.policies import Acting, load_policy
 from pipelines.runs import progress
 from pipelines.runs.evaluations import Evaluation, last_and_best, mode_name
 from pipelines.runs.progress import recording
-from pipelines.runs.random_play import verdict
+from pipelines.runs.random_play import compare
 from pipelines.runs.stored import read_run
 from pipelines.stages import evaluate, evaluation_tables, export, ingest, relabel, run_ranks
 from pipelines.stages.collector import make_collector, stored_steps
@@ -370,7 +370,7 @@ class ChainRunner:
         """Return what to say of a score that is not above random play; "" of any other."""
         stored = read_run(self.directory.path)
         found, random = last_and_best(stored.scores.final), stored.random_play
-        if found is None or random is None or not (said := verdict(found[0], random)):
+        if found is None or random is None or not (said := compare(found[0], random)):
             return ""
         what = "below random play" if said == "below" else "no better than random play"
         text = f"the score is {what}: return {found[0].metrics['return_mean']:.4g}, random {random}"
@@ -410,7 +410,7 @@ class ChainRunner:
             figures |= _other_way(last, evaluations)
         if (random := stored.random_play) is not None:
             figures["random_return"] = random.return_mean
-            if found is not None and (said := verdict(found[0], random)):
+            if found is not None and (said := compare(found[0], random)):
                 figures["against_random"] = said
         if (best := self.directory.load_record().get("best")) is not None:
             figures["best"] = f"update {best['update']:,}, {best['by']} {best['score']:.4g} on {best['split']} tasks"
