@@ -19,7 +19,7 @@ from tests.lake.pieces import fill_twice
 from tests.stages.recipes import tiny
 
 LENGTHS = [7, 3, 23, 4, 20, 9]
-LIMITS = QueryLimits(seconds=60, megabytes=512)
+LIMITS = QueryLimits()
 FACTS = ("length", "return", "success", "attempts", "terminated", "truncated", "env", "task", "seed")
 
 
