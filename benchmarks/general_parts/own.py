@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from benchmarks.general_parts.tasks import Task, load_tasks
 from pipelines.runs.evaluations import read_evaluations
 from pipelines.training.metrics_log import MetricsLog
@@ -23,18 +21,15 @@ from pipelines.training.metrics_log import MetricsLog
 _AMAGO = [sys.executable, "-m", "amago_cli"]
 _WAYS = {"sampled": "--sample", "greedy": "--greedy"}
 _POLL_SECONDS = 0.1
-_EPOCHS = 100_000  # more than any budget allows
 
 
 def amago_command(task: Task, *, seconds: float, seed: int, run: Path) -> list[str]:
-    """Compose the command that trains on a task for `seconds` CPU seconds with default settings. It may end by itself;
-    if it does not, `train` interrupts it."""
-    recipe = run.with_suffix(".toml")
-    stages = [{"stage": "collect"}, {"stage": "train"}]
-    document = {"epochs": _EPOCHS, "env": {"name": task.env, **task.params}, "stages": stages}
-    recipe.write_text(tomli_w.dumps({run.name: document}), encoding="utf-8")
-    words = [*_AMAGO, "run", f"{recipe}:{run.name}", "--run", str(run), "--seed", str(seed)]
-    return [*words, "--set", "train.threads=1", "--set", "report=false"]
+    """Compose the command that trains on a task without a recipe. Its plan fills `seconds` on an idle machine; if it takes
+    more CPU seconds, `train` interrupts it."""
+    parameters = [f"env.{name}={json.dumps(value)}" for name, value in task.params.items()]
+    given = [*parameters, "train.threads=1", "report=false"]
+    words = [*_AMAGO, "run", "--env", task.env, "--minutes", str(seconds / 60), "--run", str(run), "--seed", str(seed)]
+    return [*words, *(word for each in given for word in ("--set", each))]
 
 
 def play(job: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:

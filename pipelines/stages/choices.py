@@ -29,19 +29,22 @@ UNKNOWN_EPISODE = 64  # context length where the longest episode is not known
 # Actors.
 ACTORS, BATCHED_ACTORS = 16, 128  # of environments stepped one by one, and as one batch
 EPISODES_PER_ACTOR = 4  # least number of episodes that an actor plays in the run
-FIRST_COLLECT_SHARE = 0.15  # most of the budget before every actor has ended an episode
+FIRST_COLLECT_SHARE = 0.15  # most of the budget before every actor has ended an episode or a piece of it
+PIECE_CONTEXTS = 8  # contexts of a piece: see collect.chunk_steps
 ROUND_SECONDS = 1.5e-3  # guess of what acting costs in a step of all actors, before it is measured
 ACTING_SHARE = 0.4  # guess of the share of the time spent on collecting, before it is measured
 
 # Exploration.
 EXPLORATION_SHARE = 0.25  # of the planned steps of an actor, until epsilon is at its end
 EXPLORATION_START, EXPLORATION_START_BOX, EXPLORATION_END = 1.0, 0.5, 0.05
+PERSISTENCE = 8.0  # longest time over which random choices are repeated, in steps
 
 # Agent.
 LEAST_HORIZON, MOST_HORIZON = 50, 1_000  # of the acting discount, in steps
 SHORT_HORIZON = 10  # of the shortest discount
 TARGET_UPDATES, LEAST_TAU, MOST_TAU = 5.0, 0.01, 0.02  # tau = TARGET_UPDATES / planned updates, within these
 TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
+ENTROPY_WEIGHT = 0.03  # of choices
 N_STEP = 3
 SMALL_OBSERVATION, BOUNDED_OBSERVATION, SMALL_REWARD = 1.5, 20.0, 10.0  # largest magnitudes seen
 PREDICTION_WEIGHT, CRITIC_WEIGHT_OF_ATTEMPTS = 4.0, 1.0
@@ -263,7 +266,10 @@ def _choose_discounts(choices: Choices, facts: EnvFacts) -> None:
 
 def _choose_targets(choices: Choices, facts: EnvFacts) -> None:
     if facts.action == "Discrete":
-        choices.choose("agent.trace", "tree-backup", "rewards reach earlier steps as far as the policy would go there")
+        reason = "rewards reach earlier steps, except past actions that the policy avoids"
+        choices.choose("agent.trace", "retrace", reason)
+        reason = "holds the policy open while values of actions differ by little"
+        choices.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
     else:
         choices.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
     if facts.num_attempts != 1 or (facts.horizon or WHOLE_EPISODE + 1) <= WHOLE_EPISODE:
@@ -286,16 +292,26 @@ def _choose_inputs(choices: Choices, facts: EnvFacts) -> None:
 def _choose_actors(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
     most = ACTORS if facts.one_by_one else BATCHED_ACTORS
     kind = "stepped one by one" if facts.one_by_one else "stepped as one batch"
-    length = max(facts.longest, 1)
+    length = _until_stored(choices, facts)
     actors = most
     while actors > 1 and actors * length > _most_first_steps(facts, budget, actors):
         actors //= 2
-    reason = f"environments {kind}" if actors == most else f"each still ends {EPISODES_PER_ACTOR} episodes or more"
+    reason = f"environments {kind}" if actors == most else f"each still stores {EPISODES_PER_ACTOR} episodes or pieces"
     choices.choose("collect.actors", actors, reason)
 
 
+def _until_stored(choices: Choices, facts: EnvFacts) -> int:
+    """Return how many steps an actor takes until it has stored an episode, or a piece of one."""
+    longest = max(facts.longest, 1)
+    chunk = choices.find("collect.chunk_steps", "auto")
+    if chunk == "auto":
+        context = next(row.value for row in choices.rows if row.setting == "train.context_length")
+        chunk = PIECE_CONTEXTS * _number(context, WHOLE_EPISODE)
+    return min(longest, chunk) if chunk else longest
+
+
 def _most_first_steps(facts: EnvFacts, budget: Budget, actors: int) -> float:
-    """Return how many steps may pass before every actor has ended an episode."""
+    """Return how many steps may pass before every actor has stored an episode, or a piece of one."""
     if budget.steps is not None:
         return budget.steps / EPISODES_PER_ACTOR
     assert budget.minutes is not None
@@ -315,7 +331,7 @@ def choose_schedule(
     values = {row.setting: row.value for row in choices.rows}
     actors = _number(values["collect.actors"], ACTORS)
     tokens = values["train.batch_size"] * _number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
-    first = actors * facts.longest  # steps until every actor has ended an episode
+    first = actors * _until_stored(choices, facts)
     if budget.steps is not None:
         plan = _plan_steps(facts, budget.steps, tokens=tokens, actors=actors, first=first)
     else:
@@ -434,7 +450,8 @@ def _replay_ratio(step: float, token: float) -> float:
 
 
 def _first(collect: int, train: int, first: int, *, seconds: float) -> tuple[int, int]:
-    """Return steps and updates of the first epoch: quick, for an early score, but so long that every episode ends."""
+    """Return steps and updates of the first epoch: quick, for an early score, but so long that all actors store
+    something."""
     share = min(FIRST_EPOCH_SECONDS / seconds, 1.0)
     steps, updates = max(round(collect * share), 1), max(round(train * share), 1)
     return max(steps, first), updates
@@ -448,6 +465,8 @@ def _choose_shares(choices: Choices, facts: EnvFacts, *, steps: int, updates: in
     what = "noise" if facts.is_box else "random actions"
     choices.choose("exploration.start", start, f"{what} at first")
     choices.choose("exploration.end", EXPLORATION_END, "and a little until the end")
+    if facts.action == "Discrete" and not choices.find("agent.action_mask", ""):
+        choices.choose("exploration.persistence", PERSISTENCE, "random actions that are repeated lead farther")
     each = max(round(EXPLORATION_SHARE * steps / actors), 1)
     reason = f"{EXPLORATION_SHARE:.0%} of the {steps // actors:,} steps of an actor"
     choices.choose("exploration.steps", each, reason)
