@@ -24,8 +24,8 @@ _POLL_SECONDS = 0.1
 
 
 def amago_command(task: Task, *, seconds: float, seed: int, run: Path) -> list[str]:
-    """Compose the command that trains on a task without a recipe. Its plan fills `seconds` on an idle machine; if it takes
-    more CPU seconds, `train` interrupts it."""
+    """Compose the command that trains on a task without a recipe. Its plan fills `seconds` of an idle machine; if it
+    takes more CPU seconds, `train` interrupts it."""
     parameters = [f"env.{name}={json.dumps(value)}" for name, value in task.params.items()]
     given = [*parameters, "train.threads=1", "report=false"]
     words = [*_AMAGO, "run", "--env", task.env, "--minutes", str(seconds / 60), "--run", str(run), "--seed", str(seed)]
