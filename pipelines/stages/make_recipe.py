@@ -85,6 +85,10 @@ def make_recipe(
     spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
     expected = choose_schedule(choices, facts, budget, rates, spent=spent)
     listener(Notice(stage="measure", text=describe_random_play(facts)))
+    if not facts.episodes and facts.horizon is None:
+        text = "no limit of an episode is known, and an evaluation plays episodes to their ends"
+        text += "; if they may not end, give --set env.max_episode_steps=N"
+        listener(Notice(stage="measure", text=text, level="warning"))
     if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
         text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
         listener(Notice(stage="measure", text=text, level="warning"))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
 from pipelines import run
-from pipelines.config.load import read_toml, resolve
-from pipelines.config.settings import CollectSettings, EnvSettings
+from pipelines.config.load import merge, read_toml, resolve
+from pipelines.config.settings import CollectSettings, EnvSettings, Settings
 from pipelines.envs.make import make
 from pipelines.errors import StageFailed, UsageError
-from pipelines.events import Event, Progress, silent
-from pipelines.stages.choices import EnvFacts
+from pipelines.events import Event, Notice, Progress, silent
+from pipelines.stages.choices import Budget, EnvFacts
 from pipelines.stages.environment import env_model
+from pipelines.stages.make_recipe import make_recipe
 from pipelines.stages.measure import measure_env, measure_rates
 
 
@@ -77,6 +80,20 @@ def test_an_environment_whose_episodes_do_not_end_has_no_score_of_random_play() 
     facts = measured("tests.stages.test_make_recipe:Endless", seconds=0.2)
     assert (facts.episodes, facts.return_mean, facts.success_mean) == (0, None, None)
     assert facts.length_max > 1
+
+
+def test_episodes_that_may_not_end_are_warned_of() -> None:
+    heard: list[str] = []
+    given = {"env": {"name": "tests.stages.test_make_recipe:Endless"}}
+
+    def listen(event: Event) -> None:
+        heard.extend([event.text] if isinstance(event, Notice) and event.level == "warning" else [])
+
+    def settings(document: Mapping[str, Any]) -> Settings:
+        return resolve(merge(document, given), env_model=env_model)
+
+    make_recipe(settings, given, Budget(minutes=0.001), listener=listen)
+    assert any("--set env.max_episode_steps=N" in text for text in heard)
 
 
 def test_a_broken_environment_is_its_own_error() -> None:
