@@ -21,6 +21,7 @@ _MODULES = {
     "hdf5": ("h5py",),
     "minari": ("minari",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "peers": ("stable_baselines3", "sb3_contrib"),
     "ray": ("ray",),
     "mlflow": ("mlflow",),
     "serve": ("starlette", "uvicorn", "websockets", "httptools", "orjson"),

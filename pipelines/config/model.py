@@ -195,7 +195,7 @@ class AgentSettings(SettingsModel):
     """Weight of (advantage-filtered) behaviour cloning; unset: as the agent type."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of an entropy bonus, in units of normalised values: keeps the policy from choosing before the critics
-    can tell actions apart."""
+    distinguish actions."""
     critic_weight: Annotated[float, Field(ge=0)] = 10.0
     """Weight of the critic loss."""
     critic_samples: Positive | None = None

@@ -419,7 +419,7 @@ def rank_actions(table: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, T
     gap = torch.where(top[..., 1].isfinite(), top[..., 0] - top[..., 1], 0.0)
     best = index[..., 0]
     values = table.gather(-1, best[..., None].expand(*table.shape[:-1], 1))[..., 0]
-    return best, gap, values.std(0, correction=0)
+    return best, gap, (values - values.mean(0)).square().mean(0).sqrt()
 
 
 def _shown_size(spaces: Spaces, columns: Sequence[str]) -> int:
