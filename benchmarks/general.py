@@ -1,4 +1,4 @@
-"""The benchmark of generality: one setting for every kind of task, beside what a user would choose instead.
+"""The benchmark of generality: one setting for every kind of task, compared with what a user would choose.
 
     python benchmarks/general.py list
     python benchmarks/general.py run --task cartpole --seed 1 --agent amago --seconds 300 --to docs/general.jsonl
@@ -13,7 +13,7 @@ actions. `amago` is run as a user would, by its command line and without a recip
 Stable-Baselines3 and sb3-contrib (`pip install -e ".[peers]"`) with rl-zoo's settings (general_parts/peers.toml).
 
 `run` appends one line of JSON per run and skips runs that are there, so a killed benchmark is resumed by the same
-command. A task whose packages are not installed, and an agent that a task does not list, are left out.
+command. A task whose packages are not skip_missing, and an agent that a task does not list, are left out.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def selected(options: argparse.Namespace) -> list[Task]:
     ]
 
 
-def installed(tasks: list[Task]) -> Iterator[Task]:
-    """Yield the tasks whose packages are installed, and name the extras of the others."""
+def skip_missing(tasks: list[Task]) -> Iterator[Task]:
+    """Yield the tasks whose packages are skip_missing, and name the extras of the others."""
     for task in tasks:
         extra, present = requirement(task.env)
         if present:
@@ -88,7 +88,7 @@ def installed(tasks: list[Task]) -> Iterator[Task]:
 
 def jobs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield every run that is asked for, seed by seed."""
-    tasks = list(installed(selected(options)))
+    tasks = list(skip_missing(selected(options)))
     for seed in options.seed or [1]:
         for task in tasks:
             for agent in options.agent or AGENTS:
@@ -99,7 +99,7 @@ def jobs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    for task in installed(selected(options)):
+    for task in skip_missing(selected(options)):
         if options.again or task.random != task.random:
             returns = measure_random(task, options.episodes)
             write_random(task.name, returns.mean())

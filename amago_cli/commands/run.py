@@ -88,7 +88,7 @@ def run(
     if minutes is not None or steps is not None:
         option = "--steps" if minutes is None else "--minutes"
         hint = f"leave {option} out, or give --env ENV instead of the recipe"
-        raise UsageError(f"{option}: recipe '{recipe}' says itself how long it runs", hint=hint)
+        raise UsageError(f"{option}: recipe '{recipe}' has its own length", hint=hint)
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
@@ -152,12 +152,12 @@ def _table(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the table of choices."""
     from amago_cli.render.table import render
     from pipelines.events import duration
-    from pipelines.stages.make_recipe import budget_of
+    from pipelines.stages.make_recipe import read_budget
 
     expected = plan.get("expected_seconds")
     takes = f", about {duration(expected)}" if isinstance(expected, int) else ""
     rows = [(row["setting"], _show(row["setting"], row["value"]), row["reason"]) for row in plan["choices"]]
-    title = f"choices for {budget_of(plan).text}{takes}"
+    title = f"choices for {read_budget(plan).text}{takes}"
     return render(("setting", "value", "reason"), rows, show=str, title=title)
 
 

@@ -64,12 +64,12 @@ def train(command: list[str], *, seconds: float, environment: Mapping[str, str])
                     child.send_signal(signal.SIGINT)
                     break
                 time.sleep(_POLL_SECONDS)
-            _, told = child.communicate()
+            _, errors = child.communicate()
         except BaseException:
             child.kill()
             raise
     if child.returncode not in (0, 130):
-        raise subprocess.CalledProcessError(child.returncode, command, stderr=told)
+        raise subprocess.CalledProcessError(child.returncode, command, stderr=errors)
     return taken
 
 

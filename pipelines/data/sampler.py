@@ -148,9 +148,9 @@ class WindowSampler:
         if self.view.neighbours is None:
             columns, rows = self._gatherer.whole(chosen[windows], self._derivation.reads)
             return DrawnVersions(windows, self._derivation.derive(columns, rows, self._uids[chosen[windows]], copies))
-        return self._versions_of_pieces(self.view.neighbours, windows, chosen[windows], copies, self._derivation)
+        return self._derive_pieces(self.view.neighbours, windows, chosen[windows], copies, self._derivation)
 
-    def _versions_of_pieces(
+    def _derive_pieces(
         self,
         neighbours: Neighbours,
         windows: np.ndarray,

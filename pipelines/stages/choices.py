@@ -248,7 +248,7 @@ def _choose_memory(choices: Choices, facts: EnvFacts) -> None:
         context, reason = CONTEXT, "episodes are long, and short windows make quick updates"
     context = choices.choose("train.context_length", context, reason)
     tokens = TOKENS_ON_GPU if facts.has_gpu else TOKENS
-    windows = max(LEAST_WINDOWS, tokens // _number(context, WHOLE_ATTEMPTS))
+    windows = max(LEAST_WINDOWS, tokens // _as_number(context, WHOLE_ATTEMPTS))
     parts = choices.find("train.ranks", 1) * choices.find("train.grad_accumulation", 1)
     windows = -(-windows // parts) * parts
     choices.choose("train.batch_size", windows, f"about {tokens:,} time steps an update")
@@ -258,9 +258,9 @@ def _choose_discounts(choices: Choices, facts: EnvFacts) -> None:
     length = facts.longest
     horizon = min(max(length, LEAST_HORIZON), MOST_HORIZON)
     reason = f"looks {horizon:,} steps ahead: an episode takes up to {length:,}"
-    choices.choose("agent.acting_gamma", _rounded(1 - 1 / horizon, 4), reason)
+    choices.choose("agent.acting_gamma", _round_digits(1 - 1 / horizon, 4), reason)
     middle = math.sqrt(SHORT_HORIZON * horizon)
-    gammas = [_rounded(1 - 1 / SHORT_HORIZON, 4), _rounded(1 - 1 / middle, 4)]
+    gammas = [_round_digits(1 - 1 / SHORT_HORIZON, 4), _round_digits(1 - 1 / middle, 4)]
     choices.choose("agent.gammas", gammas, f"values {SHORT_HORIZON} and {middle:.0f} steps ahead, learned sooner")
 
 
@@ -292,25 +292,25 @@ def _choose_inputs(choices: Choices, facts: EnvFacts) -> None:
 def _choose_actors(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
     most = ACTORS if facts.one_by_one else BATCHED_ACTORS
     kind = "stepped one by one" if facts.one_by_one else "stepped as one batch"
-    length = _until_stored(choices, facts)
+    length = _count_first_steps(choices, facts)
     actors = most
-    while actors > 1 and actors * length > _most_first_steps(facts, budget, actors):
+    while actors > 1 and actors * length > _limit_first_steps(facts, budget, actors):
         actors //= 2
     reason = f"environments {kind}" if actors == most else f"each still stores {EPISODES_PER_ACTOR} episodes or pieces"
     choices.choose("collect.actors", actors, reason)
 
 
-def _until_stored(choices: Choices, facts: EnvFacts) -> int:
+def _count_first_steps(choices: Choices, facts: EnvFacts) -> int:
     """Return how many steps an actor takes until it has stored an episode, or a piece of one."""
     longest = max(facts.longest, 1)
     chunk = choices.find("collect.chunk_steps", "auto")
     if chunk == "auto":
         context = next(row.value for row in choices.rows if row.setting == "train.context_length")
-        chunk = PIECE_CONTEXTS * _number(context, WHOLE_EPISODE)
+        chunk = PIECE_CONTEXTS * _as_number(context, WHOLE_EPISODE)
     return min(longest, chunk) if chunk else longest
 
 
-def _most_first_steps(facts: EnvFacts, budget: Budget, actors: int) -> float:
+def _limit_first_steps(facts: EnvFacts, budget: Budget, actors: int) -> float:
     """Return how many steps may pass before every actor has stored an episode, or a piece of one."""
     if budget.steps is not None:
         return budget.steps / EPISODES_PER_ACTOR
@@ -329,9 +329,9 @@ def choose_schedule(
     `rates` is needed for a budget of time, of which `spent` seconds have passed.
     """
     values = {row.setting: row.value for row in choices.rows}
-    actors = _number(values["collect.actors"], ACTORS)
-    tokens = values["train.batch_size"] * _number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
-    first = actors * _until_stored(choices, facts)
+    actors = _as_number(values["collect.actors"], ACTORS)
+    tokens = values["train.batch_size"] * _as_number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
+    first = actors * _count_first_steps(choices, facts)
     if budget.steps is not None:
         plan = _plan_steps(facts, budget.steps, tokens=tokens, actors=actors, first=first)
     else:
@@ -341,7 +341,7 @@ def choose_schedule(
         left = max(seconds - spent - CLOSING_SECONDS, LEAST_TIME_SHARE * seconds)
         plan = _plan_time(facts, rates, left, tokens=tokens, actors=actors, first=first)
     epochs = choices.choose("epochs", plan.epochs, plan.why_epochs)
-    collect = _number(choices.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
+    collect = _as_number(choices.choose("collect.steps", plan.collect, plan.why_collect), plan.collect)
     train = choices.choose("train.steps", plan.train, plan.why_train)
     if collect != plan.collect:
         plan = replace(plan, collect=collect, first_collect=max(collect, first))
@@ -351,7 +351,7 @@ def choose_schedule(
     _choose_shares(choices, facts, steps=steps, updates=updates, actors=actors)
     choices.choose("evaluate.episodes", plan.final_episodes, "the closing score, on fresh tasks")
     choices.choose("evaluate.actors", min(plan.final_episodes, MOST_EPISODES), "all at once")
-    choices.choose("stages", _stages(plan), plan.why_stages)
+    choices.choose("stages", _list_stages(plan), plan.why_stages)
     return None if rates is None else spent + CLOSING_SECONDS + plan.seconds
 
 
@@ -377,17 +377,17 @@ class _Plan:
 def _plan_time(facts: EnvFacts, rates: Rates, seconds: float, *, tokens: int, actors: int, first: int) -> _Plan:
     step, update = OVERHEAD * rates.collect_seconds, OVERHEAD * rates.update_seconds
     episode = rates.collect_seconds * facts.typical
-    final = _within(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
-    number = _within(EVALUATION_SHARE * seconds / (LEAST_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
-    episodes = _within(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES)
-    ratio = _replay_ratio(step, update / tokens)
+    final = _clamp(FINAL_SHARE * seconds / episode, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES)
+    number = _clamp(EVALUATION_SHARE * seconds / (LEAST_EPISODES * episode), LEAST_EVALUATIONS, EVALUATIONS)
+    episodes = _clamp(EVALUATION_SHARE * seconds / (number * episode), LEAST_EPISODES, MOST_EPISODES)
+    ratio = _choose_replay_ratio(step, update / tokens)
     each = step + ratio * update / tokens  # seconds of an environment step, with the updates that it is used in
     evaluating = number * episodes * episode + 1.25 * final * episode
-    epochs = _within(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
+    epochs = _clamp(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
     left = max(seconds - evaluating - epochs * EPOCH_OVERHEAD, LEAST_TIME_SHARE * seconds)
-    collect = _two_digits(max(left / epochs / each, actors), multiple=actors)
-    train = _two_digits(max(collect * ratio / tokens, 1))
-    first_collect, first_train = _first(collect, train, first, seconds=collect * each)
+    collect = _round_down(max(left / epochs / each, actors), multiple=actors)
+    train = _round_down(max(collect * ratio / tokens, 1))
+    first_collect, first_train = _plan_first_epoch(collect, train, first, seconds=collect * each)
     spent_first = first_collect * step + first_train * update
     epochs = max(1 + math.floor((left - spent_first) / (collect * step + train * update) + 0.5), 1)
     every = max(math.ceil(epochs / number), 1)
@@ -421,7 +421,7 @@ def _plan_steps(facts: EnvFacts, steps: int, *, tokens: int, actors: int, first:
     first_collect = steps - (epochs - 1) * collect  # the total is the budget
     train = max(round(collect * REPLAY_RATIO / tokens), 1)
     most = EVALUATION_SHARE * 2 * steps / facts.typical  # episodes
-    number = _within(most / LEAST_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
+    number = _clamp(most / LEAST_EPISODES, LEAST_EVALUATIONS, min(EVALUATIONS, max(epochs, LEAST_EVALUATIONS)))
     return _Plan(
         epochs=epochs,
         collect=collect,
@@ -429,8 +429,8 @@ def _plan_steps(facts: EnvFacts, steps: int, *, tokens: int, actors: int, first:
         first_collect=first_collect,
         first_train=train,
         every=max(math.ceil(epochs / number), 1),
-        episodes=_within(most / number, LEAST_EPISODES, MOST_EPISODES),
-        final_episodes=_within(most, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES),
+        episodes=_clamp(most / number, LEAST_EPISODES, MOST_EPISODES),
+        final_episodes=_clamp(most, LEAST_FINAL_EPISODES, MOST_FINAL_EPISODES),
         why_epochs="looks at new data as often",
         why_collect=f"{steps:,} steps in all",
         why_train=f"a step is learned from {REPLAY_RATIO:g} times",
@@ -438,7 +438,7 @@ def _plan_steps(facts: EnvFacts, steps: int, *, tokens: int, actors: int, first:
     )
 
 
-def _replay_ratio(step: float, token: float) -> float:
+def _choose_replay_ratio(step: float, token: float) -> float:
     """Return the replay ratio, given the seconds of an environment step and of a time step in an update: the usual one,
     unless it leaves too little of the time to collecting or to learning."""
 
@@ -449,7 +449,7 @@ def _replay_ratio(step: float, token: float) -> float:
     return min(max(wanted, LEAST_REPLAY), MOST_REPLAY)
 
 
-def _first(collect: int, train: int, first: int, *, seconds: float) -> tuple[int, int]:
+def _plan_first_epoch(collect: int, train: int, first: int, *, seconds: float) -> tuple[int, int]:
     """Return steps and updates of the first epoch: quick, for an early score, but so long that all actors store
     something."""
     share = min(FIRST_EPOCH_SECONDS / seconds, 1.0)
@@ -459,7 +459,7 @@ def _first(collect: int, train: int, first: int, *, seconds: float) -> tuple[int
 
 def _choose_shares(choices: Choices, facts: EnvFacts, *, steps: int, updates: int, actors: int) -> None:
     """Choose the schedules that are shares of the run."""
-    tau = _rounded(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
+    tau = _round_digits(min(max(TARGET_UPDATES / updates, LEAST_TAU), MOST_TAU), 3)
     choices.choose("agent.target_tau", tau, f"targets follow within a share of {updates:,} updates")
     start = EXPLORATION_START_BOX if facts.is_box else EXPLORATION_START
     what = "noise" if facts.is_box else "random actions"
@@ -478,7 +478,7 @@ def _choose_shares(choices: Choices, facts: EnvFacts, *, steps: int, updates: in
     choices.choose("train.half_life", half_life, "what an older policy did counts less")
 
 
-def _stages(plan: _Plan) -> list[dict[str, Any]]:
+def _list_stages(plan: _Plan) -> list[dict[str, Any]]:
     collect: list[dict[str, Any]] = [{"stage": "collect"}]
     train: list[dict[str, Any]] = [{"stage": "train"}]
     if plan.first_collect != plan.collect:
@@ -493,16 +493,16 @@ def _stages(plan: _Plan) -> list[dict[str, Any]]:
     return [*collect, *train, chooser, closing]
 
 
-def _number(value: Any, otherwise: int) -> int:
+def _as_number(value: Any, otherwise: int) -> int:
     """Return a setting as a number, also where the user gives "auto"."""
     return value if isinstance(value, int) else otherwise
 
 
-def _within(value: float, least: int, most: int) -> int:
+def _clamp(value: float, least: int, most: int) -> int:
     return min(max(int(value), least), most)
 
 
-def _two_digits(value: float, *, multiple: int = 1) -> int:
+def _round_down(value: float, *, multiple: int = 1) -> int:
     """Round down to two significant digits, then to a multiple."""
     whole = max(int(value), 1)
     unit = 10 ** max(len(str(whole)) - 2, 0)
@@ -510,5 +510,5 @@ def _two_digits(value: float, *, multiple: int = 1) -> int:
     return max(whole // multiple * multiple, multiple)
 
 
-def _rounded(value: float, digits: int) -> float:
+def _round_digits(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")

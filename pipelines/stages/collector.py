@@ -140,13 +140,13 @@ def make_collector(
             policy_seed=policy_seed,
             before=before,
             workers=processes,
-            cutting=cutting_of(settings, spec.horizon, in_chain=behaviour is None),
+            cutting=choose_cutting(settings, spec.horizon, in_chain=behaviour is None),
         )
         stack.pop_all()
     return collector
 
 
-def cutting_of(settings: Settings, horizon: int | None, *, in_chain: bool) -> Cutting:
+def choose_cutting(settings: Settings, horizon: int | None, *, in_chain: bool) -> Cutting:
     """Return how a collector stores episodes of at most `horizon` steps (None: unknown) in pieces."""
     context, steps = settings.train.context_length_for(horizon), settings.collect.chunk_steps
     if steps == 0:

@@ -112,8 +112,8 @@ def describe_random_play(facts: EnvFacts) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """A run without a recipe: its settings, what its record says in place of a recipe's name (see `record_of`), and the
-    `document` of chosen settings, or of all that are stored. `is_new`: they were chosen by this call."""
+    """A run without a recipe: its settings, what its record says in place of a recipe's name (see `make_record`), and
+    the `document` of chosen settings, or of all that are stored. `is_new`: they were chosen by this call."""
 
     settings: Settings
     recipe: Mapping[str, Any]
@@ -144,10 +144,10 @@ def begin(
         return Begun(settings=resolve({}), recipe={}, document={}, is_new=False)
     made = make_recipe(resolve, given, budget, listener=listener)
     settings = resolve(made.document)
-    return Begun(settings=settings, recipe=record_of(made, given), document=made.document, is_new=True)
+    return Begun(settings=settings, recipe=make_record(made, given), document=made.document, is_new=True)
 
 
-def budget_of(plan: Mapping[str, Any]) -> Budget:
+def read_budget(plan: Mapping[str, Any]) -> Budget:
     """Return the budget of a stored plan. IntegrityError if it is damaged."""
     budget = plan.get("budget")
     minutes, steps = (budget.get("minutes"), budget.get("steps")) if isinstance(budget, dict) else (None, None)
@@ -158,7 +158,7 @@ def budget_of(plan: Mapping[str, Any]) -> Budget:
     raise IntegrityError("the plan in run.json is damaged", hint="start over with --fresh, or choose another --run")
 
 
-def record_of(made: MadeRecipe, given: Mapping[str, Any]) -> dict[str, Any]:
+def make_record(made: MadeRecipe, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return for run.json, in place of a recipe's name: the plan, and what the user gave instead of a choice."""
     own = flattened(given)
     changed = {key: [None, value] for key, value in own.items() if key != "seed" and not key.startswith("env.")}
@@ -166,7 +166,7 @@ def record_of(made: MadeRecipe, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what `record_of` has recorded in a run that has begun; None if the run has not.
+    """Return what `make_record` has recorded in a run that has begun; None if the run has not.
 
     UsageError if it follows a recipe, was made for another budget, or with settings that are not `given` again. A
     setting that is added, or given another value, is a change as in any run.
@@ -182,7 +182,7 @@ def read_recipe(directory: RunDirectory, budget: Budget, given: Mapping[str, Any
             f"'{directory.path}' was run by recipe '{name or 'unknown'}'",
             hint="name the recipe to go on, start over with --fresh, or choose another --run",
         )
-    stored, now, before = budget_of(plan), flattened(given), recipe.get("given")
+    stored, now, before = read_budget(plan), flattened(given), recipe.get("given")
     problems = [] if stored == budget else [f"{stored.text} -> {budget.text}"]
     for key, value in before.items() if isinstance(before, dict) else ():
         if key not in now and key not in EXTENSIBLE and not key.startswith("track."):

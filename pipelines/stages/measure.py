@@ -79,15 +79,15 @@ def measure_env(
         has_success=spec.has_success,
         one_by_one=one_by_one,
         episodes=len(returns),
-        length_mean=_rounded(float(np.mean(lengths))),
+        length_mean=_round_digits(float(np.mean(lengths))),
         length_min=min(lengths),
         length_max=max(lengths),
         return_mean=float(returns.mean()) if len(returns) else None,
         return_error=float(returns.std() / math.sqrt(len(returns))) if len(returns) else None,
         success_mean=float(np.mean(success)) if len(success) and spec.has_success else None,
-        observation_max=_rounded(probe.observation_max),
-        reward_max=_rounded(probe.reward_max),
-        step_seconds=_rounded(seen.seconds / seen.steps),
+        observation_max=_round_digits(probe.observation_max),
+        reward_max=_round_digits(probe.reward_max),
+        step_seconds=_round_digits(seen.seconds / seen.steps),
         has_gpu=resolve_device(device).type != "cpu",
     )
 
@@ -178,13 +178,13 @@ def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> 
     with contextlib.closing(made) as env:
         learner = Learner(env.spec.spaces, settings.agent, settings.train, seed=settings.seed)
         is_alone = learner.device.type == "cpu" and settings.train.threads == 1
-        batch = _recorded_batch(env, learner)
+        batch = _record_batch(env, learner)
         update = _time_updates(learner, batch, seconds, time.process_time if is_alone else time.perf_counter, listener)
         clock = time.process_time if is_alone and not processes else time.perf_counter
         collect = _time_acting(env, learner, seconds, clock, listener) / actors
     return Rates(
-        update_seconds=_rounded(update),
-        collect_seconds=_rounded(collect / max(settings.collect.collectors, 1)),
+        update_seconds=_round_digits(update),
+        collect_seconds=_round_digits(collect / max(settings.collect.collectors, 1)),
         in_cpu_seconds=is_alone and not processes,
     )
 
@@ -205,7 +205,7 @@ def _time_updates(
     return float(np.median(took))
 
 
-def _recorded_batch(env: Env, learner: Learner) -> Batch:
+def _record_batch(env: Env, learner: Learner) -> Batch:
     """Return full windows of a few steps of random play, repeated. What an update costs depends on the data: a text
     that never changes is encoded once, where made-up ones would take seconds."""
     stored: list[Trajectories] = []
@@ -246,6 +246,6 @@ def _time_acting(env: Env, learner: Learner, seconds: float, clock: Callable[[],
     return (times[-1] - times[half]) / (len(times) - 1 - half)
 
 
-def _rounded(value: float) -> float:
+def _round_digits(value: float) -> float:
     """Round to two significant digits, so that a plan does not pretend to know more."""
     return float(f"{value:.2g}")

@@ -65,9 +65,9 @@ def run(
     if env is not None:
         assignments.insert(0, (["env", "name"], env))
     if recipe is None:
-        return _without_recipe(directory, make_budget(minutes, steps), assignments, fresh=fresh, listener=listener)
+        return _run_without_recipe(directory, make_budget(minutes, steps), assignments, fresh=fresh, listener=listener)
     if minutes is not None or steps is not None:
-        raise UsageError("a recipe says itself how long it runs", hint="leave minutes and steps out")
+        raise UsageError("minutes and steps are for runs without a recipe", hint="leave minutes and steps out")
     name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
     if profile:
         assignments.insert(0, (["profile"], profile))
@@ -80,7 +80,7 @@ def run(
     return stage.run(resolved, run=Path(directory), listener=listener, fresh=fresh, recipe=described)
 
 
-def _without_recipe(
+def _run_without_recipe(
     directory: Path | str | None,
     budget: Budget,
     assignments: Sequence[tuple[Sequence[str], Any]],

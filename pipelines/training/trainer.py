@@ -120,7 +120,7 @@ class Trainer:
         about_data: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Update until `target` updates are done; a checkpoint is written at the end, and on an interruption.
-        `about_data`: what is known of the data beside the lakes, logged with every line."""
+        `about_data`: figures of the data besides the lakes, logged with every line."""
         train = self.settings.train
         compute = self.learner.described()
         if is_main():
@@ -161,7 +161,7 @@ class Trainer:
                 listener(Notice(stage="train", text=text))
             regular = learner.update % train.log_every == 0
             if regular or learner.update == target:
-                figures = _with_gap_to_spread(ranks.means(means(self._recent), learner.device))
+                figures = _add_gap_to_spread(ranks.means(means(self._recent), learner.device))
                 self._recent = [] if regular else self._recent
                 rate = (learner.update - first) / (time.monotonic() - began)
                 figures |= {"updates_per_second": rate, **self._counts(data), **about_data}
@@ -262,7 +262,7 @@ class Trainer:
             )
 
 
-def _with_gap_to_spread(figures: dict[str, float]) -> dict[str, float]:
+def _add_gap_to_spread(figures: dict[str, float]) -> dict[str, float]:
     """Add the ratio of the mean gap between the best actions to the mean spread of the critics. It is computed from the
     means of all updates and ranks, since a mean of ratios is dominated by steps whose critics happen to agree."""
     spread = figures.get("action_spread", 0.0)

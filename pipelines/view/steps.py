@@ -104,7 +104,7 @@ class StepReader:
         facts, pieces = own[0], []
         if facts["episode"] != uid:
             pieces = self._facts(f"episode = (select episode from trajectories where uid = '{uid}')")
-            pieces = _around(pieces, facts["chunk"])
+            pieces = _select_around(pieces, facts["chunk"])
             facts = _join(uid, pieces)
         if facts.pop("base_chunk"):
             facts["base_offset"] += self.find(facts["base_uid"]).start_of(facts["base_uid"])
@@ -167,7 +167,7 @@ def _join(uid: str, pieces: list[dict[str, Any]]) -> dict[str, Any]:
     return facts
 
 
-def _around(pieces: list[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
+def _select_around(pieces: list[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
     """Return the consecutive pieces of which number `chunk` is one."""
     numbers = {piece["chunk"]: piece for piece in pieces}
     first = last = chunk

@@ -211,7 +211,7 @@ def _episode_times(inventory: FileTable) -> dict[str, np.ndarray]:
     return times
 
 
-def _whole_episodes(numbers: np.ndarray, goes: np.ndarray) -> np.ndarray:
+def _extend_to_episodes(numbers: np.ndarray, goes: np.ndarray) -> np.ndarray:
     """Return `goes` (n,) bool with all pieces of the episodes (n,) of which one goes."""
     return goes | (np.isin(numbers, numbers[goes]) & (numbers > 0))
 
@@ -260,7 +260,7 @@ def _fit(
     parts = [(inventory.files[id].episodes, place) for id, place in places]
     if any(numbers is not None for numbers, _ in parts):
         numbers = [np.zeros(len(place), "u8") if own is None else own[place] for own, place in parts]
-        goes = _whole_episodes(np.concatenate(numbers), goes)
+        goes = _extend_to_episodes(np.concatenate(numbers), goes)
     for id, place in places:
         masks[id][place] |= goes[: len(place)]
         goes = goes[len(place) :]

@@ -164,7 +164,7 @@ def test_a_score_that_is_not_above_random_play_is_the_last_line(own: Amago) -> N
         (["--env", "tmaze", "--steps", 0], 2, "--steps 0 is not a budget"),
         (["--env", "tmaze", "--minutes", 1, "--steps", 5], 2, "--minutes and --steps exclude each other"),
         ([], 2, "neither a recipe nor an environment is named"),
-        (["quickstart", "--minutes", 5], 2, "--minutes: recipe 'quickstart' says itself how long it runs"),
+        (["quickstart", "--minutes", 5], 2, "--minutes: recipe 'quickstart' has its own length"),
         (["quickstart", "--steps", 5], 2, "--steps: recipe 'quickstart'"),
         (["--env", "tmaze", "--set", "train.contxt=3"], 2, "did you mean 'train.context_length'"),
         (["--env", "tmaze", "--set", "env.corridr=3"], 2, "did you mean 'env.corridor'"),
