@@ -69,7 +69,7 @@ def planned(amago: Amago) -> Amago:
     from pipelines.config.run_directory import RunDirectory
     from pipelines.stages.choices import Budget
     from pipelines.stages.environment import env_model
-    from pipelines.stages.make_recipe import make_recipe, record_of
+    from pipelines.stages.make_recipe import make_recipe, make_record
 
     given = {"env": {"name": "tmaze", "corridor": 3}, "collect": {"workers": 0}}
 
@@ -77,7 +77,7 @@ def planned(amago: Amago) -> Amago:
         return resolve(merge(document, given), env_model=env_model)
 
     made = make_recipe(settings, given, Budget(steps=300))
-    RunDirectory("runs/tmaze").record("run", settings(made.document), recipe=record_of(made, given))
+    RunDirectory("runs/tmaze").record("run", settings(made.document), recipe=make_record(made, given))
     return amago
 
 
