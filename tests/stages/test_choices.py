@@ -137,7 +137,7 @@ def test_a_budget_in_steps_is_used_exactly(seen: EnvFacts, steps: int) -> None:
 def test_twice_the_time_is_never_fewer_steps_or_updates(seen: EnvFacts, rate: Rates, minutes: float) -> None:
     short, long = (settings_of(chosen(seen, Budget(minutes=minutes * more), rate)[0]) for more in (1, 2))
     for less, more in zip(totals(short), totals(long), strict=True):
-        assert more >= 0.9 * less  # rounding, and another number of actors
+        assert more >= 0.9 * less - 2  # rounding, and another number of actors
 
 
 @pytest.mark.parametrize("seen", [CARTPOLE, LAKE, PENDULUM])
