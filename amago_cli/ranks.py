@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipelines.config.settings import TrainSettings
 
 _POLL_SECONDS = 0.05
-_REPORT_SECONDS = 8.0  # in which rank 0 comes to the same error
+_REPORT_SECONDS = 30.0  # in which rank 0 comes to the same error, on a busy host, too
 _SILENT = ("ReportedElsewhere", "RankLost", "Interrupted")
 
 
