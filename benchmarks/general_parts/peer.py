@@ -91,7 +91,7 @@ def action_space(space: Space) -> gymnasium.Space[Any]:
             return gymnasium.spaces.MultiBinary(n)
         case Box(shape=shape):
             return gymnasium.spaces.Box(-1.0, 1.0, shape, np.float32)
-    raise ValueError(f"{space} is no space of actions")
+    raise ValueError(f"{space} cannot be a space of actions")
 
 
 class ActorVecEnv(VecEnv):

@@ -78,7 +78,7 @@ def random_actions(space: Space, count: int, rng: np.random.Generator) -> np.nda
         case Box(shape=shape):
             drawn = rng.uniform(-1, 1, size=(count, *shape))
         case _:
-            raise ValueError(f"{space} is no space of actions")
+            raise ValueError(f"{space} cannot be a space of actions")
     return drawn.astype(space.dtype)
 
 

@@ -91,7 +91,7 @@ class ActorGroup:
         return np.flatnonzero((self.time > 0) & (self.recorder.lengths >= least))
 
     @property
-    def unstored(self) -> np.ndarray:
+    def steps_in_flight(self) -> np.ndarray:
         """The steps (N,) of each running episode that were not taken or cut off yet."""
         return self.time if self.recorder is None else np.where(self.time > 0, self.recorder.lengths, 0)
 
@@ -124,7 +124,7 @@ class ActorGroup:
         trajectories = None
         if self.recorder is not None:
             known = {"success": success} if spec.has_success and not unfinished else {}
-            trajectories = self._recorded(actors, shared, tasks, known, truncated=unfinished)
+            trajectories = self._record_parts(actors, shared, tasks, known, truncated=unfinished)
         self.time[actors] = 0
         if unfinished:
             return FinishedEpisodes(number=len(actors), stats=EpisodeStats(), trajectories=trajectories)
@@ -156,7 +156,7 @@ class ActorGroup:
         for actor in actors.tolist():
             self._names[actor] = self._names[actor] or uuid4().hex
         known = {"continues": [True] * len(actors)}
-        trajectories = self._recorded(actors, shared, self.env.tasks(actors), known, truncated=True)
+        trajectories = self._record_parts(actors, shared, self.env.tasks(actors), known, truncated=True)
         self.recorder.cut(actors)
         self.chunk[actors] += 1
         self.epsilon[actors], self.began[actors] = 0.0, time.time()
@@ -164,7 +164,7 @@ class ActorGroup:
             self._told[actor] = len(self.attempts[actor])
         return FinishedEpisodes(number=len(actors), stats=EpisodeStats(), trajectories=trajectories)
 
-    def _recorded(
+    def _record_parts(
         self,
         actors: np.ndarray,
         shared: TrajectoryInfo,
@@ -199,7 +199,7 @@ class ActorGroup:
 
     def drop(self, actors: np.ndarray) -> int:
         """Discard what is not stored of the episodes of `actors`, and return how many steps that is."""
-        lost = int(self.unstored[actors].sum())
+        lost = int(self.steps_in_flight[actors].sum())
         self.time[actors] = 0
         return lost
 

@@ -364,7 +364,7 @@ class Rollout:
     @property
     def unstored_steps(self) -> int:
         """Return the steps of running episodes that the sink has not received."""
-        return sum(int(group.unstored.sum()) for group in self._groups)
+        return sum(int(group.steps_in_flight.sum()) for group in self._groups)
 
     def _hand_over(self, *, if_due: bool = False) -> None:
         """Pass on finished episodes for which no earlier turn is still open."""

@@ -29,8 +29,7 @@ UNKNOWN_EPISODE = 64  # context length where the longest episode is not known
 # Actors.
 ACTORS, BATCHED_ACTORS = 16, 128  # of environments stepped one by one, and as one batch
 EPISODES_PER_ACTOR = 4  # least number of episodes that an actor plays in the run
-FIRST_COLLECT_SHARE = 0.15  # most of the budget before every actor has ended an episode or a piece of it
-PIECE_CONTEXTS = 8  # contexts of a piece: see collect.chunk_steps
+FIRST_COLLECT_SHARE = 0.15  # most of the budget before every actor has filled a window
 ROUND_SECONDS = 1.5e-3  # guess of what acting costs in a step of all actors, before it is measured
 ACTING_SHARE = 0.4  # guess of the share of the time spent on collecting, before it is measured
 
@@ -296,22 +295,22 @@ def _choose_actors(choices: Choices, facts: EnvFacts, budget: Budget) -> None:
     actors = most
     while actors > 1 and actors * length > _limit_first_steps(facts, budget, actors):
         actors //= 2
-    reason = f"environments {kind}" if actors == most else f"each still stores {EPISODES_PER_ACTOR} episodes or pieces"
+    reason = f"environments {kind}" if actors == most else f"each still stores {EPISODES_PER_ACTOR} episodes or windows"
     choices.choose("collect.actors", actors, reason)
 
 
 def _count_first_steps(choices: Choices, facts: EnvFacts) -> int:
-    """Return how many steps an actor takes until it has stored an episode, or a piece of one."""
+    """Return how many steps an actor takes until there is something to learn from: an episode, or a window of one,
+    as a chain stores running episodes in pieces when too much would be missing (`collect.chunk_steps`)."""
     longest = max(facts.longest, 1)
-    chunk = choices.find("collect.chunk_steps", "auto")
-    if chunk == "auto":
-        context = next(row.value for row in choices.rows if row.setting == "train.context_length")
-        chunk = PIECE_CONTEXTS * _as_number(context, WHOLE_EPISODE)
-    return min(longest, chunk) if chunk else longest
+    if choices.find("collect.chunk_steps", "auto") == 0:
+        return longest
+    context = next(row.value for row in choices.rows if row.setting == "train.context_length")
+    return min(longest, _as_number(context, WHOLE_EPISODE))
 
 
 def _limit_first_steps(facts: EnvFacts, budget: Budget, actors: int) -> float:
-    """Return how many steps may pass before every actor has stored an episode, or a piece of one."""
+    """Return how many steps may pass before every actor has filled a window, or ended an episode."""
     if budget.steps is not None:
         return budget.steps / EPISODES_PER_ACTOR
     assert budget.minutes is not None
@@ -331,7 +330,9 @@ def choose_schedule(
     values = {row.setting: row.value for row in choices.rows}
     actors = _as_number(values["collect.actors"], ACTORS)
     tokens = values["train.batch_size"] * _as_number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
-    first = actors * _count_first_steps(choices, facts)
+    first = actors  # steps of the first epoch, at least: running episodes are stored in pieces
+    if choices.find("collect.chunk_steps", "auto") == 0:
+        first = actors * facts.longest
     if budget.steps is not None:
         plan = _plan_steps(facts, budget.steps, tokens=tokens, actors=actors, first=first)
     else:
@@ -450,8 +451,7 @@ def _choose_replay_ratio(step: float, token: float) -> float:
 
 
 def _plan_first_epoch(collect: int, train: int, first: int, *, seconds: float) -> tuple[int, int]:
-    """Return steps and updates of the first epoch: quick, for an early score, but so long that all actors store
-    something."""
+    """Return steps and updates of the first epoch: quick, for an early score, but at least `first` steps."""
     share = min(FIRST_EPOCH_SECONDS / seconds, 1.0)
     steps, updates = max(round(collect * share), 1), max(round(train * share), 1)
     return max(steps, first), updates

@@ -65,9 +65,9 @@ def measure_env(
         clock = time.perf_counter if processes else time.process_time
         seen = _play(played, probe, least, seconds, clock, listener)
     observation = spec.spaces.observation
-    counted, lengths = seen.counted, seen.lengths
-    returns = np.array([episode.total_reward for episode in counted])
-    success = [bool(episode.success) for episode in counted]
+    first_episodes, lengths = seen.first_episodes, seen.lengths
+    returns = np.array([episode.total_reward for episode in first_episodes])
+    success = [bool(episode.success) for episode in first_episodes]
     return EnvFacts(
         name=env.name,
         action=type(spec.spaces.action).__name__,
@@ -111,7 +111,7 @@ class _Seen:
         return min(self._ended)
 
     @property
-    def counted(self) -> list[Episode]:
+    def first_episodes(self) -> list[Episode]:
         """As many episodes of each actor."""
         most = self.rounds * self.actors
         return [episode for number, episode in sorted(self.episodes.items()) if number < most]
@@ -119,7 +119,7 @@ class _Seen:
     @property
     def lengths(self) -> list[int]:
         """Lengths of the episodes that count; of those in progress, if none do."""
-        return [episode.length for episode in self.counted] or [max(self.steps // self.actors, 1)]
+        return [episode.length for episode in self.first_episodes] or [max(self.steps // self.actors, 1)]
 
 
 class _Probe:

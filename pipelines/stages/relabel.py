@@ -104,7 +104,7 @@ class _Job:
         """Find originals without all their versions. Invalid settings are detected here."""
         chosen = select(self.store, self.wanted.where, originals=True, listener=self.listener).uids
         _, episodes = query(self.store, _EPISODES, listener=self.listener)
-        pieces = _packed(uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1])
+        pieces = _pack_uids(uid for (uid,) in query(self.store, _PIECES, listener=self.listener)[1])
         self._reader = Reader(self.store, listener=self.listener)
         self._reader.refresh()
         self._known = self._reader.derived()
@@ -130,7 +130,7 @@ class _Job:
         if not stored:
             return []
         derived = query(self.store, _DERIVED, listener=self.listener)[1]
-        whole = _packed(uid for (uids,) in derived for uid in uids)
+        whole = _pack_uids(uid for (uids,) in derived for uid in uids)
         for env, uids in stored:
             mine = raw_uids(uids)
             if not (positions(chosen, mine, np.arange(len(chosen))) >= 0).any():
@@ -245,6 +245,6 @@ class _Job:
         return self.writers[chain.changes]
 
 
-def _packed(uids: Iterable[str]) -> np.ndarray:
+def _pack_uids(uids: Iterable[str]) -> np.ndarray:
     """Return uids of 32 hex digits as sorted "S16"."""
     return np.sort(raw_uids(list(uids)))

@@ -178,7 +178,7 @@ def make_versions(lake: Lake, schema: Schema, relabel: ReplaySettings, *, seed: 
     chain = _Once(lake, schema, relabel, seed, listener)
     if chain.environments():
         chain()
-    evaluate = partial(_varied, lake, relabel, seed, listener)
+    evaluate = partial(_find_versions, lake, relabel, seed, listener)
     return Versions(derivation=chain, evaluate=evaluate, share=relabel.share, copies=relabel.copies)
 
 
@@ -209,7 +209,7 @@ class _Once:
         return [env for (env,) in query(self._lake, text, listener=self._listener)[1]]
 
 
-def _varied(
+def _find_versions(
     lake: Lake, relabel: ReplaySettings, seed: int, listener: Listener, uids: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
     """(n,) bool: which of `uids` have versions; `keys`: the uids that decide whether they are in the share."""

@@ -110,17 +110,17 @@ def totals(settings: Settings) -> tuple[int, int]:
 
 
 @examples(100)
-@given(facts, rates, st.floats(0.01, 5_000))
-def test_every_table_is_a_recipe_whose_first_epoch_stores_an_episode_or_a_piece_of_every_actor(
-    seen: EnvFacts, rate: Rates, minutes: float
+@given(facts, rates, st.floats(0.01, 5_000), st.booleans())
+def test_every_table_is_a_recipe_whose_first_epoch_stores_something_of_every_actor(
+    seen: EnvFacts, rate: Rates, minutes: float, pieces: bool
 ) -> None:
-    settings = settings_of(chosen(seen, Budget(minutes=minutes), rate)[0])
+    collect = {} if pieces else {"collect": {"chunk_steps": 0}}
+    settings = settings_of(chosen(seen, Budget(minutes=minutes), rate, **collect)[0])
     steps = plan(settings)
     assert {step.entry.stage for step in steps if step.epoch == 0} >= {"collect", "train", "evaluate"}
     actors = settings.collect.actors
     assert isinstance(actors, int)
-    assert isinstance(settings.train.context_length, int)
-    assert steps[0].target >= actors * min(seen.longest, 8 * settings.train.context_length)
+    assert steps[0].target >= actors * (1 if pieces else seen.longest)
     assert steps[-1].is_final
     assert steps[-1].settings.evaluate.checkpoint == "best"
 
@@ -137,7 +137,7 @@ def test_a_budget_in_steps_is_used_exactly(seen: EnvFacts, steps: int) -> None:
 def test_twice_the_time_is_never_fewer_steps_or_updates(seen: EnvFacts, rate: Rates, minutes: float) -> None:
     short, long = (settings_of(chosen(seen, Budget(minutes=minutes * more), rate)[0]) for more in (1, 2))
     for less, more in zip(totals(short), totals(long), strict=True):
-        assert more >= 0.9 * less - 2  # rounding, and another number of actors
+        assert more >= 0.9 * less  # rounding, and another number of actors
 
 
 @pytest.mark.parametrize("seen", [CARTPOLE, LAKE, PENDULUM])
