@@ -387,7 +387,7 @@ def _plan_time(facts: EnvFacts, rates: Rates, seconds: float, *, tokens: int, ac
     epochs = _clamp(seconds / EPOCH_SECONDS, LEAST_EPOCHS, MOST_EPOCHS)
     left = max(seconds - evaluating - epochs * EPOCH_OVERHEAD, LEAST_TIME_SHARE * seconds)
     collect = _round_down(max(left / epochs / each, actors), multiple=actors)
-    train = _round_down(max(collect * ratio / tokens, 1))
+    train = _round_down(max(collect * ratio / tokens + 0.5, 1))
     first_collect, first_train = _plan_first_epoch(collect, train, first, seconds=collect * each)
     spent_first = first_collect * step + first_train * update
     epochs = max(1 + math.floor((left - spent_first) / (collect * step + train * update) + 0.5), 1)
