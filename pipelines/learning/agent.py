@@ -33,7 +33,7 @@ from pipelines.learning.objectives import (
     n_step_targets,
     trace_targets,
 )
-from pipelines.learning.popart import PopArt
+from pipelines.learning.popart import AdvantageScale, PopArt
 from pipelines.nets import ranks
 from pipelines.nets.distributions import Categorical
 from pipelines.nets.features import features
@@ -75,6 +75,7 @@ class Agent(nn.Module):
             LegalActions(settings.action_mask, spaces)  # refuses a column that cannot be a mask
         self.target_heads: CriticHeads | None = None
         self.popart: PopArt | None = None
+        self.advantage_scale: AdvantageScale | None = None  # of table critics
         self.rescaled_too: list[CriticHeads] = []  # copies kept elsewhere, whose outputs PopArt preserves too
         if isinstance(self.heads, CriticHeads):
             if settings.trace in _CORRECTED and not isinstance(self.heads, ExactHeads):
@@ -85,6 +86,8 @@ class Agent(nn.Module):
                 )
             self.target_heads = copy.deepcopy(self.heads).requires_grad_(False)
             self.popart = PopArt(len(self.gammas), settings.popart)
+            if isinstance(self.heads, ExactHeads):
+                self.advantage_scale = AdvantageScale(len(self.gammas))
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return, by name, the parameters that the optimiser updates and the clip norm counts: all but the target
@@ -159,9 +162,14 @@ class Agent(nn.Module):
             targets = [torch.where(target_NG.isfinite(), target_NG, torch.nan) for target_NG in found]
             states = [*encoded] if single else states
             del encoded
+        squares: list[Tensor] = []
         for place, (batch, target_NG, h_BTD) in enumerate(zip(batches, targets, states, strict=True)):
             h_BTD = self._encode(place, batches, dropout_seeds) if h_BTD is None else h_BTD
-            yield self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place])
+            found = self._loss(batch, h_BTD, target_NG, counted or 1.0, drawn_by[place], squares)
+            if self.advantage_scale is not None and place == len(batches) - 1:
+                rewards = torch.cat([each.reward[:, 1:][each.mask] for each in batches])
+                self.advantage_scale.update(torch.cat(squares), rewards * self.settings.reward_scale)
+            yield found
 
     def _encode(self, place: int, batches: Sequence[TensorBatch], dropout_seeds: Sequence[int] | None) -> Tensor:
         """Encode a micro-batch; with seeds, by the same dropout each time."""
@@ -176,10 +184,14 @@ class Agent(nn.Module):
         target_NG: Tensor | None,
         count: float,
         generator: torch.Generator | None,
+        squares: list[Tensor],
     ) -> tuple[Tensor, Metrics]:
-        """Sum the terms of the loss over the micro-batch, divided by the update's `count` of steps."""
+        """Sum the terms of the loss over the micro-batch, divided by the update's `count` of steps. The mean squared
+        advantages (N, G) of the actions, if critics are tables, are appended to `squares`."""
         steps = self.valid_steps(batch, h_BTD)
         critics = None if target_NG is None else self.evaluate(steps, target_NG, generator)
+        if self.advantage_scale is not None and critics is not None:
+            squares.append(self._squared_advantages(critics.data.shared, steps.legal))
         inputs = LossInputs(
             settings=self.settings, type=self.agent_type, policy=self.heads.policy, steps=steps, critics=critics,
             log_prob_NG=self.log_prob(steps), min_q_NG=self._normalized_min_q(critics),
@@ -233,11 +245,14 @@ class Agent(nn.Module):
         return self.heads.policy.log_prob(steps.params_NGP, taken, steps.legal)
 
     def _normalized_min_q(self, output: CriticOutput | None) -> Tensor | None:
-        """Return the value that the actor loss maximises (N, G), in normalised units; None if there is none."""
+        """Return the value that the actor loss maximises (N, G): of table critics in units of advantages, of others in
+        PopArt's; None if there is none."""
         if output is None or output.policy.min_q_NG is None:
             return None
         critics, popart = self._critics()
         value_NG = output.policy.min_q_NG
+        if self.advantage_scale is not None:
+            return value_NG * (popart.sigma_G / self.advantage_scale.scale(popart.sigma_G))
         return value_NG if critics.normalized else popart.normalize(value_NG)
 
     @torch.no_grad()
@@ -295,6 +310,19 @@ class Agent(nn.Module):
         advantage_NG = data_CNG.mean(0) - policy_CNG.mean(0)
         advantage_NG = advantage_NG * popart.sigma_G if critics.normalized else advantage_NG
         return advantage_NG / self.settings.reward_scale
+
+    @torch.no_grad()
+    def _squared_advantages(self, table_CNGA: Tensor, legal: Tensor | None) -> Tensor:
+        """Compute the variance of the critics' mean values over legal actions (N, G), in units of scaled rewards; over
+        all actions where none is legal."""
+        _, popart = self._critics()
+        table_NGA = table_CNGA.mean(0) * popart.sigma_G[:, None]
+        if legal is None:
+            return table_NGA.var(-1, correction=0)
+        weight = torch.where(legal.any(-1, keepdim=True), legal, True).to(table_NGA.dtype)
+        weight = weight / weight.sum(-1, keepdim=True)
+        mean_NG1 = (table_NGA * weight).sum(-1, keepdim=True)
+        return ((table_NGA - mean_NG1).square() * weight).sum(-1)
 
     @torch.no_grad()
     def _cloning_weights(self, mask_BT: Tensor, advantage_NG: Tensor) -> Tensor:

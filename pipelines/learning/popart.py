@@ -1,4 +1,4 @@
-"""Value normalisation that preserves outputs: PopArt (Hessel et al. 2019, arXiv 1809.04474). G discounts."""
+"""Scales of values (PopArt, Hessel et al. 2019, arXiv 1809.04474) and of advantages. G discounts."""
 
 from __future__ import annotations
 
@@ -75,3 +75,55 @@ class PopArt(nn.Module):
         new_sigma = self.sigma_G
         scale, shift = sigma / new_sigma, (mu - self.mu_G) / new_sigma
         return torch.where(first, 1.0, scale), torch.where(first, 0.0, shift)
+
+
+class AdvantageScale(nn.Module):
+    """Root mean square of the advantages of all actions, for each discount, in units of scaled rewards.
+
+    The actor loss is divided by it. In PopArt's units, which are deviations between states, the values of actions may
+    differ by a thousandth (Acrobot) or by a half: fixed weights of entropy and cloning would rule the policy in the
+    one task and vanish in the other.
+
+    Where rewards are rare, advantages are noise until some are met. Then `floor` times the root mean square of the
+    rewards that are not 0 bounds the scale from below, and before the first reward it is infinite: noise divided by
+    its own size would make the policy deterministic.
+
+    Averages over updates have step max(1 / t, rate). An update is divided by the scale of those before it, so that
+    its micro-batches need no statistics of each other.
+    """
+
+    rate, floor = 0.01, 0.02
+
+    def __init__(self, num_discounts: int) -> None:
+        super().__init__()
+        self.register_buffer("square_G", torch.zeros(num_discounts))
+        self.register_buffer("reward_square", torch.zeros(()))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("reward_updates", torch.zeros((), dtype=torch.int64))
+        self.square_G: Tensor
+        self.reward_square: Tensor
+        self.updates: Tensor
+        self.reward_updates: Tensor
+
+    @torch.no_grad()
+    def update(self, square_NG: Tensor, reward_N: Tensor) -> None:
+        """Add squared advantages and rewards of an update's steps, those of all ranks. What is not finite is left
+        out."""
+        reward_N = reward_N[reward_N.isfinite() & (reward_N != 0)]
+        self._average(self.square_G, self.updates, square_NG[square_NG.isfinite().all(1)])
+        self._average(self.reward_square, self.reward_updates, reward_N.square()[:, None])
+
+    def _average(self, average: Tensor, updates: Tensor, rows_NF: Tensor) -> None:
+        if ranks.size() > 1:
+            mean, _, count = ranks.moments(rows_NF)
+        else:
+            mean, count = rows_NF.mean(0), len(rows_NF)
+        if count:
+            updates += 1
+            average.lerp_(mean.to(average.dtype).view_as(average), max(1 / int(updates), self.rate))
+
+    def scale(self, otherwise: Tensor) -> Tensor:
+        """Compute the scale (G,): `otherwise` before the first update, infinite before the first reward."""
+        scale_G = torch.maximum(self.square_G.sqrt(), self.floor * self.reward_square.sqrt()).clamp_min(1e-8)
+        scale_G = torch.where(self.reward_updates > 0, scale_G, torch.inf)
+        return torch.where(self.updates > 0, scale_G, otherwise)

@@ -32,8 +32,9 @@ class Literal:
         self.samples = samples
         self.gammas = [*agent.settings.gammas, agent.settings.acting_gamma]
         self.metrics = {}
-        for part in (agent.heads, agent.target_heads, agent.popart):
-            part.double()
+        for part in (agent.heads, agent.target_heads, agent.popart, agent.advantage_scale):
+            if part is not None:
+                part.double()
 
     # critics
 
@@ -207,6 +208,40 @@ class Literal:
                 bias = critic.last_bias[..., column] * sigma[g] + mu[g] - popart.mu_G[g]
                 critic.last_bias[..., column] = bias / popart.sigma_G[g]
 
+    @torch.no_grad()
+    def unit(self, g):
+        """What the value that the policy maximises is divided by, in normalised units."""
+        scale, sigma = self.agent.advantage_scale, self.agent.popart.sigma_G[g]
+        if scale is None or not scale.updates:
+            return 1.0
+        if not scale.reward_updates:
+            return float("inf")
+        return max(scale.square_G[g] ** 0.5, 0.02 * scale.reward_square**0.5) / sigma
+
+    @torch.no_grad()
+    def move_advantage_scale(self, data, h, rows):
+        """Averages of squared advantages, of every possible action, and of squared rewards other than 0."""
+        scale, critic = self.agent.advantage_scale, self.agent.heads.critic
+        if scale is None:
+            return
+        squares = torch.zeros(len(self.gammas), dtype=torch.float64)
+        for b, t in rows:
+            legal = self.legal(data, b, t)
+            for g in range(len(self.gammas)):
+                tables = [self.table(critic, c, h[b, t], g) for c in range(self.settings.critic.ensemble)]
+                values = torch.stack(tables).mean(0) * self.agent.popart.sigma_G[g]
+                values = values if legal is None or not legal.any() else values[legal]
+                squares[g] += (values - values.mean()).square().mean() / len(rows)
+        rewards = [self.settings.reward_scale * float(data.reward[b, t + 1]) for b, t in rows]
+        rewards = torch.tensor([reward for reward in rewards if reward], dtype=torch.float64)
+        scale.updates += 1
+        step = max(1 / int(scale.updates), 0.01)
+        scale.square_G.copy_((1 - step) * scale.square_G + step * squares)
+        if len(rewards):
+            scale.reward_updates += 1
+            step = max(1 / int(scale.reward_updates), 0.01)
+            scale.reward_square.copy_((1 - step) * scale.reward_square + step * rewards.square().mean())
+
     def loss(self, data, generator):
         agent, settings = self.agent, self.settings
         agent._update_statistics([data])
@@ -241,7 +276,7 @@ class Literal:
                     least = torch.stack([v[c].mean() for c in drawn[i, g].tolist()]).min()
                     if self.critic_kind == "two-hot":
                         least = self.normalized(least, g)
-                    online = online - importance * least / discounts
+                    online = online - importance * least / self.unit(g) / discounts
                 difference = (torch.stack(q)[:, None] - torch.stack(v).detach()).mean()
                 scaled = difference * (1 if self.critic_kind == "two-hot" else agent.popart.sigma_G[g])
                 advantage[b, t, g] = scaled / settings.reward_scale
@@ -252,6 +287,7 @@ class Literal:
         for (b, t, g), log_prob in log_probs.items():
             importance = 1.0 if data.importance is None else data.importance[b]
             offline = offline - importance * weight[b, t, g] * log_prob / discounts
+        self.move_advantage_scale(data, h, rows)
         actor = (self.online * online + self.offline * offline) / len(rows)
         critic_loss = critic_loss / len(rows)
         self.metrics = {"critic_loss": critic_loss, "actor_loss": actor}

@@ -63,6 +63,11 @@ def made(action, changes, **options):
     noise = torch.Generator().manual_seed(1)
     for parameter in owner.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=noise)
+    if owner.advantage_scale is not None:
+        owner.advantage_scale.square_G += torch.linspace(0.1, 3, len(owner.gammas))
+        owner.advantage_scale.reward_square += 2.0
+        owner.advantage_scale.updates += 3
+        owner.advantage_scale.reward_updates += 2
     if not owner.settings.popart.enabled:
         return owner
     owner.popart.mu_G += torch.linspace(-1, 1, len(owner.gammas))
