@@ -194,8 +194,8 @@ class AgentSettings(SettingsModel):
     bc_weight: Annotated[float, Field(ge=0)] | None = None
     """Weight of (advantage-filtered) behaviour cloning; unset: as the agent type."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of an entropy bonus, in units of normalised values: keeps the policy from choosing before the critics
-    distinguish actions."""
+    """Weight of an entropy bonus: keeps the policy from choosing before the critics distinguish actions. In units of
+    advantages where critics have a value for each action, of normalised values elsewhere."""
     critic_weight: Annotated[float, Field(ge=0)] = 10.0
     """Weight of the critic loss."""
     critic_samples: Positive | None = None

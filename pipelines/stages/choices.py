@@ -43,7 +43,7 @@ LEAST_HORIZON, MOST_HORIZON = 50, 1_000  # of the acting discount, in steps
 SHORT_HORIZON = 10  # of the shortest discount
 TARGET_UPDATES, LEAST_TAU, MOST_TAU = 5.0, 0.01, 0.02  # tau = TARGET_UPDATES / planned updates, within these
 TRACE_DECAY, TRACE_DECAY_OF_ATTEMPTS = 0.95, 1.0
-ENTROPY_WEIGHT = 0.03  # of choices
+ENTROPY_WEIGHT = 0.1  # of choices, in units of advantages
 N_STEP = 3
 SMALL_OBSERVATION, BOUNDED_OBSERVATION, SMALL_REWARD = 1.5, 20.0, 10.0  # largest magnitudes seen
 PREDICTION_WEIGHT, CRITIC_WEIGHT_OF_ATTEMPTS = 4.0, 1.0
@@ -267,17 +267,19 @@ def _choose_targets(choices: Choices, facts: EnvFacts) -> None:
     if facts.action == "Discrete":
         reason = "rewards reach earlier steps, except past actions that the policy avoids"
         choices.choose("agent.trace", "retrace", reason)
-        reason = "holds the policy open while values of actions differ by little"
+        reason = "holds the policy open where actions matter less than usual"
         choices.choose("agent.entropy_weight", ENTROPY_WEIGHT, reason)
     else:
         choices.choose("agent.n_step", N_STEP, "short returns before the value, as actions are not one choice")
-    if facts.num_attempts != 1 or (facts.horizon or WHOLE_EPISODE + 1) <= WHOLE_EPISODE:
-        choices.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
+    if facts.num_attempts == 1 and (facts.horizon or WHOLE_EPISODE + 1) > WHOLE_EPISODE:
+        return
+    choices.choose("agent.trace_decay", TRACE_DECAY_OF_ATTEMPTS, "what helps a later attempt comes late")
+    if choices.find("agent.sequence.kind", "transformer") == "transformer":
+        choices.choose("agent.sequence.position", "rope", "finds the step before by its distance")
+    if not facts.has_images:  # which cannot be predicted
         choices.choose("agent.critic_weight", CRITIC_WEIGHT_OF_ATTEMPTS, "leaves room for what must be remembered")
         loss = [{"kind": "next-step", "weight": PREDICTION_WEIGHT}]
         choices.choose("agent.auxiliary_losses", loss, "predicting the next observation teaches what to remember")
-        if choices.find("agent.sequence.kind", "transformer") == "transformer":
-            choices.choose("agent.sequence.position", "rope", "finds the step before by its distance")
 
 
 def _choose_inputs(choices: Choices, facts: EnvFacts) -> None:
