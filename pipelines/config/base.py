@@ -38,8 +38,11 @@ def _as_int(value: Any) -> Any:
 
 
 def _as_float(value: Any) -> Any:
-    """Convert numbers of other libraries."""
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+    """Convert numbers of other libraries. An integer that is too large for a float is left to the check of types."""
+    try:
+        return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+    except OverflowError:
+        return value
 
 
 _MADE_STRICT = [{"type": "no-info", "function": convert} for convert in (_as_int, _as_float)]

@@ -243,9 +243,19 @@ def stored(path: Path) -> dict[str, Any] | None:
     try:
         if report is not None:
             tables(report)
+            _figures(report, report)
+            _require_intervals(report["metrics"])
     except MALFORMED:
         return None
     return report
+
+
+def _require_intervals(figures: Mapping[str, Any]) -> None:
+    """Raise ValueError if an interval that evaluations are compared by is not two numbers."""
+    for name in ("return_ci95", "success_ci95"):
+        ends = figures.get(name, [0.0, 0.0])
+        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, int | float) for end in ends):
+            raise ValueError(f"{name} is not two numbers")
 
 
 def play(

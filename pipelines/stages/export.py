@@ -101,7 +101,8 @@ def _policy(
     if with_page:
         page = policy_page.page(lakes, about, files, evaluation.metrics if evaluation else None, runtime)
         files = {**files, policy_page.PAGE: page}
-    size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
+    with checkpoint.understood():
+        size = write_bundle(checkpoint.acting, checkpoint.record, to, greedy=greedy, forms=files, about=about)
     if wanted.card:
         _write_card(checkpoint, to, [*files], run, evaluation, greedy=greedy, licence=wanted.licence)
     return {"update": checkpoint.update, "acts": mode_name(greedy), "bytes": size, **figures}, tables

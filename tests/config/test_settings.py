@@ -133,3 +133,8 @@ def test_parameters_of_environments_are_strict_as_well(text: str) -> None:
 def test_a_boolean_in_another_spelling_is_shown_as_toml_writes_it() -> None:
     _, problems = _validated({"train": {"compile": "True"}}, env_model)
     assert problems == ["train.compile: input should be a valid boolean, got 'True'; write true"]
+
+
+def test_number_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"train.learning_rate"):
+        resolve({"train": {"learning_rate": 10**400}}, env_model=env_model)

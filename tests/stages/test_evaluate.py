@@ -130,3 +130,14 @@ def test_tasks_that_cannot_be_chosen(tmp_path: Path, tasks: str, error: type, me
     train.run(tiny(), run=tmp_path / "run", lakes=[(tmp_path / "run/lake", 1.0)])
     with pytest.raises(error, match=message):
         evaluate.run(tiny(evaluate={"tasks": tasks, "episodes": 1}), run=tmp_path / "run")
+
+
+@pytest.mark.parametrize("interval", [[1.0], [1.0, 2.0, 3.0], "wide", [[1.0], 2.0], None])
+def test_stored_evaluation_with_a_malformed_interval_is_played_again(run: Path, interval: object) -> None:
+    first = evaluate.run(tiny(), run=run)
+    path = first.outputs[0]
+    report = json.loads(path.read_text())
+    report["metrics"]["return_ci95"] = interval
+    path.write_text(json.dumps(report))
+    assert evaluate.run(tiny(), run=run).status == "done"
+    assert json.loads(path.read_text())["metrics"]["return_ci95"] == first.metrics["return_ci95"]
