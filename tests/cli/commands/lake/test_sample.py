@@ -62,7 +62,7 @@ def test_values_are_shown_as_lines_and_step_by_step(amago: Amago, small: Path) -
 def test_values_in_json_are_those_of_every_step_and_discount(amago: Amago, small: Path) -> None:
     said = amago("lake", "sample", small, "-k", 2, "--values", f"{small}@3", "--output", "json").json
     discounts = said["values"]["discounts"]
-    assert (said["values"]["update"], discounts[-1]) == (3, 0.999)
+    assert (said["values"]["update"], discounts[-1]) == (3, 0.998)  # 500 steps ahead, the longest episode
     for row in said["trajectories"]:
         values = row["values"]
         assert len(values["action"]) == len(values["reward"]) == row["length"]
