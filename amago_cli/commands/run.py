@@ -70,7 +70,7 @@ def run(
     `amago run --env ENV`: measures the environment first, then chooses stages, network, context, exploration and all
     that a recipe would say, so that the run takes --minutes M of this machine, or --steps N of the environment.
     --dry-run shows each choice and its reason; --set and --size override any. The choices are written into the run,
-    runs/ENV, which resumes and repeats as any other.
+    runs/ENV, which resumes and repeats as any other. A recipe without stages is completed in the same way.
 
     Example: amago run quickstart
 
@@ -85,14 +85,16 @@ def run(
 
     if recipe is None:
         return _without_recipe(common, Request(common, common.named), run, minutes, steps, fresh=fresh)
-    if minutes is not None or steps is not None:
-        option = "--steps" if minutes is None else "--minutes"
-        hint = f"leave {option} out, or give --env ENV instead of the recipe"
-        raise UsageError(f"{option}: recipe '{recipe}' has its own length", hint=hint)
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
     run = run or default_run(f"{name}-{chosen}" if chosen else name)
+    if "stages" not in request.document():
+        return _without_recipe(common, request, run, minutes, steps, fresh=fresh)
+    if minutes is not None or steps is not None:
+        option = "--steps" if minutes is None else "--minutes"
+        hint = f"leave {option} out, or give --env ENV instead of the recipe"
+        raise UsageError(f"{option}: recipe '{recipe}' has its own length", hint=hint)
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
     if common.dry_run:
