@@ -67,7 +67,8 @@ def run(
         assignments.insert(0, (["env", "name"], env))
     if profile:
         assignments.insert(0, (["profile"], profile))
-    name, document = "", {}
+    name = ""
+    document: dict[str, Any] = {}
     if recipe is not None:
         name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
     given = lay_profile(document, assignments, source=name)
