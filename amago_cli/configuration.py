@@ -150,10 +150,26 @@ def refuse_idle_engine(settings: Settings, keys: Sequence[str], *, processes: in
         raise UsageError(f"{', '.join(given)}: only --engine ray uses it", hint="give --engine ray")
 
 
-def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | str], does: str = "") -> Document:
-    """Return the output of `--dry-run`: what the stage would do, where it would write, and the settings as TOML that
-    can be run."""
+def read_plan(directory: Path | None) -> Mapping[str, Any] | None:
+    """Return what the settings of the run at `directory` were chosen from; None if they were not."""
+    recipe = RunDirectory(directory).load_record().get("recipe") if directory is not None else None
+    plan = recipe.get("plan") if isinstance(recipe, Mapping) else None
+    return plan if isinstance(plan, Mapping) else None
+
+
+def preview(
+    common: Common,
+    settings: Settings,
+    *,
+    writes: Mapping[str, Path | str],
+    does: str = "",
+    plan: Mapping[str, Any] | None = None,
+) -> Document:
+    """Return the output of `--dry-run`: what the stage would do, where it would write, the table of a `plan`, and the
+    settings as TOML that can be run."""
     import tomli_w
+
+    from amago_cli.render.choices import table_of_choices
 
     document = settings.document()
     for place in writes.values():
@@ -162,13 +178,16 @@ def preview(common: Common, settings: Settings, *, writes: Mapping[str, Path | s
     command = common.invocation.command
     lines = [f"# {command} would {does}"] if does else []
     lines += [f"# {command} would write {what}: {path}" for what, path in writes.items()]
+    if plan is not None:
+        lines += ["#", *(f"# {line}" for line in table_of_choices(plan)), ""]
     text = "\n".join([*lines, tomli_w.dumps(document)])
     if masked(text) != text:
         raise UsageError("an address contains credentials", hint="give them by AWS_PROFILE instead")
     return Document(
         text=text,
         status="skipped",
-        fields={"outputs": list(writes.values()), "settings": document} | ({"does": does} if does else {}),
+        fields={"outputs": list(writes.values()), "settings": document, **(plan or {})}
+        | ({"does": does} if does else {}),
     )
 
 

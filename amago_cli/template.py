@@ -34,20 +34,14 @@ def write(directory: Path) -> list[Path]:
     return written
 
 
-def environment(directory: Path) -> str:
-    """Name the environment that `write` puts into `directory`: `my-maze` -> "my_maze:MyMaze"."""
-    module = _module(directory.resolve().name, is_new=False)
-    return f"{module}:{_class(module)}"
-
-
-def _module(name: str, *, is_new: bool = True) -> str:
+def _module(name: str) -> str:
     """Turn a directory's name into a module's: `my-maze` -> "my_maze"."""
     module = re.sub(r"[-. ]", "_", name)
     if not module.isidentifier() or not module.isascii() or keyword.iskeyword(module):
         raise UsageError(
             f"'{name}' is not a valid name for a Python module", hint="use letters, digits and _, e.g. mymaze"
         )
-    if is_new and importlib.util.find_spec(module) is not None:
+    if importlib.util.find_spec(module) is not None:
         raise UsageError(f"a module '{module}' is already installed", hint="choose another name, e.g. mymaze")
     return module
 

@@ -111,6 +111,9 @@ def collect(
 ) -> Any:
     """Collect trajectories into a lake, by running a policy or importing a dataset.
 
+    A new run measures the environment first, at random, and chooses the settings of all of its stages for so many
+    steps, as `amago run --env` does; --dry-run shows each with its reason. What you give is kept.
+
     The run's directory is runs/ENV unless --run or --lake gives another. Repeating the command resumes it; a larger
     --steps collects more, and --add collects more each time, e.g. from cron. A different policy, exploration or (with
     --lake) environment is a separate collector, which counts its own steps.
@@ -130,12 +133,13 @@ def collect(
 
     Example: amago collect --env gym:CartPole-v1 --steps 20000
     """
-    from amago_cli.configuration import Request, exclude, preview, refuse_idle_engine, stored
+    from amago_cli.configuration import Request, exclude, preview, read_plan, refuse_idle_engine, stored
     from pipelines.config.effects import acting_keys, imports_source, refuse_unused
     from pipelines.config.lakes import located
     from pipelines.config.run_directory import RunDirectory
     from pipelines.config.source import SourceSettings
     from pipelines.errors import UsageError
+    from pipelines.events import Notice
     from pipelines.stages.library import default_run, source_label, without_behaviour
 
     exclude({"--steps": steps, "--add": add})
@@ -190,17 +194,33 @@ def collect(
     common.concerns(run=run, lake=where)
     if run is not None:
         RunDirectory(run).refuse_changes("collect", settings, fresh=fresh, undecided=True)
-    if common.dry_run:
-        what = f"import '{settings.source.name}'" if imports else f"play '{settings.env.name}'"
-        return preview(common, settings, writes={"lake": where} | ({"run": run} if run else {}), does=what)
     with common.listening() as listener:
+        chosen = None
+        if run is not None and not imports:
+            from pipelines.stages.make_recipe import choose_by_hand
+
+            given = request.document()
+            chosen = choose_by_hand(RunDirectory(run), given, request.settings, fresh=fresh, listener=listener)
+        if chosen is not None:
+            settings = chosen.settings
+        if common.dry_run:
+            does = f"import '{settings.source.name}'" if imports else f"play '{settings.env.name}'"
+            plan = read_plan(run) if chosen is None else chosen.recipe["plan"]
+            writes = {"lake": where} | ({"run": run} if run else {})
+            return preview(common, settings, writes=writes, does=does, plan=None if imports else plan)
         if imports:
             from pipelines.stages import ingest
 
             return ingest.run(settings, run=run, lake=where if place else None, listener=listener, fresh=fresh)
+        if chosen is not None:
+            text = f"settings of all stages are chosen; each with its reason: amago collect --run {run} --dry-run"
+            listener(Notice(text=text))
         from pipelines.stages import collect as stages
 
-        return stages.run(settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None)
+        recipe = None if chosen is None else chosen.recipe
+        return stages.run(
+            settings, run=run, lake=lake, listener=listener, fresh=fresh, add=add is not None, recipe=recipe
+        )
 
 
 def _count(text: str | None) -> int | str | None:

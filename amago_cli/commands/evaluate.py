@@ -99,6 +99,7 @@ def evaluate(
     Example: amago evaluate runs/quickstart --episodes 500 --require 'success_mean >= 0.5'
     """
     from amago_cli.configuration import Request, preview, refuse_idle_engine
+    from pipelines.config.checkpoint_place import locate
     from pipelines.config.effects import refuse_unused
     from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
@@ -142,6 +143,7 @@ def evaluate(
         raise UsageError("--to is the directory for videos, and none are to be made", hint="add --video N")
     if common.dry_run:
         return preview(common, settings, writes={"evaluation": directory.evaluations})
+    locate(directory.checkpoints, settings.evaluate.checkpoint)  # before torch is imported
     with common.listening() as listener:
         from pipelines.stages import evaluate as stages
 

@@ -73,6 +73,7 @@ def export(
     Example: amago export runs/quickstart --format parquet --where success
     """
     from amago_cli.configuration import Request, preview
+    from pipelines.config.checkpoint_place import locate
     from pipelines.config.effects import refuse_unused
     from pipelines.config.places import bundle_directory, is_run
     from pipelines.config.run_directory import RunDirectory
@@ -106,6 +107,7 @@ def export(
             raise UsageError(f"'{source}' is a lake and has no policy", hint="give a run, or --format parquet or npz")
         if common.dry_run:
             return preview(common, settings, writes={"bundle": Path(wanted.to or run / "export")})
+        locate(directory.checkpoints, wanted.checkpoint)  # before torch is imported
     else:
         from pipelines.formats.make import exporter
         from pipelines.lake.store import Lake

@@ -22,11 +22,11 @@ def init(
     Example: amago init mymaze
     """
     from amago_cli.render.output import Document
-    from amago_cli.template import environment, write
+    from amago_cli.template import write
 
     written = write(name)
     lines = [
         *(f"wrote {path}" for path in written),
-        f"next: cd {name} && pytest && amago run --env {environment(name)} --minutes 2",
+        f"next: cd {name} && pytest && amago run recipe.toml --minutes 2",
     ]
     return Document(text="\n".join(lines), fields={"outputs": written})

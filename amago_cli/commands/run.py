@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +70,7 @@ def run(
     `amago run --env ENV`: measures the environment first, then chooses stages, network, context, exploration and all
     that a recipe would say, so that the run takes --minutes M of this machine, or --steps N of the environment.
     --dry-run shows each choice and its reason; --set and --size override any. The choices are written into the run,
-    runs/ENV, which resumes and repeats as any other.
+    runs/ENV, which resumes and repeats as any other. A recipe without stages is completed in the same way.
 
     Example: amago run quickstart
 
@@ -85,14 +85,16 @@ def run(
 
     if recipe is None:
         return _without_recipe(common, Request(common, common.named), run, minutes, steps, fresh=fresh)
-    if minutes is not None or steps is not None:
-        option = "--steps" if minutes is None else "--minutes"
-        hint = f"leave {option} out, or give --env ENV instead of the recipe"
-        raise UsageError(f"{option}: recipe '{recipe}' has its own length", hint=hint)
     name, document = find(recipe)
     request = Request(common, common.named, recipe=document, source=recipe)
     chosen = request.profile()
     run = run or default_run(f"{name}-{chosen}" if chosen else name)
+    if "stages" not in request.document():
+        return _without_recipe(common, request, run, minutes, steps, fresh=fresh)
+    if minutes is not None or steps is not None:
+        option = "--steps" if minutes is None else "--minutes"
+        hint = f"leave {option} out, or give --env ENV instead of the recipe"
+        raise UsageError(f"{option}: recipe '{recipe}' has its own length", hint=hint)
     common.concerns(run=run, lake=run / "lake")
     settings = request.settings()  # report configuration errors before anything is printed
     if common.dry_run:
@@ -117,6 +119,7 @@ def _without_recipe(
 ) -> Any:
     """Run by the plan that the run has stored, or else by one that is made now."""
     from amago_cli.ranks import launched
+    from amago_cli.render.choices import table_of_choices
     from amago_cli.render.output import Document
     from pipelines.config.launch import is_main
     from pipelines.config.load import merge
@@ -141,46 +144,25 @@ def _without_recipe(
             return Document(text="", status="skipped")
         if common.dry_run:
             return _preview(begun, merge(begun.document, request.document()), writes=run)
-        for line in _table(begun.recipe["plan"]) if begun.is_new else ():
+        for line in table_of_choices(begun.recipe["plan"]) if begun.is_new else ():
             listener(Notice(text=line))
         from pipelines.stages import run as stages
 
         return stages.run(begun.settings, run=run, listener=listener, fresh=fresh, recipe=begun.recipe)
 
 
-def _table(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the table of choices."""
-    from amago_cli.render.table import render
-    from pipelines.events import duration
-    from pipelines.stages.make_recipe import read_budget
-
-    expected = plan.get("expected_seconds")
-    takes = f", about {duration(expected)}" if isinstance(expected, int) else ""
-    rows = [(row["setting"], _show(row["setting"], row["value"]), row["reason"]) for row in plan["choices"]]
-    title = f"choices for {read_budget(plan).text}{takes}"
-    return render(("setting", "value", "reason"), rows, show=str, title=title)
-
-
-def _show(setting: str, value: Any) -> str:
-    """Format a chosen value for the table."""
-    if setting == "stages":
-        return ", ".join(dict.fromkeys(entry["stage"] for entry in value))
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return ", ".join(str(entry.get("kind", entry)) for entry in value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
 def _preview(begun: Begun, document: Mapping[str, Any], *, writes: Path) -> Document:
     """Return the output of `--dry-run`: the table, as comments, and the settings as a recipe that runs."""
     import tomli_w
 
+    from amago_cli.render.choices import table_of_choices
     from amago_cli.render.output import Document
 
     plan = begun.recipe["plan"]
     lines = [
         f"# run would write run: {writes}",
         "#",
-        *(f"# {line}" for line in _table(plan)),
+        *(f"# {line}" for line in table_of_choices(plan)),
         "",
         tomli_w.dumps(document),
     ]

@@ -77,7 +77,7 @@ def train(
 
     Example: amago train --from-lake runs/a:0.8 --from-lake runs/b:0.2 --run runs/c --where "success or length > 20"
     """
-    from amago_cli.configuration import Request, exclude, preview, stored
+    from amago_cli.configuration import Request, exclude, preview, read_plan, stored
     from amago_cli.lakes import locate
     from amago_cli.ranks import launched
     from pipelines.config.effects import refuse_unused
@@ -91,6 +91,11 @@ def train(
         Request(common, common.named | {"train.steps": steps if add is None else add}),
         stored(run) or stored(source),
     )
+    agent_table = base.get("agent", {})
+    is_other = dict(request.assignments).get(("agent", "kind"), agent_table.get("kind")) != agent_table.get("kind")
+    if is_other and read_plan(run if stored(run) else source) is not None:
+        # The trace was chosen for another agent, whose critic has a value for each action.
+        base = base | {"agent": {key: value for key, value in agent_table.items() if key != "trace"}}
     if from_lake and "train.lakes" in request.keys:
         raise UsageError("--from-lake and train.lakes exclude each other", hint="give one of them")
     if stored(run):

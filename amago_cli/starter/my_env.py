@@ -1,6 +1,6 @@
 """A room with a hidden exit: find it once, remember it, and walk straight to it in every later attempt.
 
-`python -m pytest` tests it, `amago run --env my_env:MyEnv` trains an agent on it. Change whatever you like.
+`python -m pytest` tests it, `amago run recipe.toml --minutes 2` trains an agent on it. Change whatever you like.
 """
 
 from typing import Any

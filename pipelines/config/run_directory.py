@@ -166,7 +166,8 @@ class RunDirectory:
             self.refuse_changes(stage, settings, fresh=fresh)
             kept, record, document = self.load_document(), self.load_record(), settings.document()
             owned = {key: document[key] for key in _owned(stage) if key in document}
-            merged = document if stage == "run" else {**document, **kept, **owned}
+            # With a recipe of its own, nothing is left of what the run was before.
+            merged = document if stage == "run" or recipe is not None else {**document, **kept, **owned}
             write_atomically(self.config_path, tomli_w.dumps(merged))
             done = {"argv": sys.argv, "time": _now(), "pid": os.getpid()}
             stages = {**record.get("stages", {}), stage: done}

@@ -6,19 +6,17 @@ later one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.json import Form, read_object
 from pipelines.lake.store import Lake
-
-_NUMBER = re.compile(r"\d{6,}")
 
 
 class Snapshot(Form):
@@ -50,7 +48,7 @@ class _DrawnRecord(Form):
 
 def read_snapshots(directory: RunDirectory, which: str) -> tuple[int, int, list[dict[str, Any]]]:
     """Return the update asked for, the checkpoint whose record covers it, and the snapshots as of that update."""
-    known = kept_updates(directory)
+    known = numbers(directory.checkpoints)
     if not known:
         raise InputMissing(
             f"no checkpoint in '{directory.checkpoints}'", hint="lineage begins at a checkpoint: amago train"
@@ -81,12 +79,6 @@ def _as_of(snapshot: Mapping[str, Any], update: int) -> dict[str, Any]:
     """Cut a snapshot to what could be drawn for the first `update` updates."""
     seen = max((int(count) for at, count in snapshot["history"] if at <= update), default=0)
     return {**snapshot, "segments": list(snapshot["segments"])[:seen]}
-
-
-def kept_updates(directory: RunDirectory) -> list[int]:
-    """Return the updates of the run's checkpoints, ascending."""
-    names = (path.parent.name for path in directory.checkpoints.glob("*/checkpoint.json"))
-    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
 
 def find_lake(snapshot: Mapping[str, Any], directory: RunDirectory, given: Sequence[str | Path]) -> Lake:

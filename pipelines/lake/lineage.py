@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, IntegrityError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.json import parse_object
 from pipelines.lake import collectors
-from pipelines.lake.checkpoint_data import find_lake, kept_updates, read_snapshots
+from pipelines.lake.checkpoint_data import find_lake, read_snapshots
 from pipelines.lake.footer import hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
 from pipelines.lake.store import Lake
@@ -208,7 +209,7 @@ class _Walk:
                 note = f"its run is no longer at '{recorded_path}'" if recorded_path else ""
                 yield _BehaviourPolicy(policy_id=policy_id, run=recorded_path, versions=tuple(sorted(acted)), note=note)
                 continue
-            kept = set(kept_updates(found))
+            kept = set(numbers(found.checkpoints))
             origin, note = None, ""
             if found.path.resolve() in self.seen:
                 note = "its own lineage is shown above"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -240,10 +241,18 @@ class SampledTrajectory:
 
 
 def draw(
-    lake: Lake, k: int, *, where: str = "", weight: str = "", seed: int = 0, listener: Listener = silent
+    lake: Lake,
+    k: int,
+    *,
+    where: str = "",
+    weight: str = "",
+    seed: int = 0,
+    pieces: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    listener: Listener = silent,
 ) -> list[str]:
     """Return the uids of `k` different trajectories (or of all, if there are fewer), drawn in proportion to `weight`
-    (empty: uniformly) from those that match `where` (empty: all).
+    (empty: uniformly) from those that match `where` (empty: all). Those that are `pieces` of an episode are drawn as
+    the first of them, by the largest of their weights.
 
     The draw depends on the seed and the trajectories only, not on the files that hold them. UsageError for wrong SQL,
     InputMissing if nothing matches.
@@ -261,6 +270,11 @@ def draw(
     if not len(uids):
         what = "no trajectory that matches" if where.strip() or weight.strip() else "no trajectories"
         raise InputMissing(f"lake '{lake.name}' has {what}")
+    if pieces:
+        heads = np.array([bytes.fromhex(pieces.get(uid, (uid,))[0]) for uid in hex_uids(uids)], "S16")
+        uids, places = np.unique(heads, return_inverse=True)
+        own, weights = weights, np.zeros(len(uids))
+        np.maximum.at(weights, places, own)
     rng = np.random.default_rng(seed)
     places = rng.choice(len(uids), size=min(k, len(uids)), replace=False, p=weights / weights.sum())
     return hex_uids(uids[places])
@@ -276,14 +290,14 @@ def sample(
     whole: bool = False,
     listener: Listener = silent,
 ) -> Iterator[SampledTrajectory]:
-    """Yield the trajectories that `draw` chooses; if `whole`, the episode of which each is a piece. IntegrityError for
-    a damaged segment."""
+    """Yield the trajectories that `draw` chooses; if `whole`, episodes, their pieces joined. IntegrityError for a
+    damaged segment."""
     from pipelines.lake.episodes import find_pieces, join_rows, read_pieces
 
-    uids = draw(lake, k, where=where, weight=weight, seed=seed, listener=listener)
-    reader = Reader(lake, listener=listener)
     pieces = find_pieces(lake, listener=listener) if whole else {}
-    for group in dict.fromkeys(pieces.get(uid, (uid,)) for uid in uids):
+    uids = draw(lake, k, where=where, weight=weight, seed=seed, pieces=pieces, listener=listener)
+    reader = Reader(lake, listener=listener)
+    for group in (pieces.get(uid, (uid,)) for uid in uids):
         uid, trajectory = group[0], read_pieces(reader, group)
         row = join_rows([reader.row(piece) for piece in group])
         row |= {"uid": uid, "base_uid": row["base_uid"].hex() if row["base_uid"] else None}

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError
-from pipelines.lake.checkpoint_data import kept_updates, read_snapshots
+from pipelines.lake.checkpoint_data import read_snapshots
 from pipelines.lake.live import LiveTable
 from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
@@ -41,7 +42,7 @@ class TrainingHistory:
             except (AmagoError, StopIteration, OSError):
                 continue
             if first is not None:
-                kept = [update for update in kept_updates(directory) if update >= first]
+                kept = [update for update in numbers(directory.checkpoints) if update >= first]
                 found.append({"run": str(directory.path), "first": first, "checkpoints": kept})
         return found
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import secrets
 import shutil
 import time
@@ -32,13 +31,14 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as safetensors_bytes
 
 from pipelines import trust
+from pipelines.config.checkpoint_place import locate, numbers, read_target
 from pipelines.config.encoders import SequencePluginSettings
 from pipelines.config.launch import announced
 from pipelines.config.model import AgentSettings
 from pipelines.errors import InputMissing, IntegrityError, UsageError
 from pipelines.files.atomic import explained, point, sync_directory
 from pipelines.files.checksums import Mismatch, read_checked, read_sealed, sealed
-from pipelines.files.json import Form, fits, read_object
+from pipelines.files.json import Form, fits
 from pipelines.files.malformed import MALFORMED, UNREADABLE, reason
 from pipelines.lake.checkpoint_data import Data
 from pipelines.lake.spaces import Spaces
@@ -47,7 +47,6 @@ from pipelines.nets.cache import bytes_of
 from pipelines.nets.outline import limit_parameters, outline, require_fit
 
 _UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError)
-_NAME = re.compile(r"\d{6,}")
 _FILES = ("weights.safetensors", "average.safetensors", "training.pt")
 TARGET_HEADS = "target_heads."
 _MOST_MEMORY = 4 << 30  # of an actor; attention of 12 layers of width 1,024 keeps 43,000 tokens in it
@@ -147,21 +146,13 @@ def save(
     return final
 
 
-def numbers(directory: Path) -> list[int]:
-    """Return update numbers of the complete checkpoints under `directory`, ascending."""
-    if not directory.is_dir():
-        return []
-    found = (entry for entry in directory.iterdir() if _NAME.fullmatch(entry.name))
-    return sorted(int(entry.name) for entry in found if (entry / "checkpoint.json").is_file())
-
-
 def load(directory: Path, which: str = "latest") -> Checkpoint:
     """Load the checkpoint `which` ("latest", "best" or an update number) under `directory`.
 
     InputMissing if there is none; IntegrityError if one of its files was changed or damaged, naming the newest intact
     one.
     """
-    path = _locate(directory, which)
+    path = locate(directory, which)
     try:
         record = _read_record(path)
         weights, average = (load_tensors(read_checked(path, name, record)) for name in _FILES[:2])
@@ -212,37 +203,8 @@ def _point(link: Path, name: str) -> None:
     point(link, name)
 
 
-def _target(link: Path) -> str:
-    """Return the name of the checkpoint that `link`, or the folder in its place, stands for; "" if none."""
-    if link.is_symlink():
-        return os.readlink(link)
-    update = (read_object(link / "checkpoint.json") or {}).get("update")
-    return f"{update:06d}" if isinstance(update, int) else ""
-
-
-def _locate(directory: Path, which: str) -> Path:
-    known = numbers(directory)
-    if not known:
-        raise InputMissing(
-            f"no checkpoint in '{directory}'", hint=f"train the run first: amago train --from-lake {directory.parent}"
-        )
-    if which == "latest":
-        return directory / f"{known[-1]:06d}"  # not by the link: a kill between rename and link loses nothing
-    if which == "best":
-        name = _target(directory / "best")
-        if not name or not (directory / name / "checkpoint.json").is_file():
-            hint = "evaluate with evaluate.mark_best = true, or use 'latest'"
-            raise InputMissing(f"no best checkpoint in '{directory}'", hint=hint)
-        return directory / name
-    if not which.isdigit():
-        raise UsageError(f"'{which}' is not a checkpoint", hint="give latest, best or an update number")
-    if int(which) not in known:
-        raise InputMissing(f"no checkpoint {which} in '{directory}'", hint=f"there are: {', '.join(map(str, known))}")
-    return directory / f"{int(which):06d}"
-
-
 def _prune(directory: Path, keep: int) -> None:
-    protected = _target(directory / "best")
+    protected = read_target(directory / "best")
     for number in numbers(directory)[:-keep]:
         name = f"{number:06d}"
         if name != protected:

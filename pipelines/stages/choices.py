@@ -185,7 +185,10 @@ class Choices:
         return found
 
     def choose(self, setting: str, value: Any, reason: str) -> Any:
-        """Add a row, and return its value: that of the user, if there is one."""
+        """Add a row, and return its value: that of the user, if there is one. What was chosen before is kept."""
+        before = next((row for row in self.rows if row.setting == setting), None)
+        if before is not None:
+            return before.value
         own = self.find(setting)
         row = Choice(setting=setting, value=value, reason=reason)
         if own is not None:
@@ -329,12 +332,7 @@ def choose_schedule(
 
     `rates` is needed for a budget of time, of which `spent` seconds have passed.
     """
-    values = {row.setting: row.value for row in choices.rows}
-    actors = _as_number(values["collect.actors"], ACTORS)
-    tokens = values["train.batch_size"] * _as_number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
-    first = actors  # steps of the first epoch, at least: running episodes are stored in pieces
-    if choices.find("collect.chunk_steps", "auto") == 0:
-        first = actors * facts.longest
+    actors, tokens, first = _count_units(choices, facts)
     if budget.steps is not None:
         plan = _plan_steps(facts, budget.steps, tokens=tokens, actors=actors, first=first)
     else:
@@ -352,10 +350,37 @@ def choose_schedule(
         plan = replace(plan, train=train, first_train=train)
     steps, updates = plan.first_collect + (epochs - 1) * collect, plan.first_train + (epochs - 1) * train
     _choose_shares(choices, facts, steps=steps, updates=updates, actors=actors)
-    choices.choose("evaluate.episodes", plan.final_episodes, "the closing score, on fresh tasks")
-    choices.choose("evaluate.actors", min(plan.final_episodes, MOST_EPISODES), "all at once")
+    choices.choose("train.decay_steps", updates, "the learning rate falls to a tenth until the end")
+    _choose_evaluation(choices, plan)
     choices.choose("stages", _list_stages(plan), plan.why_stages)
     return None if rates is None else spent + CLOSING_SECONDS + plan.seconds
+
+
+def choose_amounts(choices: Choices, facts: EnvFacts, steps: int) -> None:
+    """Choose for stages that are run by hand what `choose_schedule` does for a chain of as many environment steps: the
+    updates of all its epochs are one training. As more may follow, the learning rate does not fall."""
+    actors, tokens, first = _count_units(choices, facts)
+    plan = _plan_steps(facts, steps, tokens=tokens, actors=actors, first=first)
+    updates = plan.first_train + (plan.epochs - 1) * plan.train
+    updates = choices.choose("train.steps", updates, f"in all: {plan.why_train}")
+    _choose_shares(choices, facts, steps=steps, updates=updates, actors=actors)
+    _choose_evaluation(choices, plan)
+
+
+def _count_units(choices: Choices, facts: EnvFacts) -> tuple[int, int, int]:
+    """Return the number of actors, the time steps of an update, and the least steps of the first epoch."""
+    values = {row.setting: row.value for row in choices.rows}
+    actors = _as_number(values["collect.actors"], ACTORS)
+    tokens = values["train.batch_size"] * _as_number(values["train.context_length"], min(facts.longest, WHOLE_ATTEMPTS))
+    first = actors  # running episodes are stored in pieces
+    if choices.find("collect.chunk_steps", "auto") == 0:
+        first = actors * facts.longest
+    return actors, tokens, first
+
+
+def _choose_evaluation(choices: Choices, plan: _Plan) -> None:
+    choices.choose("evaluate.episodes", plan.final_episodes, "the closing score, on fresh tasks")
+    choices.choose("evaluate.actors", min(plan.final_episodes, MOST_EPISODES), "all at once")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,7 +499,6 @@ def _choose_shares(choices: Choices, facts: EnvFacts, *, steps: int, updates: in
     choices.choose("exploration.steps", each, reason)
     warmup = max(min(round(WARMUP_SHARE * updates), MOST_WARMUP), 1)
     choices.choose("train.warmup_steps", warmup, "the learning rate rises first")
-    choices.choose("train.decay_steps", updates, "and falls to a tenth until the end")
     choices.choose("train.ema_decay", EMA_DECAY, "scores of averaged weights vary less")
     half_life = max(round(HALF_LIFE_SHARE * steps), 1)
     choices.choose("train.half_life", half_life, "what an older policy did counts less")

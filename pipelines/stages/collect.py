@@ -38,9 +38,13 @@ def run(
     listener: Listener = silent,
     fresh: bool = False,
     add: bool = False,
+    recipe: Mapping[str, Any] | None = None,
 ) -> Result:
     """Collect until there are `collect.steps` steps of this collector, or of all that share its work, in the lake; with
-    `add`, collect that many additional steps."""
+    `add`, collect that many additional steps.
+
+    `recipe` is recorded in a new run: what its settings were chosen from (`make_recipe.choose_by_hand`).
+    """
     if not settings.env.name:
         raise UsageError("no environment is named", hint="give --env NAME; amago envs lists them")
     directory = RunDirectory(run) if run is not None else None
@@ -62,7 +66,7 @@ def run(
         if fresh and not replaced:
             name = f"{name}-{time.time_ns():x}"  # a lake that others may use is appended to, never cleared
         named: dict[str, Any] = {"name": name, "behaviour": behaviour, "listener": listener}
-        start = _Start(settings, wanted, directory, fresh=fresh, replaced=replaced, **named)
+        start = _Start(settings, wanted, directory, fresh=fresh, replaced=replaced, recipe=recipe, **named)
         use_threads(settings.train.threads)
         making: dict[str, Any] = {"run": directory, "replace": replaced, **named}
         collector: Collector | CollectorGroup
@@ -114,11 +118,12 @@ class _Start:
         behaviour: Mapping[str, Any],
         fresh: bool,
         replaced: bool,
+        recipe: Mapping[str, Any] | None,
         listener: Listener,
     ) -> None:
         self._settings, self._wanted, self._directory, self._name = settings, wanted, directory, name
         self._behaviour, self._fresh, self._replaced, self._listener = behaviour, fresh, replaced, listener
-        self._asked = self.target
+        self._asked, self._recipe = self.target, recipe
         self.horizon: int | None = None
 
     def __call__(self, spec: EnvSpec) -> str:
@@ -126,10 +131,10 @@ class _Start:
         collect = self._settings.collect
         assert isinstance(collect.actors, int)
         if "auto" in (self._wanted.steps, self._wanted.actors):
-            _explain_size(self._asked, collect.actors * collect.collectors, spec.horizon, self._listener)
+            explain_size(self._asked, collect.actors * collect.collectors, spec.horizon, self._listener)
         if self._directory is None:
             return self._name
-        self._directory.record("collect", self._settings, fresh=self._fresh)
+        self._directory.record("collect", self._settings, fresh=self._fresh, recipe=self._recipe)
         if self._fresh and not self._replaced:
             return self._name
         return name_in_run(self._behaviour, self._directory)  # another stage of a new run may have set its identity
@@ -146,7 +151,7 @@ class _Start:
         self._settings = self._settings.model_copy(update={"collect": more})
 
 
-def _explain_size(steps: int, actors: int, horizon: int | None, listener: Listener) -> None:
+def explain_size(steps: int, actors: int, horizon: int | None, listener: Listener) -> None:
     """Explain a reduced number of actors or an increased number of steps."""
     if horizon and (actors < FEW or steps > STEPS):
         text = f"{steps:,} steps of {actors} actor{'s' * (actors != 1)}: an episode may take {horizon:,}"

@@ -198,12 +198,8 @@ def workers(env: EnvSettings, collect: CollectSettings, *, actors: int, together
     collectors) that share the cores: as configured, otherwise based on measured step time. Environments with a time
     limit get one process per core, because a step here could not be interrupted. UsageError if a limit cannot be
     enforced."""
+    require_limit(collect)
     wanted, limit = collect.workers, collect.env_timeout_seconds
-    if wanted == 0 and limit:
-        raise UsageError(
-            "environments in this process (collect.workers = 0) have no time limit (collect.env_timeout_seconds)",
-            hint="give --workers 1 or more, or no --env-timeout",
-        )
     if wanted != "auto":
         return wanted
     cores = _cores(collect, together)
@@ -216,6 +212,15 @@ def workers(env: EnvSettings, collect: CollectSettings, *, actors: int, together
     if seen and seen.death:  # reported by the workers
         return min(cores, actors)
     return share_out(seen.seconds * actors, actors=actors, cores=cores) if seen else 0
+
+
+def require_limit(collect: CollectSettings) -> None:
+    """Raise UsageError if the time limit of a step cannot be enforced."""
+    if collect.workers == 0 and collect.env_timeout_seconds:
+        raise UsageError(
+            "environments in this process (collect.workers = 0) have no time limit (collect.env_timeout_seconds)",
+            hint="give --workers 1 or more, or no --env-timeout",
+        )
 
 
 def _cores(collect: CollectSettings, together: int | None = None) -> int:

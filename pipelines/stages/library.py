@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.config.effects import acting_keys, imports_source, refuse_unused
 from pipelines.config.lakes import located, parse_share
-from pipelines.config.load import resolve, tags_first
+from pipelines.config.load import assign, resolve, tags_first
 from pipelines.config.places import bundle_directory, is_run
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -19,6 +19,7 @@ from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.storage import is_remote
 from pipelines.stages.environment import env_model
+from pipelines.stages.make_recipe import choose_by_hand
 from pipelines.stages.result import Result
 from pipelines.trust import everything
 
@@ -50,6 +51,8 @@ def collect(
         settings: further values by dotted key, e.g. {"collect.actors": 8}.
         fresh: start over instead of resuming.
         listener: receives progress and notices (`pipelines.events`).
+
+    A new run measures `env` first, and chooses the settings of all of its stages that are not given.
 
     Returns:
         A `Result`; metrics: `steps`, `trajectories`, `return_mean` (over finished episodes, in units of reward),
@@ -95,7 +98,29 @@ def collect(
 
     if fresh:
         resolved = resolved.model_copy(update={"source": SourceSettings()})
-    return engine.run(resolved, run=directory, lake=lake, listener=listener, fresh=fresh, add=add is not None)
+    chosen = None
+    if directory is not None:
+        given: dict[str, Any] = {}
+        for path, value in _assignments(named, settings):
+            assign(given, path, value)
+        chosen = choose_by_hand(
+            RunDirectory(directory),
+            given,
+            lambda document: _resolve(document, named, settings),
+            fresh=fresh,
+            listener=listener,
+        )
+    if chosen is not None:
+        resolved = chosen.settings
+    return engine.run(
+        resolved,
+        run=directory,
+        lake=lake,
+        listener=listener,
+        fresh=fresh,
+        add=add is not None,
+        recipe=None if chosen is None else chosen.recipe,
+    )
 
 
 def train(
@@ -240,6 +265,9 @@ def _without_trackers(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolve(base: Mapping[str, Any], named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Settings:
     """Apply named arguments (None: not given) and `settings` to a run's configuration."""
+    return resolve(dict(base), _assignments(named, settings), env_model=env_model, source="call")
+
+
+def _assignments(named: Mapping[str, Any], settings: Mapping[str, Any] | None) -> list[tuple[tuple[str, ...], Any]]:
     given = {key: value for key, value in named.items() if value is not None} | dict(settings or {})
-    assignments = tags_first([(tuple(key.split(".")), value) for key, value in given.items()])
-    return resolve(dict(base), assignments, env_model=env_model, source="call")
+    return tags_first([(tuple(key.split(".")), value) for key, value in given.items()])

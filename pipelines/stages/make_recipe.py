@@ -14,7 +14,16 @@ from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
 from pipelines.errors import IntegrityError, UsageError
 from pipelines.events import Listener, Notice, silent
-from pipelines.stages.choices import Budget, Choice, Choices, EnvFacts, Rates, choose_agent, choose_schedule
+from pipelines.stages.choices import (
+    Budget,
+    Choice,
+    Choices,
+    EnvFacts,
+    Rates,
+    choose_agent,
+    choose_amounts,
+    choose_schedule,
+)
 
 DEFAULT_MINUTES = 5.0
 _START_SECONDS = 1.0  # of reading the disk when the command starts
@@ -58,16 +67,82 @@ def make_recipe(
     settings and of the environment.
     """
     began, settings = time.monotonic(), resolve({})
+    facts = _measure_env(settings, budget, listener)
+    choices = Choices(given)
+    choose_agent(choices, facts, budget)
+    rates: Rates | None = None
+    if budget.minutes is not None:
+        from pipelines.stages import measure  # imports torch
+
+        effort = min(budget.minutes / _WHOLE_MINUTES, 1.0)
+        rates = measure.measure_rates(resolve(choices.document()), seconds=_RATE_SECONDS * effort, listener=listener)
+    in_cpu_seconds = rates is not None and rates.in_cpu_seconds
+    spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
+    expected = choose_schedule(choices, facts, budget, rates, spent=spent)
+    _report_random_play(facts, listener)
+    if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
+        text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
+        listener(Notice(stage="measure", text=text, level="warning"))
+    return _assemble(choices, facts, budget, rates=rates, expected=expected)
+
+
+def choose_by_hand(
+    directory: RunDirectory,
+    given: Mapping[str, Any],
+    resolve: Resolve,
+    *,
+    fresh: bool = False,
+    listener: Listener = silent,
+) -> Begun | None:
+    """Choose the settings of a run that begins with a random `collect`, for that many environment steps, so that the
+    stages after it find them in the run. None if nothing is to be chosen: the run has begun, its steps are for the
+    agent of another run, or its settings are those of a recipe.
+
+    `given` and `resolve` as for `make_recipe`. With `fresh`, settings are kept as long as the environment is the same.
+    """
+    settings = resolve({})
+    if "stages" in given or settings.collect.follow or settings.collect.policy not in ("auto", "random"):
+        return None
+    if directory.exists():
+        stored = directory.load_document()
+        is_other = stored.get("env") != settings.document()["env"]
+        if not (fresh and is_other) or directory.load_record().get("stages", {}).keys() - {"collect"}:
+            return None
+    from pipelines.stages.collect import explain_size  # imports torch
+    from pipelines.stages.environment import require_limit, with_actors
+
+    require_limit(settings.collect)
+    sized = with_actors(settings.collect, settings.env)
+    assert isinstance(sized.steps, int)
+    assert isinstance(sized.actors, int)
+    budget = Budget(steps=sized.steps)
+    facts = _measure_env(settings, budget, listener)
+    if "auto" in (settings.collect.steps, settings.collect.actors):
+        explain_size(sized.steps, sized.actors * sized.collectors, facts.horizon, listener)
+    choices = Choices(given)
+    choices.choose("collect.steps", sized.steps, "each actor ends two episodes")
+    choices.choose("collect.actors", sized.actors, "as many as are quick and end two episodes")
+    choose_agent(choices, facts, budget)
+    choose_amounts(choices, facts, sized.steps)
+    _report_random_play(facts, listener)
+    made = _assemble(choices, facts, budget)
+    return Begun(settings=resolve(made.document), recipe=make_record(made, given), document=made.document, is_new=True)
+
+
+def _measure_env(settings: Settings, budget: Budget, listener: Listener) -> EnvFacts:
+    """Play at random for as long as the budget allows."""
     from pipelines.stages import measure  # imports torch
 
-    env, name = settings.env, settings.env.name
-    listener(Notice(stage="measure", text=f"random play in {name}, then the cost of acting and of an update"))
-    seconds, effort = _MOST_RANDOM, min((budget.steps or 0) / _WHOLE_STEPS, 1.0)
-    if budget.minutes is not None:
+    what = "" if budget.minutes is None else ", then the cost of acting and of an update"
+    listener(Notice(stage="measure", text=f"random play in {settings.env.name}{what}"))
+    if budget.minutes is None:
+        effort = min((budget.steps or 0) / _WHOLE_STEPS, 1.0)
+        seconds = max(_MOST_RANDOM * effort, _LEAST_RANDOM)
+    else:
         effort = min(budget.minutes / _WHOLE_MINUTES, 1.0)
         seconds = min(max(_RANDOM_SHARE * 60 * budget.minutes, _LEAST_RANDOM), _MOST_RANDOM)
-    facts = measure.measure_env(
-        env,
+    return measure.measure_env(
+        settings.env,
         settings.collect,
         seconds=seconds,
         least=_RANDOM_SECONDS * effort,
@@ -76,22 +151,25 @@ def make_recipe(
         seed=settings.seed,
         listener=listener,
     )
-    choices = Choices(given)
-    choose_agent(choices, facts, budget)
-    rates: Rates | None = None
-    if budget.minutes is not None:
-        rates = measure.measure_rates(resolve(choices.document()), seconds=_RATE_SECONDS * effort, listener=listener)
-    in_cpu_seconds = rates is not None and rates.in_cpu_seconds
-    spent = _START_SECONDS + (time.process_time() if in_cpu_seconds else time.monotonic() - began)
-    expected = choose_schedule(choices, facts, budget, rates, spent=spent)
+
+
+def _report_random_play(facts: EnvFacts, listener: Listener) -> None:
     listener(Notice(stage="measure", text=describe_random_play(facts)))
     if not facts.episodes and facts.horizon is None:
         text = "no limit of an episode is known, and an evaluation plays episodes to their ends"
         text += "; if they may not end, give --set env.max_episode_steps=N"
         listener(Notice(stage="measure", text=text, level="warning"))
-    if expected is not None and budget.minutes is not None and expected > 60 * budget.minutes * 1.2:
-        text = f"measuring and the shortest run take about {expected:.0f} s, more than --minutes {budget.minutes:g}"
-        listener(Notice(stage="measure", text=text, level="warning"))
+
+
+def _assemble(
+    choices: Choices,
+    facts: EnvFacts,
+    budget: Budget,
+    *,
+    rates: Rates | None = None,
+    expected: float | None = None,
+) -> MadeRecipe:
+    """Return what was chosen, and for the run's record from what."""
     plan = {
         "budget": {key: value for key, value in asdict(budget).items() if value is not None},
         "measured": facts.document() | ({} if rates is None else asdict(rates)),

@@ -63,7 +63,8 @@ def measure_env(
         spec = played.spec
         probe = _Probe(random_policy(spec.spaces, seed=seed, action_mask=action_mask).policy, played)
         clock = time.perf_counter if processes else time.process_time
-        seen = _play(played, probe, least, seconds, clock, listener)
+        rollout = Rollout(played, probe, on_episode=(seen := _Seen(actors)).note, on_env_error=collect.on_env_error)
+        _play(rollout, seen, least, seconds, clock, listener)
     observation = spec.spaces.observation
     first_episodes, lengths = seen.first_episodes, seen.lengths
     returns = np.array([episode.total_reward for episode in first_episodes])
@@ -147,15 +148,16 @@ def _is_scaled(space: object) -> bool:
     return isinstance(space, Box) and not space.is_image
 
 
-def _play(env: Env, policy: Policy, least: float, most: float, clock: Callable[[], float], listener: Listener) -> _Seen:
-    seen = _Seen(env.num_envs)
-    rollout = Rollout(env, policy, on_episode=seen.note)
+def _play(
+    rollout: Rollout, seen: _Seen, least: float, most: float, clock: Callable[[], float], listener: Listener
+) -> None:
+    """Step until every actor has ended an episode, for `least` to `most` seconds."""
     rollout.step()  # resets, which may load something, are not what a step costs
     began, shown = clock(), time.monotonic()
     limit = time.monotonic() + most
     while True:
         rollout.step()
-        seen.steps += env.num_envs
+        seen.steps += seen.actors
         seen.seconds = clock() - began
         now = time.monotonic()
         if now >= limit or (seen.seconds >= least and seen.rounds):
@@ -164,7 +166,6 @@ def _play(env: Env, policy: Policy, least: float, most: float, clock: Callable[[
             shown = now
             listener(Progress(stage=_STAGE, done=seen.steps, total=None, unit="random steps"))
     rollout.settle()
-    return seen
 
 
 def measure_rates(settings: Settings, *, seconds: float, listener: Listener) -> Rates:

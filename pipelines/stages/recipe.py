@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.load import assign, resolve
+from pipelines.config.load import assign, lay_profile, merge, resolve
 from pipelines.config.recipes import find
 from pipelines.config.run_directory import RunDirectory
+from pipelines.config.settings import Settings
 from pipelines.envs import make as envs
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
@@ -37,7 +38,7 @@ def run(
 
     Args:
         recipe: a name from `amago examples`, FILE.toml, FILE.toml:NAME, or a document (nested mappings). None: measure
-            `env`, and choose the settings.
+            `env`, and choose the settings, as of a recipe without stages.
         directory: directory of the run (default: runs/RECIPE, with a profile runs/RECIPE-PROFILE; runs/ENV). Repeating
             the call resumes it.
         env: environment, as `amago envs` lists it, or "gym:ID", "module:attr"; of a recipe, in place of its own.
@@ -64,13 +65,26 @@ def run(
     assignments = [(key.split("."), value) for key, value in (settings or {}).items()]
     if env is not None:
         assignments.insert(0, (["env", "name"], env))
-    if recipe is None:
-        return _run_without_recipe(directory, make_budget(minutes, steps), assignments, fresh=fresh, listener=listener)
-    if minutes is not None or steps is not None:
-        raise UsageError("minutes and steps are for runs without a recipe", hint="leave minutes and steps out")
-    name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
     if profile:
         assignments.insert(0, (["profile"], profile))
+    name = ""
+    document: dict[str, Any] = {}
+    if recipe is not None:
+        name, document = find(recipe) if isinstance(recipe, str) else ("run", dict(recipe))
+    given = lay_profile(document, assignments, source=name)
+    for path, value in assignments:
+        assign(given, path, value)
+    if "stages" not in given:
+        if directory is None and name:
+            directory = default_run(f"{name}-{profile}" if profile else name)
+
+        def settle(chosen: Mapping[str, Any]) -> Settings:
+            return resolve(merge(chosen, document), assignments, env_model=env_model, source=name or "call")
+
+        budget = make_budget(minutes, steps)
+        return _run_without_recipe(directory, budget, given, settle, fresh=fresh, listener=listener)
+    if minutes is not None or steps is not None:
+        raise UsageError("minutes and steps are for runs without stages", hint="leave minutes and steps out")
     resolved = resolve(document, assignments, env_model=env_model, source=name)
     if directory is None:
         directory = default_run(f"{name}-{profile}" if profile else name)
@@ -83,26 +97,17 @@ def run(
 def _run_without_recipe(
     directory: Path | str | None,
     budget: Budget,
-    assignments: Sequence[tuple[Sequence[str], Any]],
+    given: Mapping[str, Any],
+    settle: Callable[[Mapping[str, Any]], Settings],
     *,
     fresh: bool,
     listener: Listener,
 ) -> Result:
-    given: dict[str, Any] = {}
-    for path, value in assignments:
-        assign(given, path, value)
-    name = resolve(given, env_model=env_model, source="call").env.name
+    name = settle({}).env.name
     if not name:
         raise UsageError("neither a recipe nor an environment is named", hint="give recipe or env")
     place = RunDirectory(directory if directory is not None else default_run(name))
-    begun = begin(
-        place,
-        budget,
-        given,
-        lambda document: resolve(document, assignments, env_model=env_model, source="call"),
-        fresh=fresh,
-        listener=listener,
-    )
+    begun = begin(place, budget, given, settle, fresh=fresh, listener=listener)
     from pipelines.stages import run as stage
 
     return stage.run(begun.settings, run=place.path, listener=listener, fresh=fresh, recipe=begun.recipe)

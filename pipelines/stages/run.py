@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.lakes import located
 from pipelines.config.launch import announced, is_main
 from pipelines.config.run_directory import RunDirectory
@@ -28,7 +29,6 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.formats.make import open_importer
 from pipelines.lake.schema import Schema
 from pipelines.lake.store import Lake
-from pipelines.learning import checkpoint as checkpoints
 from pipelines.learning.acting import AgentPolicy
 from pipelines.learning.checkpoint import resolve_device
 from pipelines.nets import ranks
@@ -381,7 +381,7 @@ class ChainRunner:
     def _summary_figures(self) -> dict[str, Any]:
         """Return totals of the run, the latest rates and training figures, and the scores of the last evaluation by the
         run's own settings, with the update and the tasks that they belong to."""
-        done = checkpoints.numbers(self.directory.checkpoints)
+        done = numbers(self.directory.checkpoints)
         figures: dict[str, Any] = {
             "epochs": self.settings.epochs,
             "steps": self._steps(),

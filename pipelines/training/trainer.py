@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.launch import is_main
 from pipelines.config.run_directory import RunDirectory
 from pipelines.config.settings import Settings
@@ -74,7 +75,7 @@ class Trainer:
             listener(Notice(text=text))
 
     def _continue(self, listener: Listener) -> None:
-        if checkpoints.numbers(self.directory.checkpoints):
+        if numbers(self.directory.checkpoints):
             checkpoint = checkpoints.load(self.directory.checkpoints)
             self._require_spaces(checkpoint)
             self._learnt = self.learner.restore(checkpoint)

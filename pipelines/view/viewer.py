@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError, InputMissing
 from pipelines.events import Event, Listener, Notice, silent
 from pipelines.lake import collectors
-from pipelines.lake.checkpoint_data import kept_updates
 from pipelines.lake.sql import catalog, pages
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.storage import LocalStorage
@@ -223,7 +223,7 @@ class LakeViewer:
             "id": facts["policy_id"],
             "version": version,
             "run": places.get("path") if own is None else str(own.path),
-            "kept": None if own is None or version < 0 else version in kept_updates(own),
+            "kept": None if own is None or version < 0 else version in numbers(own.checkpoints),
         }
 
 

@@ -24,6 +24,9 @@ PLUGINS = "CONTRIBUTING.md"
 def shorter(words: list[str]) -> list[str]:
     """The arguments of a command that does the same with less."""
     command, *rest = words
+    budget = next((rest.index(option) for option in ("--minutes", "--steps") if option in rest), None)
+    if command == "run" and budget is not None:
+        return [command, *rest[:budget], "--steps", "300", *rest[budget + 2 :]]
     if command == "run" and "--profile" not in rest:
         return [*words, "--profile", "smoke", "--run", f"runs/{Path(rest[0]).stem}"]
     shares = {"collect": {"--steps": 10, "--add": 10}, "train": {"--steps": 200}, "evaluate": {"--episodes": 10}}

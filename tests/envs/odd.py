@@ -38,8 +38,8 @@ class Odd(gymnasium.Env):
             self.observation_space._shape = (200_000_000,)
         if fault == "worst in constructor":
             raise Worst("it cannot be made")
-        if fault == "moves":
-            Path("elsewhere").mkdir()
+        if fault == "moves" and Path.cwd().name != "elsewhere":
+            Path("elsewhere").mkdir(exist_ok=True)
             os.chdir("elsewhere")
             Path("own.txt").write_text("1")
 

@@ -144,7 +144,7 @@ def test_a_call_without_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run(env="tmaze", steps=201, settings=small)
     with pytest.raises(UsageError, match="neither a recipe nor an environment"):
         run()
-    with pytest.raises(UsageError, match="for runs without a recipe"):
+    with pytest.raises(UsageError, match="for runs without stages"):
         run("quickstart", minutes=1)
     with pytest.raises(UsageError, match="exclude each other"):
         run(env="tmaze", minutes=1, steps=1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.config import zoo
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.settings import Settings
 from pipelines.events import Event, Notice
 from pipelines.learning import bundle
@@ -94,7 +95,7 @@ def test_a_chain_keeps_and_marks_its_best_checkpoint(tmp_path: Path) -> None:
     assert set(scores) == {2, 4, 6, 8, 10, 12}
     assert (best["score"], best["split"]) == (max(scores.values()), "train")
     assert checkpoints.load(run / "checkpoints", "best").update == best["update"]
-    assert set(checkpoints.numbers(run / "checkpoints")) == {best["update"], 12}
+    assert set(numbers(run / "checkpoints")) == {best["update"], 12}
     exporting = {"export": settings.export.model_copy(update={"checkpoint": "best"})}
     done = export.run(settings.model_copy(update=exporting), run=run)
     assert done.metrics["update"] == best["update"]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.launch import is_main, rank
 from pipelines.learning import checkpoint as checkpoints
 from pipelines.nets import ranks
@@ -29,7 +30,7 @@ def updates(place: Path, number: int, train: dict[str, Any], **sequence: Any) ->
     gc.collect()
     before = _storages()  # of other tests of this process; held, so that their addresses are not used again
     learner = Learner(SPACES, settings.agent, settings.train, seed=3)
-    if checkpoints.numbers(place):
+    if numbers(place):
         learner.restore(checkpoints.load(place))
     figures = []
     for update in range(learner.update, learner.update + number):

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.lake.footer import hex_uids
 from pipelines.lake.reading import Reader, sample
 from pipelines.lake.sql import pages
 from pipelines.lake.sql.catalog import query
 from pipelines.lake.sql.sandbox import QueryLimits
+from pipelines.lake.sql.selection import select
 from pipelines.lake.store import Lake
 from pipelines.stages import collect, relabel
 from pipelines.view.steps import StepReader
@@ -101,3 +103,27 @@ def test_samples_are_whole_episodes_where_asked(stored) -> None:
     total = sum(map(len, cut))
     assert len(list(sample(pieces, total))) == total
     assert sorted(each.trajectory.length for each in sample(pieces, total, whole=True)) == sorted(LENGTHS)
+    for k in (1, 3, len(LENGTHS)):
+        assert len(list(sample(pieces, k, whole=True))) == k
+
+
+@pytest.mark.parametrize("where", ["success", '"return" > 1', "not truncated", "terminated", "len(attempts) > 0"])
+def test_predicates_see_the_outcome_of_the_episode_in_each_of_its_pieces(stored, where: str) -> None:
+    whole, pieces, known, cut = stored
+    chosen = set(hex_uids(select(whole, where).uids))
+    expected = {uid for episode, uids in zip(known, cut, strict=True) if episode in chosen for uid in uids}
+    assert set(hex_uids(select(pieces, where).uids)) == expected
+    _, rows, *_ = pages.fetch_page(pieces, where=where, limits=LIMITS)
+    assert len(rows) == len(chosen)
+
+
+def test_weights_see_the_outcome_of_the_episode(stored) -> None:
+    whole, pieces, known, cut = stored
+    weights = []
+    for lake in (whole, pieces):
+        found = select(lake, weight='"return" + 100')
+        weights.append(dict(zip(hex_uids(found.uids), found.weights, strict=True)))
+    for episode, uids in zip(known, cut, strict=True):
+        for uid in uids:
+            assert weights[1][uid] == pytest.approx(weights[0][episode])
+    assert set(hex_uids(select(pieces, "length = 3").uids)) > set(cut[1])  # other columns are the piece's own

@@ -37,7 +37,8 @@ def sample(
         Path | None, typer.Option("--images", metavar="DIR", help="Write image observations to DIR, one PNG each.")
     ] = None,
 ) -> Any:
-    """Show randomly sampled trajectories of a lake: rewards, actions and observations, step by step.
+    """Show randomly sampled trajectories of a lake: rewards, actions and observations, step by step. An episode that is
+    stored in pieces is shown whole.
 
     Each line is a column of the steps, with its range at the right; in flags, r marks a soft reset, T a termination, t
     a truncation. Texts are shown as text, each with the step at which it starts; the last line names columns not shown.
@@ -62,7 +63,7 @@ def sample(
     written: list[Path] = []
     critics = _critics(values, seed) if values is not None else None
     with common.listening() as listener:
-        for found in reading.sample(opened, k, where=where, weight=weight, seed=seed, listener=listener):
+        for found in reading.sample(opened, k, where=where, weight=weight, seed=seed, whole=True, listener=listener):
             schema, columns = opened.schema(found.schema_id), found.trajectory.columns
             figures = critics(found.trajectory, schema) if critics is not None else None
             lines = None if figures is None else critic_values.acting(figures)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.config.checkpoint_place import numbers
 from pipelines.config.run_directory import RunDirectory
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, silent
 from pipelines.lake import collectors
-from pipelines.lake.checkpoint_data import kept_updates
 from pipelines.lake.folders import list_all
 from pipelines.lake.maintenance.protection import protections
 from pipelines.lake.sql import catalog
@@ -138,7 +138,7 @@ def _policy(row: Mapping[str, Any], record: Mapping[str, Any], lake: Lake) -> di
         run = RunDirectory(place)
         try:
             if run.exists() and run.identity == row["policy_id"]:
-                newest = max(kept_updates(run), default=None)
+                newest = max(numbers(run.checkpoints), default=None)
                 break
         except AmagoError:  # a damaged record: unknown
             continue

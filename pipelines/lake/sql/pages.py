@@ -16,7 +16,7 @@ from pipelines.events import Listener, silent
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql import sandbox
 from pipelines.lake.sql.sandbox import QueryLimits
-from pipelines.lake.sql.selection import UsersText, expect_predicate, running
+from pipelines.lake.sql.selection import UsersText, expect_predicate, has_pieces, rows_of, running
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
@@ -198,16 +198,16 @@ def curve(connection: Any, lake: Lake, where: str, across: str, bins: int) -> li
 def _matching(connection: Any, lake: Lake, where: str) -> tuple[list[str], str]:
     """Return the parts of a query's FROM clause for the trajectories that match a user's predicate, and the condition
     for complete episodes among them. Episodes are joined only if the lake has pieces: that costs a scan."""
-    has_pieces = connection.execute("select 1 from bookkeeping.rows where live and episode <> '' limit 1").fetchall()
+    rows = f"{rows_of(connection)} as trajectories"
     if where.strip():
-        expect_predicate(connection, lake, where, ["trajectories"])
-    if not has_pieces:
+        expect_predicate(connection, lake, where, [rows])
+    if not has_pieces(connection):
         if not where.strip():
             return ["trajectories"], "true"
         return ["(select * from trajectories where (\n", UsersText(where), "\n)) as trajectories"], "true"
     among = []
     if where.strip():
-        among = [" and episode in (select episode from trajectories where (\n", UsersText(where), "\n))"]
+        among = [f" and episode in (select episode from {rows} where (\n", UsersText(where), "\n))"]
     return [f"({_JOINED}", *among, ") as trajectories"], "complete"
 
 

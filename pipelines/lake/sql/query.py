@@ -311,7 +311,9 @@ def within(connection: duckdb.DuckDBPyConnection, limits: QueryLimits) -> Iterat
             raise limits.out_of_memory() from error
         raise
     finally:
+        # The connection may be closed next, and DuckDB does not bear an interrupt of one that is being closed.
         timer.cancel()
+        timer.join()
 
 
 def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

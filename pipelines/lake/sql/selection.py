@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
 
+# What became of an episode is known at its end, and holds for all of its pieces. Episodes are joined only if the lake
+# has pieces: that costs a scan.
+_OUTCOMES = ("return", "success", "attempts", "terminated", "truncated")
+_WITH_OUTCOMES = f"""(select t.* replace ({", ".join(f'e."{name}" as "{name}"' for name in _OUTCOMES)})
+from trajectories t join episodes e using (episode))"""
+
+
 class SelectionResult(NamedTuple):
     """Trajectories and their weights: `uids` (n,) "S16", sorted; `weights` (n,) float64, none negative."""
 
@@ -51,6 +58,7 @@ def select(
     """Select the live trajectories that match the predicate `where` (empty: all), with the value of `weight` (empty:
     1).
 
+    Both see the outcome of the whole episode in each of its pieces: "return", success, attempts, terminated, truncated.
     NULL counts as false. Windows in `weight` run over the selected trajectories; subqueries see all tables.
     `schema_id`: only of this schema; `originals`: only trajectories that do not derive from others. UsageError, with
     the place in the text, for anything but one expression of the right type, for reaching beyond the lake or a limit,
@@ -68,7 +76,10 @@ def choose(
     conditions = ["base_uid is null"] if originals else []
     if schema_id is not None:
         conditions.append("schema = '" + schema_id.replace("'", "''") + "'")
-    start, end = "(select * from trajectories where " + (" and ".join(conditions) or "true"), ") as trajectories"
+    start, end = (
+        f"(select * from {rows_of(connection)} as trajectories where " + (" and ".join(conditions) or "true"),
+        ") as trajectories",
+    )
     rows, value = [start, end], ["1.0"]
     if where.strip():
         expect_predicate(connection, lake, where, rows)
@@ -84,6 +95,16 @@ def choose(
     weights = weights[order]
     _check(uids, weights, missing)
     return uids, weights
+
+
+def rows_of(connection: Any) -> str:
+    """Return the rows of trajectories that a user's expression sees, for a FROM clause without an alias."""
+    return _WITH_OUTCOMES if has_pieces(connection) else "trajectories"
+
+
+def has_pieces(connection: Any) -> bool:
+    """Return whether an episode of the lake is stored in pieces."""
+    return bool(connection.execute("select 1 from bookkeeping.rows where live and episode <> '' limit 1").fetchall())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import run
 from pipelines.config.load import read_toml
 from tests.cli.conftest import Amago
 
@@ -79,6 +80,21 @@ def planned(amago: Amago) -> Amago:
     made = make_recipe(settings, given, Budget(steps=300))
     RunDirectory("runs/tmaze").record("run", settings(made.document), recipe=make_record(made, given))
     return amago
+
+
+def test_a_recipe_without_stages_is_completed_and_named_by_its_file(amago: Amago) -> None:
+    Path("mine.toml").write_text('[env]\nname = "tmaze"\ncorridor = 3\n[train]\nbatch_size = 5\n')
+    words = ("run", "mine.toml", *SMALL, "--output", "json")
+    done = amago(*words)
+    assert (done.code, done.json["run"]) == (0, "runs/mine"), done.err
+    config = read_toml(Path("runs/mine/config.toml"))
+    assert (config["env"]["corridor"], config["train"]["batch_size"]) == (3, 5)
+    assert {entry["stage"] for entry in config["stages"]} == {"collect", "train", "evaluate"}
+    assert amago(*words).json["status"] == "skipped"
+    Path("mine.toml").write_text('[env]\nname = "tmaze"\ncorridor = 3\n')
+    refused = amago(*words)
+    assert (refused.code, "train.batch_size: 5 -> (not given)" in refused.err) == (2, True)
+    assert run("mine.toml", "b", steps=300, settings={"collect.workers": 0}).status == "done"
 
 
 def test_fresh_measures_and_begins_again(planned: Amago) -> None:

@@ -54,7 +54,8 @@ def network(amago: Amago, *words: object) -> tuple[str, int, float]:
 
 @pytest.fixture
 def lake(amago: Amago) -> str:
-    collected = amago("collect", "--env", "tmaze", "--run", "x", "--steps", 40, "--actors", 2, "--workers", 0)
+    """A lake without a run: nothing was chosen for it."""
+    collected = amago("collect", "--env", "tmaze", "--lake", "x", "--steps", 40, "--actors", 2, "--workers", 0)
     assert collected.code == 0, collected.err
     return "x"
 

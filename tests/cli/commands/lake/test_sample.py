@@ -62,7 +62,7 @@ def test_values_are_shown_as_lines_and_step_by_step(amago: Amago, small: Path) -
 def test_values_in_json_are_those_of_every_step_and_discount(amago: Amago, small: Path) -> None:
     said = amago("lake", "sample", small, "-k", 2, "--values", f"{small}@3", "--output", "json").json
     discounts = said["values"]["discounts"]
-    assert (said["values"]["update"], discounts[-1]) == (3, 0.999)
+    assert (said["values"]["update"], discounts[-1]) == (3, 0.998)  # 500 steps ahead, the longest episode
     for row in said["trajectories"]:
         values = row["values"]
         assert len(values["action"]) == len(values["reward"]) == row["length"]
@@ -99,3 +99,13 @@ def test_an_agent_of_other_spaces_is_refused(amago: Amago, small: Path) -> None:
     assert refused.code == 3
     assert "was trained for other spaces: obs:" in refused.err
     assert "Traceback" not in refused.err
+
+
+def test_episodes_in_pieces_are_shown_whole(amago: Amago) -> None:
+    words = ("--env", "tmaze", "--steps", 66, "--actors", 2, "--set", "collect.chunk_steps=4", "--run", "a", "-q")
+    assert amago("collect", *words, "--set", "collect.workers=0").code == 0
+    text = "select length, chunks from episodes order by length"
+    stored = amago("lake", "sql", "a", text, "--output", "json").json
+    assert max(row["chunks"] for row in stored) > 1
+    shown = amago("lake", "sample", "a", "-k", len(stored), "--output", "json").json["trajectories"]
+    assert sorted(row["length"] for row in shown) == [row["length"] for row in stored]
