@@ -24,6 +24,7 @@ from pipelines.errors import UsageError
 from pipelines.learning.agent_types import AgentType
 from pipelines.nets.distributions import Policy
 from pipelines.nets.readout import TwoHot
+from pipelines.nets.scan import recur_back
 
 Reduction = Literal["min", "mean"]
 _Filter = Callable[[Tensor, Tensor], Tensor]
@@ -210,14 +211,13 @@ def trace_targets(
     tree backup (Precup et al. 2000). Other arguments and the result as for `n_step_targets`.
     """
     target = reward_BT[..., None] + gamma_G * (~terminated_BT)[..., None] * next_value_BTG
-    continues_BT = torch.cat((mask_BT[:, 1:], torch.zeros_like(mask_BT[:, :1])), 1) & ~terminated_BT
-    # y_t = (1-step target - gamma c Q) + gamma c y_{t+1}: a scan from the end of the window.
-    weight_BTG = gamma_G * trace_BTG * continues_BT[..., None]
-    base_BTG = target - weight_BTG * next_q_BTG
-    targets = [target[:, -1]]
-    for t in range(target.shape[1] - 2, -1, -1):
-        targets.append(torch.addcmul(base_BTG[:, t], weight_BTG[:, t], targets[-1]))
-    return torch.stack(targets[::-1], 1)
+    # y_t = (1-step target - gamma c Q) + gamma c y_{t+1}: a scan from the end of the window. In `weight_BTG`, a factor
+    # gamma c is at the place of the later step.
+    weight_BTG = torch.zeros_like(target)
+    torch.mul(gamma_G * trace_BTG[:, :-1], (mask_BT[:, 1:] & ~terminated_BT[:, :-1])[..., None], out=weight_BTG[:, 1:])
+    target[:, :-1].addcmul_(weight_BTG[:, 1:], next_q_BTG[:, :-1], value=-1)
+    recur_back(weight_BTG, target)
+    return target
 
 
 def draw(noise: Tensor, subset: int) -> Tensor:

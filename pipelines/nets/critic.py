@@ -65,9 +65,9 @@ class Ensemble(nn.Module):
     @torch.no_grad()
     def rescale(self, scale_G: Tensor, shift_G: Tensor) -> None:
         """Change the last layer so that each output x of discount g becomes scale_g x + shift_g."""
-        scale = scale_G.repeat_interleave(self.num_outputs)
-        self.last_weight.mul_(scale)
-        self.last_bias.mul_(scale).add_(shift_G.repeat_interleave(self.num_outputs))
+        scale_G1, shift_G1, parts = scale_G[:, None], shift_G[:, None], (len(scale_G), self.num_outputs)
+        self.last_weight.unflatten(-1, parts).mul_(scale_G1)
+        self.last_bias.unflatten(-1, parts).mul_(scale_G1).add_(shift_G1)
 
     def tensors(self) -> list[Tensor]:
         """Return all parameters, in the order of `_Layers`' fields."""
