@@ -34,16 +34,19 @@ def backward(
     weights: Sequence[Tensor],
     grads: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
 ) -> Tensor:
-    """Return the gradient before the first layer's activation, given the one after the last's, which is overwritten.
+    """Return the gradient before the first layer's activation, given the one after the last's.
 
-    Gradients of weights and of biases are added to `grads`, each in the order of `weights`, if given.
+    That one is overwritten, and so are the `outputs` of layers as wide as the one before: a product is faster where it
+    writes to memory that is in the cache. Gradients of weights and of biases are added to `grads`, each in the order of
+    `weights`, if given.
     """
     for place in range(len(weights), 0, -1):
         _slope(grad_CRW, outputs[place], SLOPE, True, grad_input=grad_CRW)
         if grads is not None:
             add_product(grads[0][place - 1], outputs[place - 1].mT, grad_CRW)
             grads[1][place - 1].add_(grad_CRW.sum(1, keepdim=True))
-        grad_CRW = torch.bmm(grad_CRW, weights[place - 1].mT)
+        weight = weights[place - 1]
+        grad_CRW = torch.bmm(grad_CRW, weight.mT, out=outputs[place] if weight.shape[1] == weight.shape[2] else None)
     return _slope(grad_CRW, outputs[0], SLOPE, True, grad_input=grad_CRW)
 
 
