@@ -126,11 +126,11 @@ class ExactHeads(CriticHeads):
     ) -> tuple[Tensor, DataValues]:
         index_N = action.long()
 
-        def table_loss(rows: slice, table_nGA: Tensor) -> tuple[Tensor, Tensor]:
-            index_nG1 = index_N[rows, None, None].expand(-1, table_nGA.shape[1], 1)
-            q_nG = table_nGA.gather(-1, index_nG1)[..., 0]
-            loss, slope_nG = squared_error(q_nG, target_NG[rows], scale_N[rows, None])
-            return loss, torch.zeros_like(table_nGA).scatter_(-1, index_nG1, slope_nG[..., None])
+        def table_loss(rows: slice, table_CnGA: Tensor) -> tuple[Tensor, Tensor]:
+            index_CnG1 = index_N[rows, None, None].expand(*table_CnGA.shape[:3], 1)
+            q_CnG = table_CnGA.gather(-1, index_CnG1)[..., 0]
+            loss, slope_CnG = squared_error(q_CnG, target_NG[rows], scale_N[rows, None])
+            return loss, torch.zeros_like(table_CnGA).scatter_(-1, index_CnG1, slope_CnG[..., None])
 
         loss, table_CNGA = self.critic.fused_loss(h_ND, table_loss)
         q_CNG = table_CNGA.gather(-1, index_N[:, None, None].expand(*table_CNGA.shape[:3], 1))[..., 0]
@@ -185,10 +185,10 @@ class _SampledHeads(CriticHeads):
             target_Gn, scale_n = target_GN[:, rows], scale_N[rows]
             if isinstance(readout, TwoHot):
                 scale_R1 = scale_n.expand_as(target_Gn).reshape(-1, 1)
-                loss, q_R, slope_RZ = cross_entropy(readout, outputs, target_Gn.flatten(), scale_R1)
-                return loss, q_R.view_as(target_Gn), slope_RZ
-            loss, slope_Gn = squared_error(outputs, target_Gn, scale_n)
-            return loss, outputs, slope_Gn
+                loss, q_CR, slope_CRZ = cross_entropy(readout, outputs, target_Gn.flatten(), scale_R1)
+                return loss, q_CR.unflatten(1, target_Gn.shape), slope_CRZ
+            loss, slope_CGn = squared_error(outputs, target_Gn, scale_n)
+            return loss, outputs, slope_CGn
 
         state_CNW = self.critic.states(h_ND.detach())
         taken_NF = self._smoothed(features(action, self.space))

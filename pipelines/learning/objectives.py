@@ -24,6 +24,7 @@ from pipelines.errors import UsageError
 from pipelines.learning.agent_types import AgentType
 from pipelines.nets.distributions import Policy
 from pipelines.nets.readout import TwoHot
+from pipelines.nets.scan import recur_back
 
 Reduction = Literal["min", "mean"]
 _Filter = Callable[[Tensor, Tensor], Tensor]
@@ -152,26 +153,26 @@ def squared_error(value: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor,
 
 
 def cross_entropy(
-    readout: TwoHot, logits_RZ: Tensor, target_R: Tensor, scale_R1: Tensor
+    readout: TwoHot, logits_CRZ: Tensor, target_R: Tensor, scale_R1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy with the labels of the targets, each row times `scale_R1` -> (loss, values (R,), gradient of the
+    """Cross-entropy with the labels of the targets, each row times `scale_R1` -> (loss, values (C, R), gradient of the
     logits, which are overwritten)."""
     if readout.sigma is not None:
         label_RZ = readout.labels(target_R) * scale_R1
-        log_RZ = logits_RZ.log_softmax(-1)
-        loss, probs_RZ = -(label_RZ * log_RZ).sum(), log_RZ.exp()
-        value_R = readout.decode(probs_RZ)
-        return loss, value_R, probs_RZ.mul_(scale_R1).sub_(label_RZ)
+        log_CRZ = logits_CRZ.log_softmax(-1)
+        loss, probs_CRZ = -(label_RZ * log_CRZ).sum(), log_CRZ.exp()
+        value_CR = readout.decode(probs_CRZ)
+        return loss, value_CR, probs_CRZ.mul_(scale_R1).sub_(label_RZ)
     index_R2, share_R2 = readout.neighbours(target_R)  # two bins only: one pass of exponentials serves loss and slope
-    share_R2 = share_R2 * scale_R1
-    logits_RZ -= logits_RZ.amax(-1, keepdim=True)
-    named_R2 = logits_RZ.gather(1, index_R2)
-    probs_RZ = logits_RZ.exp_()
-    total_R1 = probs_RZ.sum(-1, keepdim=True)
-    probs_RZ /= total_R1
-    loss = (share_R2 * (total_R1.log() - named_R2)).sum()
-    value_R = readout.decode(probs_RZ)
-    return loss, value_R, probs_RZ.mul_(scale_R1).scatter_add_(1, index_R2, -share_R2)
+    index_CR2, share_R2 = index_R2.expand(len(logits_CRZ), -1, -1), share_R2 * scale_R1
+    logits_CRZ -= logits_CRZ.amax(-1, keepdim=True)
+    named_CR2 = logits_CRZ.gather(-1, index_CR2)
+    probs_CRZ = logits_CRZ.exp_()
+    total_CR1 = probs_CRZ.sum(-1, keepdim=True)
+    probs_CRZ /= total_CR1
+    loss = (share_R2 * (total_CR1.log() - named_CR2)).sum()
+    value_CR = readout.decode(probs_CRZ)
+    return loss, value_CR, probs_CRZ.mul_(scale_R1).scatter_add_(-1, index_CR2, -share_R2.expand_as(index_CR2))
 
 
 def n_step_targets(
@@ -210,14 +211,13 @@ def trace_targets(
     tree backup (Precup et al. 2000). Other arguments and the result as for `n_step_targets`.
     """
     target = reward_BT[..., None] + gamma_G * (~terminated_BT)[..., None] * next_value_BTG
-    continues_BT = torch.cat((mask_BT[:, 1:], torch.zeros_like(mask_BT[:, :1])), 1) & ~terminated_BT
-    # y_t = (1-step target - gamma c Q) + gamma c y_{t+1}: a scan from the end of the window.
-    weight_BTG = gamma_G * trace_BTG * continues_BT[..., None]
-    base_BTG = target - weight_BTG * next_q_BTG
-    targets = [target[:, -1]]
-    for t in range(target.shape[1] - 2, -1, -1):
-        targets.append(torch.addcmul(base_BTG[:, t], weight_BTG[:, t], targets[-1]))
-    return torch.stack(targets[::-1], 1)
+    # y_t = (1-step target - gamma c Q) + gamma c y_{t+1}: a scan from the end of the window. In `weight_BTG`, a factor
+    # gamma c is at the place of the later step.
+    weight_BTG = torch.zeros_like(target)
+    torch.mul(gamma_G * trace_BTG[:, :-1], (mask_BT[:, 1:] & ~terminated_BT[:, :-1])[..., None], out=weight_BTG[:, 1:])
+    target[:, :-1].addcmul_(weight_BTG[:, 1:], next_q_BTG[:, :-1], value=-1)
+    recur_back(weight_BTG, target)
+    return target
 
 
 def draw(noise: Tensor, subset: int) -> Tensor:

@@ -1,10 +1,10 @@
 """Ensembles of value heads, and their passes: forward and backward in one, chunk by chunk, so that no graph is kept.
 
-Values are in normalised units (see learning/popart.py) or in units of scaled rewards, depending on the readout. Losses
-are functions that the caller passes (see learning/objectives.py): of a chunk's outputs, they return the loss and its
-gradient with respect to these outputs.
+All critics are computed by one batched product a layer. Values are in normalised units (see learning/popart.py) or in
+units of scaled rewards, depending on the readout. Losses are functions that the caller passes (see
+learning/objectives.py): of a chunk's outputs, they return the loss and its gradient with respect to these outputs.
 C critics, N rows, n rows of a chunk, G discounts, A actions, D state width, W hidden width, F action features, K action
-samples, S = G K.
+samples, S = G K, R = S n; P rows picked of each critic.
 """
 
 from __future__ import annotations
@@ -19,23 +19,33 @@ from torch.nn import functional as F
 from pipelines.config.model import CriticSettings
 from pipelines.nets import init
 from pipelines.nets.norms import symlog
-from pipelines.nets.passes import SLOPE, activations, add_product, attach, backward, chunks, precision
+from pipelines.nets.passes import SLOPE, activations, add_product, add_products, attach, backward, chunks, precision
 from pipelines.nets.readout import Readout, Scalar, TwoHot
 
-# Of a chunk's rows and their table of values (n, G, A): loss, and its gradient with respect to the table.
+# Of a chunk's rows and their table of values (C, n, G, A): loss, and its gradient with respect to the table.
 _TableLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
-# Of a chunk's rows and the readout's outputs: loss, values (G, n), and the loss's gradient with respect to the outputs.
+# Of a chunk's rows and the readout's outputs: loss, values (C, G, n), and the loss's gradient with respect to the
+# outputs.
 _OutputLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Member:
-    """One critic's tensors, or their gradients: `weights[0]` (I, W), ..., `last_weight` (W, O)."""
+class _Layers:
+    """Tensors of all critics, or their gradients: `weights[0]` (C, I, W), `biases[0]` (C, 1, W), ..., `last_weight`
+    (C, W, O), `last_bias` (C, 1, O)."""
 
-    weights: list[Tensor]
-    biases: list[Tensor]
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
     last_weight: Tensor
     last_bias: Tensor
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], dtype: torch.dtype) -> _Layers:
+        """Name `tensors`, given in the order of the fields, in a precision; the last bias keeps its own."""
+        *inner, last_bias = tensors
+        *inner, last_weight = [tensor.to(dtype) for tensor in inner]
+        depth = len(inner) // 2
+        return cls(inner[:depth], inner[depth:], last_weight, last_bias)
 
 
 class Ensemble(nn.Module):
@@ -55,32 +65,13 @@ class Ensemble(nn.Module):
     @torch.no_grad()
     def rescale(self, scale_G: Tensor, shift_G: Tensor) -> None:
         """Change the last layer so that each output x of discount g becomes scale_g x + shift_g."""
-        scale = scale_G.repeat_interleave(self.num_outputs)
-        self.last_weight.mul_(scale)
-        self.last_bias.mul_(scale).add_(shift_G.repeat_interleave(self.num_outputs))
+        scale_G1, shift_G1, parts = scale_G[:, None], shift_G[:, None], (len(scale_G), self.num_outputs)
+        self.last_weight.unflatten(-1, parts).mul_(scale_G1)
+        self.last_bias.unflatten(-1, parts).mul_(scale_G1).add_(shift_G1)
 
     def tensors(self) -> list[Tensor]:
-        """Return all parameters, in the order of `Member`'s fields."""
+        """Return all parameters, in the order of `_Layers`' fields."""
         return [*self.weights, *self.biases, self.last_weight, self.last_bias]
-
-    def split(self, tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Member]:
-        """Return views (or lower-precision copies) of `tensors` by member; the last bias keeps its precision."""
-        depth = len(self.weights)
-        *inner, last_bias = tensors
-        inner = [tensor.detach().to(dtype) for tensor in inner]
-        return [
-            Member(
-                weights=[weight[c] for weight in inner[:depth]],
-                biases=[bias[c, 0] for bias in inner[depth : 2 * depth]],
-                last_weight=inner[-1][c],
-                last_bias=last_bias.detach()[c, 0],
-            )
-            for c in range(self.members)
-        ]
-
-
-def _pairs(grads: Member, first: int) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(grads.weights[first:], grads.biases[first:], strict=True))
 
 
 class ActionValues(Ensemble):
@@ -89,61 +80,60 @@ class ActionValues(Ensemble):
     @torch.no_grad()
     def forward(self, h_ND: Tensor) -> Tensor:
         """Return values (C, N, G, A), without gradient."""
-        dtype = precision(h_ND.device)
-        out = torch.empty((self.members, len(h_ND), self.last_bias.shape[-1]), device=h_ND.device)
+        layers, shape = _Layers.of(self.tensors(), precision(h_ND.device)), (self.members, len(h_ND))
+        out = torch.empty((*shape, self.last_bias.shape[-1]), device=h_ND.device)
         with torch.autocast(h_ND.device.type, enabled=False):
-            h_ND, parts = h_ND.to(dtype), self.split(self.tensors(), dtype)
-            for rows in chunks(len(h_ND), 1, h_ND.device):
-                for c, member in enumerate(parts):
-                    x_nW = activations(h_ND[rows], member.weights, member.biases)[-1]
-                    out[c, rows] = _table(x_nW, member)
-        return out.unflatten(-1, (self.num_discounts, self.num_outputs))
+            for rows in chunks(len(h_ND), self.members, h_ND.device):
+                out[:, rows] = _table(self._activations(h_ND[rows], layers)[-1], layers)
+        return out.view(*shape, self.num_discounts, self.num_outputs)
 
     def fused_loss(self, h_ND: Tensor, loss: _TableLoss) -> tuple[Tensor, Tensor]:
-        """Sum `loss` over members and chunks -> (loss, with gradient to critics and state; values (C, N, G, A),
-        without)."""
+        """Sum `loss` over chunks -> (loss, with gradient to critics and state; values (C, N, G, A), without)."""
         total, values, grads = self._fused_loss(h_ND.detach(), loss, torch.is_grad_enabled())
         return (total if grads is None else attach(total, (h_ND, *self.tensors()), grads)), values
 
     @torch.no_grad()
     def _fused_loss(self, h_ND: Tensor, loss: _TableLoss, learn: bool) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-        dtype = precision(h_ND.device)
-        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
+        dtype, tensors = precision(h_ND.device), self.tensors()
+        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
+        layers, grad = _Layers.of(tensors, dtype), _Layers.of(grads, torch.float32)
         out = torch.empty((self.members, len(h_ND), self.num_discounts, self.num_outputs), device=h_ND.device)
         total = out.new_zeros(())
         with torch.autocast(h_ND.device.type, enabled=False):
-            narrow, members = h_ND.to(dtype), self.split(self.tensors(), dtype)
-            for rows in chunks(len(h_ND), 1, h_ND.device):
-                h_nD = narrow[rows]
-                for c, (member, grad) in enumerate(zip(members, self.split(grads), strict=True)):
-                    acts = activations(h_nD, member.weights, member.biases)
-                    table_nGA = out[c, rows]
-                    table_nGA.copy_(_table(acts[-1], member).view_as(table_nGA))
-                    part, slope_nGA = loss(rows, table_nGA)
-                    total += part
-                    if not learn:
-                        continue
-                    slope_nO = slope_nGA.flatten(1)
-                    grad.last_bias.add_(slope_nO.sum(0))
-                    slope_nO = slope_nO.to(dtype)
-                    add_product(grad.last_weight, acts[-1].t(), slope_nO)
-                    slope_nW = slope_nO @ member.last_weight.t()
-                    grad_h[rows] += _through(slope_nW, acts, member.weights, _pairs(grad, 0))
+            for rows in chunks(len(h_ND), self.members, h_ND.device):
+                acts = self._activations(h_ND[rows], layers)
+                table_CnGA = _table(acts[-1], layers).unflatten(-1, out.shape[2:])
+                out[:, rows] = table_CnGA
+                part, slope_CnGA = loss(rows, table_CnGA)
+                total += part
+                if not learn:
+                    continue
+                slope_CnO = slope_CnGA.flatten(2)
+                grad.last_bias.add_(slope_CnO.sum(1, keepdim=True))
+                slope_CnO = slope_CnO.to(dtype)
+                add_product(grad.last_weight, acts[-1].mT, slope_CnO)
+                slope_CnW = backward(
+                    torch.bmm(slope_CnO, layers.last_weight.mT),
+                    acts[1:],
+                    layers.weights[1:],
+                    (grad.weights[1:], grad.biases[1:]),
+                )
+                # The input has no activation.
+                add_product(grad.weights[0], acts[0].mT, slope_CnW)
+                grad.biases[0].add_(slope_CnW.sum(1, keepdim=True))
+                add_products(grad_h[rows], slope_CnW, layers.weights[0].mT)
         return total, out, [grad_h, *grads] if learn else None
 
+    def _activations(self, h_nD: Tensor, layers: _Layers) -> list[Tensor]:
+        """Return the input of every layer of all critics, the state (C, n, D) first."""
+        x_CnD = h_nD.to(layers.last_weight.dtype).expand(self.members, -1, -1)
+        return activations(x_CnD, layers.weights, layers.biases)
 
-def _table(x_nW: Tensor, member: Member) -> Tensor:
-    """Return the last layer's output (n, O), in float32: learning depends on small differences of values, which bf16
+
+def _table(x_CnW: Tensor, layers: _Layers) -> Tensor:
+    """Return the last layer's output (C, n, O), in float32: learning depends on small differences of values, which bf16
     does not resolve."""
-    return torch.addmm(member.last_bias, x_nW.float(), member.last_weight.float())
-
-
-def _through(grad_RW: Tensor, acts: list[Tensor], weights: list[Tensor], grads: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the gradient of the input `acts[0]`, to which no activation was applied."""
-    grad_RW = backward(grad_RW, acts[1:], weights[1:], grads[1:])
-    add_product(grads[0][0], acts[0].t(), grad_RW)
-    grads[0][1].add_(grad_RW.sum(0))
-    return grad_RW @ weights[0].t()
+    return torch.baddbmm(layers.last_bias, x_CnW.float(), layers.last_weight.float())
 
 
 class ActionInput(Ensemble):
@@ -174,23 +164,21 @@ class ActionInput(Ensemble):
     def forward(self, state_CNW: Tensor, action_NGKF: Tensor, needed: Tensor | None = None) -> Tensor:
         """Return values of the actions (C, N, G, K), without gradient; 0 where not `needed`, which is bool and
         broadcasts to that shape."""
-        _, count, discounts, samples, _ = (*state_CNW.shape[:2], *action_NGKF.shape[1:])
-        out = torch.zeros((self.members, discounts * samples, count), device=state_CNW.device)
-        shape = (self.members, count, discounts, samples)
-        wanted = None if needed is None else needed.expand(shape).permute(0, 2, 3, 1).flatten(1, 2)
+        members, (count, discounts, samples, _) = self.members, action_NGKF.shape
+        layers = _Layers.of(self.tensors(), state_CNW.dtype)
+        out = torch.zeros((members, discounts * samples, count), device=state_CNW.device)
+        if needed is not None:
+            needed = needed.expand(members, count, discounts, samples).permute(0, 2, 3, 1).flatten(1, 2)
         with torch.autocast(state_CNW.device.type, enabled=False):
-            members = self._members(state_CNW.dtype)
-            for rows in chunks(count, discounts * samples, state_CNW.device):
-                action_SnF = _by_discount(action_NGKF[rows]).to(state_CNW.dtype)
-                for c, member in enumerate(members):
-                    if wanted is None:
-                        out[c, :, rows] = self._values(member, state_CNW[c, rows], action_SnF, None)[1]
-                        continue
-                    picked = wanted[c, :, rows].flatten().nonzero()[:, 0]
-                    chunk = out.new_zeros(action_SnF.shape[:2])
-                    chunk.view(-1)[picked] = self._values(member, state_CNW[c, rows], action_SnF, picked)[1]
-                    out[c, :, rows] = chunk
-        return out.unflatten(1, (discounts, samples)).permute(0, 3, 1, 2)
+            for rows in chunks(count, members * discounts * samples, state_CNW.device):
+                picked = None if needed is None else _Picked.of(needed[..., rows].flatten(1))
+                _, value = self._values(layers, state_CNW[:, rows], _by_discount(action_NGKF[rows]), picked)
+                if picked is not None:
+                    value = value.new_zeros(members, discounts * samples * len(action_NGKF[rows])).index_put_(
+                        (picked.critic_M, picked.row_M), value[picked.critic_M, picked.place_M]
+                    )
+                out[..., rows] = value.view(members, discounts * samples, -1)
+        return out.view(members, discounts, samples, count).permute(0, 3, 1, 2)
 
     def min_q(self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor) -> tuple[Tensor, Tensor]:
         """Average each critic's values over the K actions -> (minimum over the drawn critics (N, G), with gradient to
@@ -203,45 +191,39 @@ class ActionInput(Ensemble):
     def _min_q(
         self, state_CNW: Tensor, action_NGKF: Tensor, drawn_MNG: Tensor, learn: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        _, count, discounts, samples, _ = (*state_CNW.shape[:2], *action_NGKF.shape[1:])
-        out_CGN = torch.empty((self.members, discounts, count), device=state_CNW.device)
+        members, (count, discounts, samples, features) = self.members, action_NGKF.shape
+        layers = _Layers.of(self.tensors(), state_CNW.dtype)
+        out_CGN = torch.empty((members, discounts, count), device=state_CNW.device)
         least_GN = out_CGN.new_empty((discounts, count))
         slope = torch.zeros_like(action_NGKF, dtype=torch.float32) if learn else None
         drawn_MGN = drawn_MNG.transpose(1, 2)
         with torch.autocast(state_CNW.device.type, enabled=False):
-            members = self._members(state_CNW.dtype)
-            for rows in chunks(count, discounts * samples, state_CNW.device):
-                action_SnF = _by_discount(action_NGKF[rows]).to(state_CNW.dtype)
-                kept = []
-                for c, member in enumerate(members):
-                    acts, value_Sn = self._values(member, state_CNW[c, rows], action_SnF, None)
-                    out_CGN[c, :, rows] = value_Sn.unflatten(0, (discounts, samples)).mean(1)
-                    kept.append(acts if learn else [])
-                value_MGn = out_CGN[:, :, rows].gather(0, drawn_MGN[..., rows])
-                least_GN[:, rows], place_Gn = value_MGn.min(0)
+            for rows in chunks(count, members * discounts * samples, state_CNW.device):
+                acts, value_CR = self._values(layers, state_CNW[:, rows], _by_discount(action_NGKF[rows]), None)
+                value_CGn = value_CR.view(members, discounts, samples, -1).mean(2)
+                out_CGN[..., rows] = value_CGn
+                drawn_MGn = drawn_MGN[..., rows]
+                least_GN[:, rows], place_Gn = value_CGn.gather(0, drawn_MGn).min(0)
                 if slope is None:
                     continue
-                critic_Gn = drawn_MGN[..., rows].gather(0, place_Gn[None])[0]
+                critic_Gn = drawn_MGn.gather(0, place_Gn[None])[0]
                 critic_R = critic_Gn[:, None].expand(-1, samples, -1).flatten()
-                slope_RF = slope.new_empty((critic_R.numel(), self.parts[1]))
-                discount_R = self._discounts(action_SnF)
-                for c, (member, acts) in enumerate(zip(members, kept, strict=True)):
-                    picked = (critic_R == c).nonzero()[:, 0]
-                    outputs = [output[picked] for output in acts]
-                    slope_RW = self.readout.slopes(
-                        outputs[-1], member.last_weight, member.last_bias, discount_R[picked]
-                    )
-                    slope_RW = backward(slope_RW, outputs, member.weights[1:])
-                    by_action = member.weights[0][self.parts[0] : -1]
-                    slope_RF[picked] = (slope_RW @ by_action.t()).float() / samples
-                slope[rows] = slope_RF.view(discounts, samples, -1, self.parts[1]).permute(2, 0, 1, 3)
+                picked = _Picked.of(critic_R == torch.arange(members, device=critic_R.device)[:, None])
+                outputs = [picked.rows_of(output) for output in acts]
+                discount_CP = self._discounts(critic_R.numel(), critic_R.device)[picked.row_CP]
+                slope_CPW = self.readout.slopes(outputs[-1], layers.last_weight, layers.last_bias, discount_CP)
+                slope_CPW = backward(slope_CPW, outputs, layers.weights[1:])
+                slope_CPF = torch.bmm(slope_CPW, layers.weights[0][:, self.parts[0] : -1].mT)
+                slope_RF = slope.new_empty((critic_R.numel(), features))
+                slope_RF[picked.row_M] = slope_CPF[picked.critic_M, picked.place_M].float() / samples
+                slope[rows] = slope_RF.view(discounts, samples, -1, features).permute(2, 0, 1, 3)
         return least_GN.t(), out_CGN.transpose(1, 2), slope
 
     def fused_loss(
         self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: _OutputLoss
     ) -> tuple[Tensor, Tensor]:
-        """Sum `loss` over members and chunks, for the actions `action_NF` -> (loss, with gradient to critics and state;
-        values (C, N, G), without)."""
+        """Sum `loss` over chunks, for the actions `action_NF` -> (loss, with gradient to critics and state; values
+        (C, N, G), without)."""
         total, values, grads = self._fused_loss(h_ND.detach(), state_CNW, action_NF, loss, torch.is_grad_enabled())
         return (total if grads is None else attach(total, (h_ND, *self.tensors()), grads)), values
 
@@ -249,72 +231,96 @@ class ActionInput(Ensemble):
     def _fused_loss(
         self, h_ND: Tensor, state_CNW: Tensor, action_NF: Tensor, loss: _OutputLoss, learn: bool
     ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-        dtype, discounts = state_CNW.dtype, len(self.effective_horizon_G)
-        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *self.tensors())]
-        out_CGN = torch.empty((self.members, discounts, len(h_ND)), device=h_ND.device)
+        dtype, members, discounts, tensors = (
+            state_CNW.dtype,
+            self.members,
+            len(self.effective_horizon_G),
+            self.tensors(),
+        )
+        grad_h, *grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (h_ND, *tensors)]
+        layers, grad = _Layers.of(tensors, dtype), _Layers.of(grads, torch.float32)
+        out_CGN = torch.empty((members, discounts, len(h_ND)), device=h_ND.device)
         total = out_CGN.new_zeros(())
+        by_state, by_action = layers.weights[0][:, : self.parts[0]], layers.weights[0][:, self.parts[0] : -1]
+        by_horizon_CG1W = self._by_horizon(layers)
         with torch.autocast(h_ND.device.type, enabled=False):
-            members = self._members(dtype)
-            narrow_h, narrow_a = h_ND.to(dtype), action_NF.to(dtype)
-            for rows in chunks(len(h_ND), discounts, h_ND.device):
-                input_nI = torch.cat((narrow_h[rows], narrow_a[rows]), 1)
-                for c, (member, grad) in enumerate(zip(members, self.split(grads), strict=True)):
-                    by_action = member.weights[0][self.parts[0] : -1]
-                    first_nW = torch.addmm(state_CNW[c, rows], narrow_a[rows], by_action)
-                    first_GnW = first_nW + self._by_horizon(member)[:, None]
-                    x_RW = F.leaky_relu_(first_GnW.flatten(0, 1), SLOPE)
-                    acts = activations(x_RW, member.weights[1:], member.biases[1:])
-                    x_GnW, last_grads = acts[-1].unflatten(0, (discounts, -1)), (grad.last_weight, grad.last_bias)
-                    part, out_CGN[c, :, rows], slope = loss(
-                        rows, self.readout(x_GnW, member.last_weight, member.last_bias)
-                    )
-                    total += part
-                    if not learn:
-                        continue
-                    slope_RW = self.readout.backward(slope, x_GnW, member.last_weight, last_grads)
-                    slope_RW = backward(slope_RW, acts, member.weights[1:], _pairs(grad, 1))
-                    slope_GnW = slope_RW.unflatten(0, (discounts, -1))
-                    slope_nW, slope_GW = slope_GnW.sum(0), slope_GnW.sum(1).float()
-                    add_product(grad.weights[0][:-1], input_nI.t(), slope_nW)
-                    grad.weights[0][-1] += self.effective_horizon_G @ slope_GW
-                    grad.biases[0].add_(slope_GW.sum(0))
-                    add_product(grad_h[rows], slope_nW, member.weights[0][: self.parts[0]].t())
+            input_NI = torch.cat((h_ND.to(dtype), action_NF.to(dtype)), 1)
+            for rows in chunks(len(h_ND), members * discounts, h_ND.device):
+                input_CnI = input_NI[rows].expand(members, -1, -1)
+                first_CnW = torch.baddbmm(state_CNW[:, rows], input_CnI[..., self.parts[0] :], by_action)
+                first_CGnW = F.leaky_relu_(first_CnW[:, None] + by_horizon_CG1W, SLOPE)
+                acts = activations(first_CGnW.flatten(1, 2), layers.weights[1:], layers.biases[1:])
+                x_CGnW = acts[-1].unflatten(1, (discounts, -1))
+                part, out_CGN[..., rows], slope = loss(rows, self.readout(x_CGnW, layers.last_weight, layers.last_bias))
+                total += part
+                if not learn:
+                    continue
+                slope_CRW = self.readout.backward(slope, x_CGnW, layers.last_weight, (grad.last_weight, grad.last_bias))
+                slope_CRW = backward(slope_CRW, acts, layers.weights[1:], (grad.weights[1:], grad.biases[1:]))
+                slope_CGnW = slope_CRW.unflatten(1, (discounts, -1))
+                slope_CnW, slope_CGW = slope_CGnW.sum(1), slope_CGnW.sum(2).float()
+                add_product(grad.weights[0][:, :-1], input_CnI.mT, slope_CnW)
+                grad.weights[0][:, -1] += self.effective_horizon_G @ slope_CGW
+                grad.biases[0].add_(slope_CGW.sum(1, keepdim=True))
+                add_products(grad_h[rows], slope_CnW, by_state.mT)
         return total, out_CGN.transpose(1, 2), [grad_h, *grads] if learn else None
 
-    def _members(self, dtype: torch.dtype) -> list[Member]:
-        return self.split(self.tensors(), dtype)
+    def _by_horizon(self, layers: _Layers) -> Tensor:
+        """Return the discounts' and the bias's part of the first layer (C, G, 1, W)."""
+        horizon_G1 = self.effective_horizon_G[:, None].to(layers.last_weight.dtype)
+        return torch.addcmul(layers.biases[0], horizon_G1, layers.weights[0][:, -1:])[:, :, None]
 
-    def _by_horizon(self, member: Member) -> Tensor:
-        """Return the discounts' and the bias's part of the first layer (G, W)."""
-        return torch.addcmul(
-            member.biases[0], self.effective_horizon_G[:, None].to(member.biases[0].dtype), member.weights[0][-1]
-        )
-
-    def _discounts(self, action_SnF: Tensor) -> Tensor:
-        """Return the discount of each of a chunk's S n rows."""
+    def _discounts(self, rows: int, device: torch.device) -> Tensor:
+        """Return the discount of each of a chunk's R rows."""
         discounts = len(self.effective_horizon_G)
-        index_G = torch.arange(discounts, device=action_SnF.device)
-        return index_G.repeat_interleave(action_SnF.shape[:2].numel() // discounts)
+        return torch.arange(discounts, device=device).repeat_interleave(rows // discounts)
 
     def _values(
-        self, member: Member, state_nW: Tensor, action_SnF: Tensor, picked: Tensor | None
+        self, layers: _Layers, state_CnW: Tensor, action_SnF: Tensor, picked: _Picked | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Return one critic's activations, and its values (S, n), or (R,) of the `picked` rows of the chunk."""
-        by_action, discounts = member.weights[0][self.parts[0] : -1], len(self.effective_horizon_G)
-        discount_R, by_horizon_GW = self._discounts(action_SnF), self._by_horizon(member)
+        """Return the critics' activations, and their values (C, R), or (C, P) of the `picked` rows of the chunk."""
+        members, (count, width), discounts = self.members, state_CnW.shape[1:], len(self.effective_horizon_G)
+        action_RF, by_action = action_SnF.flatten(0, 1).to(state_CnW.dtype), layers.weights[0][:, self.parts[0] : -1]
+        by_horizon_CG1W = self._by_horizon(layers)
+        discount = self._discounts(len(action_RF), action_RF.device)
         if picked is None:
-            first_SnW = (action_SnF.flatten(0, 1) @ by_action).view(*action_SnF.shape[:2], -1)
-            first_SnW += state_nW
-            first_SnW.unflatten(0, (discounts, -1)).add_(by_horizon_GW[:, None, None])
-            first_RW, shape = first_SnW.flatten(0, 1), action_SnF.shape[:2]
+            first_CGnW = state_CnW[:, None] + by_horizon_CG1W
+            first_CGKnW = first_CGnW[:, :, None].expand(-1, -1, len(action_SnF) // discounts, -1, -1)
+            action_CxF, first = action_RF.expand(members, -1, -1), first_CGKnW.reshape(members, -1, width)
+            discount = discount.expand(members, -1)
         else:
-            discount_R, shape = discount_R[picked], picked.shape
-            first_RW = action_SnF.flatten(0, 1)[picked] @ by_action
-            first_RW += state_nW[picked % action_SnF.shape[1]]
-            first_RW += by_horizon_GW[discount_R]
-        acts = activations(F.leaky_relu_(first_RW, SLOPE), member.weights[1:], member.biases[1:])
-        values_R = self.readout.values(acts[-1], member.last_weight, member.last_bias, discount_R)
-        return acts, values_R.view(shape)
+            action_CxF, discount = action_RF[picked.row_CP], discount[picked.row_CP]
+            first = state_CnW[picked.critic_C1, picked.row_CP % count]
+            first += by_horizon_CG1W[picked.critic_C1, discount, 0]
+        first.baddbmm_(action_CxF, by_action)
+        acts = activations(F.leaky_relu_(first, SLOPE), layers.weights[1:], layers.biases[1:])
+        return acts, self.readout.values(acts[-1], layers.last_weight, layers.last_bias, discount)
+
+
+@dataclass(frozen=True)
+class _Picked:
+    """Some of a chunk's R rows for each critic, P at most; critics with fewer repeat row 0, whose results are not used.
+    M is the number of pairs of a critic and one of its rows; `place_M` is a pair's place among the critic's P."""
+
+    row_CP: Tensor
+    critic_C1: Tensor
+    critic_M: Tensor
+    row_M: Tensor
+    place_M: Tensor
+
+    @classmethod
+    def of(cls, wanted_CR: Tensor) -> _Picked:
+        """Pick the rows that a mask wants. The host waits for their number, once a chunk."""
+        critic_M, row_M = wanted_CR.nonzero(as_tuple=True)
+        place_M = (wanted_CR.cumsum(1) - 1)[critic_M, row_M]
+        most = int(place_M.max()) + 1 if len(place_M) else 0
+        row_CP = row_M.new_zeros(len(wanted_CR), most).index_put_((critic_M, place_M), row_M)
+        critic_C1 = torch.arange(len(wanted_CR), device=row_M.device)[:, None]
+        return cls(row_CP, critic_C1, critic_M, row_M, place_M)
+
+    def rows_of(self, output_CRW: Tensor) -> Tensor:
+        """Select the picked rows (C, P, W)."""
+        return output_CRW[self.critic_C1, self.row_CP]
 
 
 def _by_discount(action_nGKF: Tensor) -> Tensor:

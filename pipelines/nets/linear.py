@@ -19,8 +19,8 @@ _Module = TypeVar("_Module", bound=nn.Module)
 class SigmaLinear(nn.Module):
     """Linear layer y = (gain / sigma(W)) W x + b, sigma(W) the spectral norm (Zhai et al. 2023, arXiv 2303.06296).
 
-    sigma is estimated by power iteration. `iterate` takes one step, once per update; `forward` changes nothing, so that
-    repeated passes, cached steps and micro-batches agree.
+    sigma is estimated by power iteration. The function `iterate` takes one step, once per update; `forward` changes
+    nothing, so that repeated passes, cached steps and micro-batches agree.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -36,16 +36,7 @@ class SigmaLinear(nn.Module):
             return
         self.left = F.normalize(self.left, dim=0)
         for _ in range(8):
-            self.iterate()
-
-    @torch.no_grad()
-    def iterate(self) -> None:
-        """Take one power iteration on the singular vectors."""
-        with torch.autocast(self.weight.device.type, enabled=False):
-            right = torch.mv(self.weight.t(), self.left)
-            self.right.copy_(right / right.norm().clamp_min(1e-12))
-            left = torch.mv(self.weight, self.right)
-            self.left.copy_(left / left.norm().clamp_min(1e-12))
+            _iterate([self])
 
     def scale(self) -> Tensor:
         """Return gain / sigma, 0-d, differentiable in weight and gain, in their precision even under autocast."""
@@ -60,33 +51,46 @@ class SigmaLinear(nn.Module):
 
 def iterate(network: nn.Module) -> None:
     """Take one power iteration in every `SigmaLinear` of `network`."""
-    sharded = []
-    for module in network.modules():
-        if isinstance(module, SigmaLinear):
-            if ranks.is_sharded(module.weight):
-                sharded.append(module)
-            else:
-                module.iterate()
-    if sharded:
-        _iterate_sharded(sharded)
+    layers = [module for module in network.modules() if isinstance(module, SigmaLinear)]
+    if layers:
+        _iterate(layers)
 
 
 @torch.no_grad()
-def _iterate_sharded(layers: Sequence[SigmaLinear]) -> None:
-    """Take one power iteration in layers of whose weights each rank has only some rows: no weight is gathered, and two
-    sums over ranks serve all layers."""
+def _iterate(layers: Sequence[SigmaLinear]) -> None:
+    """Take one power iteration on the singular vectors of all layers, whose norms are computed together. Of a sharded
+    weight each rank has only some rows: no weight is gathered, and two sums over ranks serve all layers."""
+    is_sharded = [ranks.is_sharded(layer.weight) for layer in layers]
     parts: list[tuple[Tensor, slice]] = [
-        (cast(Any, layer.weight).to_local(), ranks.own_rows(len(layer.left))) for layer in layers
+        (cast(Any, layer.weight).to_local(), ranks.own_rows(len(layer.left)))
+        if sharded
+        else (layer.weight, slice(None))
+        for layer, sharded in zip(layers, is_sharded, strict=True)
     ]
     with torch.autocast(layers[0].left.device.type, enabled=False):
         products = [torch.mv(weight.t(), layer.left[rows]) for layer, (weight, rows) in zip(layers, parts, strict=True)]
-        for layer, right in zip(layers, ranks.totals(products), strict=True):
-            layer.right.copy_(right / right.norm().clamp_min(1e-12))
-        products = [torch.zeros_like(layer.left) for layer in layers]
-        for product, layer, (weight, rows) in zip(products, layers, parts, strict=True):
-            product[rows] = torch.mv(weight, layer.right)
-        for layer, left in zip(layers, ranks.totals(products), strict=True):
-            layer.left.copy_(left / left.norm().clamp_min(1e-12))
+        _set_directions([layer.right for layer in layers], _sum_over_ranks(products, is_sharded))
+        products = [torch.mv(weight, layer.right) for layer, (weight, _) in zip(layers, parts, strict=True)]
+        for place, (layer, (_, rows)) in enumerate(zip(layers, parts, strict=True)):
+            if is_sharded[place]:
+                own = products[place]
+                products[place] = torch.zeros_like(layer.left)
+                products[place][rows] = own
+        _set_directions([layer.left for layer in layers], _sum_over_ranks(products, is_sharded))
+
+
+def _sum_over_ranks(products: list[Tensor], is_sharded: Sequence[bool]) -> list[Tensor]:
+    """Sum the products of sharded weights over ranks, in one message."""
+    cut = [product for product, sharded in zip(products, is_sharded, strict=True) if sharded]
+    totals = iter(ranks.totals(cut) if cut else ())
+    return [next(totals) if sharded else product for product, sharded in zip(products, is_sharded, strict=True)]
+
+
+def _set_directions(vectors: list[Tensor], products: list[Tensor]) -> None:
+    """Set unit vectors to the directions of `products`, which are overwritten."""
+    norms = [norm.clamp_min(1e-12) for norm in torch._foreach_norm(products)]
+    torch._foreach_div_(products, norms)
+    torch._foreach_copy_(vectors, products)
 
 
 def folded(network: _Module) -> _Module:

@@ -1,9 +1,9 @@
 """Last layers of a critic: a number for each discount, or a distribution over bins of value.
 
 A readout maps last hidden activations to outputs (values or logits), decodes outputs into values, and backpropagates
-the gradient of a loss with respect to the outputs. The losses themselves are in learning/objectives.py. Rows of a
-member are laid out (G, n), discount by discount, or are a selection of these: then `discount_R` has the discount of
-each row. R rows, W width, G discounts, O outputs, Z bins.
+the gradient of a loss with respect to the outputs. The losses themselves are in learning/objectives.py. Rows of each
+critic are laid out (G, n), discount by discount, or are a selection of these: then `discount_CR` has the discount of
+each row. C critics, R rows, W width, G discounts, O outputs, Z bins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pipelines.config.model import CriticSettings
 from pipelines.nets.norms import symexp, symlog
@@ -22,26 +21,26 @@ _Grads = tuple[Tensor, Tensor]
 
 
 class Readout(nn.Module, ABC):
-    """Last layer; `weight` (W, O) and `bias` (O,) are those of one member."""
+    """Last layer of all critics; `weight` is (C, W, O), `bias` (C, 1, O)."""
 
     outputs: int  # O
     normalized: bool  # whether values are in PopArt's units; else in units of scaled rewards
 
     @abstractmethod
-    def values(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        """Return values (R,) in float32."""
+    def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        """Return values (C, R) in float32."""
 
     @abstractmethod
-    def slopes(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        """Return d value / d x (R, W)."""
+    def slopes(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        """Return d value / d x (C, R, W)."""
 
     @abstractmethod
-    def forward(self, x_GnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return outputs in float32: values (G, n), or logits (G n, Z)."""
+    def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return outputs in float32: values (C, G, n), or logits (C, G n, Z)."""
 
     @abstractmethod
-    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
-        """Return the gradient of x (G n, W), given that of the outputs; those of weight and bias are added to
+    def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
+        """Return the gradient of x (C, G n, W), given that of the outputs; those of weight and bias are added to
         `grads`."""
 
 
@@ -55,22 +54,21 @@ class Scalar(Readout):
         super().__init__()
         self.outputs = num_discounts
 
-    def values(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        return torch.linalg.vecdot(x_RW.float(), weight.t().float()[discount_R]) + bias[discount_R]
+    def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        return torch.baddbmm(bias, x_CRW.float(), weight.float()).gather(-1, discount_CR[..., None])[..., 0]
 
-    def slopes(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        return weight.t()[discount_R]
+    def slopes(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        critic_C1 = torch.arange(len(weight), device=weight.device)[:, None]
+        return weight.mT.contiguous()[critic_C1, discount_CR]
 
-    def forward(self, x_GnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        columns = weight.t().float().contiguous()
-        values = [torch.mv(x_nW.float(), column) for x_nW, column in zip(x_GnW, columns, strict=True)]
-        return torch.stack(values) + bias[:, None]
+    def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (x_CGnW.float() @ weight.mT.float()[..., None])[..., 0] + bias.mT
 
-    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
-        narrow_Gn = slope.to(x_GnW.dtype)
-        grads[0].add_(torch.bmm(narrow_Gn[:, None], x_GnW)[:, 0].t())
-        grads[1].add_(slope.sum(1))
-        return torch.bmm(narrow_Gn[:, :, None], weight.t()[:, None]).flatten(0, 1)
+    def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
+        narrow_CGn = slope.to(x_CGnW.dtype)
+        grads[0].add_((narrow_CGn[:, :, None] @ x_CGnW)[:, :, 0].mT)
+        grads[1].add_(slope.sum(2)[:, None])
+        return (narrow_CGn[..., None] * weight.mT.contiguous()[:, :, None]).flatten(1, 2)
 
 
 class TwoHot(Readout):
@@ -91,30 +89,30 @@ class TwoHot(Readout):
         self.bins_Z: Tensor
         self.sigma = settings.label_sigma * self.step if settings.labels == "hl-gauss" else None
 
-    def values(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        return self.decode(self._logits(x_RW, weight, bias).softmax(-1))
+    def values(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        return self.decode(self._logits(x_CRW, weight, bias).softmax(-1))
 
-    def slopes(self, x_RW: Tensor, weight: Tensor, bias: Tensor, discount_R: Tensor) -> Tensor:
-        probs_RZ = self._logits(x_RW, weight, bias).softmax(-1)
-        mean_R = probs_RZ @ self.bins_Z
-        slope_RZ = probs_RZ * (self.bins_Z - mean_R[:, None])
+    def slopes(self, x_CRW: Tensor, weight: Tensor, bias: Tensor, discount_CR: Tensor) -> Tensor:
+        probs_CRZ = self._logits(x_CRW, weight, bias).softmax(-1)
+        mean_CR = probs_CRZ @ self.bins_Z
+        slope_CRZ = probs_CRZ * (self.bins_Z - mean_CR[..., None])
         if self.symlog:
-            slope_RZ *= mean_R.abs().exp()[:, None]
-        return slope_RZ.to(weight.dtype) @ weight.t()
+            slope_CRZ *= mean_CR.abs().exp()[..., None]
+        return torch.bmm(slope_CRZ.to(weight.dtype), weight.mT)
 
-    def forward(self, x_GnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return self._logits(x_GnW.flatten(0, 1), weight, bias)
+    def forward(self, x_CGnW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return self._logits(x_CGnW.flatten(1, 2), weight, bias)
 
-    def backward(self, slope: Tensor, x_GnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
-        narrow_RZ = slope.to(x_GnW.dtype)
-        add_product(grads[0], x_GnW.flatten(0, 1).t(), narrow_RZ)
-        grads[1].add_(slope.sum(0))
-        return narrow_RZ @ weight.t()
+    def backward(self, slope: Tensor, x_CGnW: Tensor, weight: Tensor, grads: _Grads) -> Tensor:
+        narrow_CRZ = slope.to(x_CGnW.dtype)
+        add_product(grads[0], x_CGnW.flatten(1, 2).mT, narrow_CRZ)
+        grads[1].add_(slope.sum(1, keepdim=True))
+        return torch.bmm(narrow_CRZ, weight.mT)
 
-    def decode(self, probs_RZ: Tensor) -> Tensor:
-        """Return the value of each distribution (R,)."""
-        mean_R = probs_RZ @ self.bins_Z
-        return symexp(mean_R) if self.symlog else mean_R
+    def decode(self, probs: Tensor) -> Tensor:
+        """Return the value of each distribution (..., Z)."""
+        mean = probs @ self.bins_Z
+        return symexp(mean) if self.symlog else mean
 
     def labels(self, target_R: Tensor) -> Tensor:
         """Return the distribution that stands for each target (R, Z)."""
@@ -138,5 +136,5 @@ class TwoHot(Readout):
         """Return values in the bins' units."""
         return symlog(value) if self.symlog else value
 
-    def _logits(self, x_RW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.linear(x_RW, weight.t()).float() + bias
+    def _logits(self, x_CRW: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.bmm(x_CRW, weight).float() + bias

@@ -119,7 +119,8 @@ class Learner:
         tensors = [TensorBatch.from_numpy(batch, self.spaces, self.device, loss_mask=mask) for batch in batches]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.update, self.settings)
-        self.agent.train()
+        if not self.agent.training:  # walking through all modules costs as much as a layer
+            self.agent.train()
         metrics, errors = self._backward(tensors)
         if (self.update + 1) % self.settings.log_every == 0:
             with autocast(self.device, self.settings.precision):

@@ -20,7 +20,7 @@ def test_the_gradient_of_the_squared_error_is_that_of_autograd():
 @pytest.mark.parametrize("symlog", [True, False])
 def test_the_gradient_of_the_cross_entropy_is_that_of_autograd(labels, symlog):
     readout = TwoHot(CriticSettings(kind="two-hot", bins=11, low=-20, high=20, labels=labels, symlog=symlog))
-    logits, target = torch.randn(7, 11, requires_grad=True), torch.tensor([0.0, 1.0, -3.3, 19.9, 50.0, -50.0, 7.0])
+    logits, target = torch.randn(2, 7, 11, requires_grad=True), torch.tensor([0.0, 1.0, -3.3, 19.9, 50.0, -50.0, 7.0])
     scale = torch.rand(7, 1)
     loss, value, slope = cross_entropy(readout, logits.detach().clone(), target, scale)
     expected = -(scale * readout.labels(target) * logits.log_softmax(-1)).sum()

@@ -55,10 +55,10 @@ def squared(target):
     def loss(rows, outputs):
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
-            wanted = target[rows, :, None] if leaf.dim() == 3 else target[rows].t()
+            wanted = target[rows, :, None] if leaf.dim() == 4 else target[rows].t()
             error = (leaf - wanted).square().sum()
             (slope,) = torch.autograd.grad(error, leaf)
-        return (error.detach(), slope) if leaf.dim() == 3 else (error.detach(), outputs, slope)
+        return (error.detach(), slope) if leaf.dim() == 4 else (error.detach(), outputs, slope)
 
     return loss
 
@@ -178,9 +178,9 @@ def test_bins_can_be_even_in_value(labels):
     torch.testing.assert_close(found, torch.eye(5)[[2, 3, 4]], atol=1e-5, rtol=0)
     if labels == "two-hot":
         torch.testing.assert_close(readout.labels(torch.tensor([2.5])), torch.tensor([[0, 0, 0.75, 0.25, 0]]))
-    weight, bias = torch.zeros(3, 5), torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0]).log()
-    value = readout.values(torch.ones(1, 3), weight, bias, torch.zeros(1, dtype=torch.int64))
-    torch.testing.assert_close(value, torch.tensor([-1.0 + 0.5 + 1.0]))
+    weight, bias = torch.zeros(1, 3, 5), torch.tensor([[[0.5, 0.0, 0.25, 0.25, 0.0]]]).log()
+    value = readout.values(torch.ones(1, 1, 3), weight, bias, torch.zeros(1, 1, dtype=torch.int64))
+    torch.testing.assert_close(value, torch.tensor([[-1.0 + 0.5 + 1.0]]))
 
 
 def test_bins_even_in_value_need_a_range():
