@@ -21,7 +21,7 @@ SELECT task, variant, cpu_limit, settings::VARCHAR AS settings, greedy, list(sco
     list(DISTINCT gflops) AS gflops, list(DISTINCT version || ' (' || "commit" || ')') AS code,
     avg(env_steps) AS env_steps, avg(replay_ratio) AS replay_ratio,
     avg(cpu_seconds - coalesce(curve_cpu_seconds, 0)) AS cpu_seconds
-FROM results WHERE ({where}) AND score IS NOT NULL GROUP BY ALL ORDER BY task, variant, cpu_limit, settings
+FROM results WHERE ({where}) AND score IS NOT NULL GROUP BY ALL ORDER BY task, variant, cpu_limit, settings, greedy
 """
 _HEAD = ("task", "variant", "seeds", "acts", "score", "95%", "worst", "other way", "by attempt", "updates", "steps")
 _HEAD += ("replay", "CPU s")
