@@ -314,8 +314,8 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def _squared_advantages(self, table_CNGA: Tensor, legal: Tensor | None) -> Tensor:
-        """Compute the variance of the critics' mean values over legal actions (N, G), in units of scaled rewards; over
-        all actions where none is legal."""
+        """Compute the variance over actions of the critics' mean values (N, G), in units of scaled rewards; without
+        those that an action mask excludes, unless it excludes all."""
         _, popart = self._critics()
         table_NGA = table_CNGA.mean(0) * popart.sigma_G[:, None]
         if legal is None:
