@@ -9,12 +9,13 @@ folder an hour: every listing there is a request, and nothing reports which fold
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pipelines.files.atomic import storage_error
 from pipelines.lake.storage import FRESH_SECONDS, Storage
 
 ROOT = "segments"
+QUARANTINE = "quarantine"  # damaged files, kept aside
 REWRITTEN = "compact"  # label of writers that rewrite segments
 COPIED = "copy"  # label of writers that copy trajectories from another lake
 FULL = 128  # files in a folder, at which a writer uses the next one
@@ -118,16 +119,10 @@ class FolderWatcher:
         self._turn = 0
         self._stamps: dict[str, int | None] = {}
         self._names: dict[str, set[str]] = {}
-        self.removals: Mapping[str, Sequence[str]] | None = None  # never listed here
+        self.log: Sequence[str] | None = None  # never listed here
 
     def look_back(self) -> None:
         """Do nothing: a look finds all that changed."""
-
-    def forget(self) -> None:
-        """Report everything as new at the next listing."""
-        self._root = None
-        self._stamps.clear()
-        self._names.clear()
 
     def __iter__(self) -> Iterator[tuple[list[str], list[str]]]:
         """Yield the ids of segments that appeared in a folder since the last time, and of those that disappeared.

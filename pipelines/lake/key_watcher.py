@@ -3,19 +3,20 @@
 The name of a segment begins with the time at which it was published, so a look lists from some seconds before the
 newest name that was seen. Names can appear late: an upload takes time, and clocks differ. So every other look also
 lists a page of the last quarter of an hour, and of the whole lake, in turn; the latter finds what was deleted, too. A
-look is two requests, whatever the lake's size, and one more for each thousand names that are new.
+look is two requests, whatever the lake's size, and one more for each thousand names that are new. The log is listed at
+every other look: until then the lake seems to be as it was before.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from pipelines.files.atomic import storage_error
 from pipelines.lake.folders import ROOT, segment_ids
+from pipelines.lake.log import FOLDER
 from pipelines.lake.storage import Storage
-from pipelines.lake.tombstones import FOLDER, QUARANTINE
 
 _OVERLAP_SECONDS = 10.0  # which each look lists again
 _RECENT_SECONDS = 900.0  # which are listed in turn again and again
@@ -35,13 +36,8 @@ class KeyWatcher:
         self._everything = True
         self._recent_place = self._whole_place = ""  # where a listing in turn goes on; "": at its beginning
         self._whole_began = 0.0
-        self.removals: Mapping[str, Sequence[str]] | None = None
-        """The names of tombstones and quarantine markers, as far as the last look has listed them."""
-
-    def forget(self) -> None:
-        """Report everything as new at the next look."""
-        self._ids.clear()
-        self.look_back()
+        self.log: Sequence[str] | None = None
+        """The names of the log's files, as last listed."""
 
     def look_back(self) -> None:
         """List the whole lake at the next look: something was not where it should be."""
@@ -55,7 +51,7 @@ class KeyWatcher:
                 self._whole_began = time.monotonic()
             yield self._list_newest(f"{ROOT}/" if self._everything else self._before_newest(_OVERLAP_SECONDS))
             if self._everything or self._looks % 2 == 0:
-                self.removals = {**(self.removals or {}), QUARANTINE: self._storage.names(QUARANTINE)}
+                self.log = self._storage.names(FOLDER)
             elif self._looks % 4 == 1 and self._is_whole_due:
                 yield self._list_whole()
             else:
@@ -71,12 +67,8 @@ class KeyWatcher:
         return f"{ROOT}/{time.strftime('%Y%m%d%H', time.gmtime(start // 1_000_000))}/{start:016x}"
 
     def _list_newest(self, after: str) -> tuple[list[str], list[str]]:
-        """List to the end of the lake: tombstones come after segments."""
         keys = self._storage.keys(after)
-        end = bisect.bisect_left(keys, _END)
-        names = [key.removeprefix(f"{FOLDER}/") for key in keys[end:] if key.startswith(f"{FOLDER}/")]
-        self.removals = {FOLDER: names}
-        return self._compare(after, _END, keys[:end])
+        return self._compare(after, _END, keys[: bisect.bisect_left(keys, _END)])
 
     def _list_recent(self) -> tuple[list[str], list[str]]:
         after = self._recent_place or self._before_newest(_RECENT_SECONDS)

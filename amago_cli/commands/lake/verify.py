@@ -55,13 +55,13 @@ def verify(
             "missing": list(checked.missing),
             "damaged_logs": list(checked.logs),
             "foreign": list(checked.foreign),
-            "damaged_tombstones": list(checked.tombstones),
+            "damaged_log": list(checked.log),
             **({} if repaired is None else _figures(repaired)),
         },
         tables=_tables(checked, repaired),
         seconds=common.invocation.seconds,
     )
-    problems = [*_problems(checked, repaired, opened.name), *_missing(checked, opened.name), *checked.tombstones]
+    problems = [*_problems(checked, repaired, opened.name), *_missing(checked, opened.name), *checked.log]
     if problems:
         error = IntegrityError("; ".join(problems))
         error.result = result

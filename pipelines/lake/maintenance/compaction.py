@@ -77,6 +77,7 @@ def compact(
         before = _totals(inventory)
         if dry_run:
             return _foreseen(planned, before)
+        inventory.log.require_whole()
         expire_orphans(inventory)
         done, trajectories = [], 0
         for number, run in enumerate(planned, 1):

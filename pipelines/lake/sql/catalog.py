@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,17 +27,18 @@ from pipelines.events import Listener, Notice, silent
 from pipelines.files.locks import hold_lock
 from pipelines.lake.folders import ROOT, is_rewritten
 from pipelines.lake.footer import TRAJECTORIES, prefetch_footers, read_footer
+from pipelines.lake.log import LakeLog
 from pipelines.lake.sql import listing, sandbox
 from pipelines.lake.sql import query as sql
 from pipelines.lake.sql.index import ForeignIndex, NewerIndex, connect, create, writing
-from pipelines.lake.sql.listing import UNREADABLE, FolderListing
+from pipelines.lake.sql.listing import FolderListing
 from pipelines.lake.sql.sandbox import QueryLimits
 from pipelines.lake.storage import LocalStorage, require_lake
-from pipelines.lake.tombstones import Removals
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
 
+_HIDDEN, _UNREADABLE = "hidden", "unreadable"
 _BATCH_TRAJECTORIES = 100_000  # added in one transaction
 _SUMMARY = """
 select (select count(*) from trajectories) as trajectories,
@@ -57,7 +59,7 @@ select * replace (lower(hex(uid)) as uid, lower(hex(base_uid)) as base_uid), tru
 _IN_SIGHT = """
 select segment, coalesce(s.trajectories, 0)::bigint as trajectories
 from bookkeeping.files f left join segments s using (segment)
-where f.state not in (select unnest(?))
+where f.state <> ?
 """
 # The first row of a uid is live, that of an overlay only if its base is there. Only rows that depend on what was added
 # or removed are considered.
@@ -110,7 +112,7 @@ def remembered_segments(lake: Lake) -> dict[str, int]:
     """Return the visible segments and their numbers of trajectories as of the index, without updating it; none if it
     cannot be read.
     """
-    found = _recall(lake, _IN_SIGHT, [list(listing.OUT_OF_SIGHT)])
+    found = _recall(lake, _IN_SIGHT, [_HIDDEN])
     return {} if found is None else {row["segment"]: row["trajectories"] for row in found.to_pylist()}
 
 
@@ -258,22 +260,23 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
     if not changed:
         return
     known = dict(connection.execute("select segment, state from bookkeeping.files").fetchall())
-    removals = Removals(lake.storage)
-    removals.refresh()
-    ids = listing.listed_ids(lake.storage, changed, known)
-    states = listing.states(ids, removals, _replaced(connection, lake, ids))
+    log = LakeLog(lake.storage, lake.id)
+    log.refresh()  # after the listing: it names every rewritten segment
+    ids = sorted({*listing.listed_ids(lake.storage, changed, known), *(id for id in log.added if not log.hides(id))})
+    _ignore_unreadable(lake, log, ids, known)
+    states = {id: _HIDDEN if log.hides(id) else _describe_deaths(log, id) for id in ids}
     kept = {
         id for id, state in known.items() if id in states and (state == states[id] or _is_hopeless(id, state, changed))
     }
     connection.begin()
     _forget(connection, known.keys() - kept)
     new = [id for id in ids if id not in kept]
-    out = [id for id in new if states[id] in listing.OUT_OF_SIGHT]
+    out = [id for id in new if states[id] == _HIDDEN]
     _insert(connection, "bookkeeping.files", [{"segment": id, "state": states[id], "problem": ""} for id in out])
     connection.commit()
-    in_sight = [id for id in new if states[id] not in listing.OUT_OF_SIGHT]
+    in_sight = [id for id in new if states[id] != _HIDDEN]
     prefetch_footers(lake.storage, in_sight)
-    for batch in _batches(lake, in_sight, removals, states):
+    for batch in _batches(lake, in_sight, log, states):
         connection.begin()
         batch.insert(connection)
         connection.commit()
@@ -286,18 +289,24 @@ def _update(connection: duckdb.DuckDBPyConnection, lake: Lake, changed: dict[str
 
 def _is_hopeless(id: str, state: str, changed: Mapping[str, Any]) -> bool:
     """Return whether a segment was unreadable and its folder has not changed since."""
-    return state == UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
+    return state == _UNREADABLE and f"{ROOT}/{id.partition('/')[0]}" not in changed
 
 
-def _replaced(connection: duckdb.DuckDBPyConnection, lake: Lake, ids: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return the segments that rewritten ones among `ids` replace."""
-    rows = connection.execute("select segment, replaces from segments where len(replaces) > 0").fetchall()
-    replaces: dict[str, Sequence[str]] = dict(rows)
-    found = {}
-    for id in filter(is_rewritten, ids):
-        with contextlib.suppress(FileNotFoundError, AmagoError):  # reported when its rows are read
-            found[id] = replaces[id] if id in replaces else read_footer(lake.storage, id).replaces
-    return found
+def _ignore_unreadable(lake: Lake, log: LakeLog, ids: Iterable[str], known: Mapping[str, str]) -> None:
+    """Let the segments count from which an unreadable one was rewritten, as far as they are there."""
+    for id in ids:
+        if is_rewritten(id) and known.get(id, _UNREADABLE) == _UNREADABLE and not log.hides(id):
+            try:
+                _ = read_footer(lake.storage, id).trajectories
+            except FileNotFoundError:  # rewritten since
+                continue
+            except AmagoError:  # reported when its rows are read
+                log.ignore(id)
+
+
+def _describe_deaths(log: LakeLog, id: str) -> str:
+    """Return a text that changes when trajectories of a segment expire."""
+    return f"{zlib.crc32(log.dead[id].tobytes()) if id in log.dead else 0:08x}"
 
 
 def _forget(connection: duckdb.DuckDBPyConnection, gone: Collection[str]) -> None:
@@ -350,20 +359,20 @@ class _Batch:
             _settle(connection, table.select(["uid"]))
 
 
-def _batches(lake: Lake, ids: Iterable[str], removals: Removals, states: Mapping[str, str]) -> Iterator[_Batch]:
+def _batches(lake: Lake, ids: Iterable[str], log: LakeLog, states: Mapping[str, str]) -> Iterator[_Batch]:
     batch, count = _Batch(), 0
     for id in ids:
         file = {"segment": id, "state": states[id], "problem": ""}
         try:
             footer = read_footer(lake.storage, id)
-            alive = removals.living(id, footer)
+            alive = log.not_expired(id, footer.uids())
             batch.segments.append(listing.segment_row(lake, id, footer, alive))
             batch.rows.append(listing.trajectory_rows(id, footer, alive))
             count += len(alive)
         except FileNotFoundError:  # swept since it was listed
             continue
         except AmagoError as error:
-            file |= {"state": UNREADABLE, "problem": str(error)}
+            file |= {"state": _UNREADABLE, "problem": str(error)}
         batch.files.append(file)
         if count >= _BATCH_TRAJECTORIES:
             yield batch

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,15 +13,12 @@ import pyarrow as pa
 from pipelines.files.atomic import storage_error
 from pipelines.lake.folders import ROOT, folders, list_segments
 from pipelines.lake.footer import Footer
+from pipelines.lake.log import FOLDER
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import FRESH_SECONDS, Storage, require_lake
-from pipelines.lake.tombstones import FOLDER, QUARANTINE, Removals
 
 if TYPE_CHECKING:
     from pipelines.lake.store import Lake
-
-HIDDEN, _SUPERSEDED, UNREADABLE = "hidden", "superseded", "unreadable"
-OUT_OF_SIGHT = (HIDDEN, _SUPERSEDED)
 
 
 class FolderListing(NamedTuple):
@@ -34,8 +30,8 @@ class FolderListing(NamedTuple):
 
 def changes(storage: Storage, known: Mapping[str, FolderListing]) -> dict[str, FolderListing | None]:
     """Return the folders that differ from `known`; None for those that are gone. Checks every folder."""
-    here = [FOLDER, QUARANTINE, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
-    if len(here) == 2:  # without a folder of segments
+    here = [FOLDER, *(f"{ROOT}/{name}" for name in folders(storage, ROOT))]
+    if len(here) == 1:  # without a folder of segments
         require_lake(storage)
     found: dict[str, FolderListing | None] = dict.fromkeys(known.keys() - set(here))
     due = {}
@@ -76,33 +72,6 @@ def listed_ids(storage: Storage, changed: Iterable[str], known: Iterable[str]) -
     ids = [id for id in known if id.partition("/")[0] not in relisted]
     ids += [id for folder in relisted for id in list_segments(storage, folder)]
     return sorted(ids)
-
-
-def states(ids: Iterable[str], removals: Removals, replaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the state of each segment: `HIDDEN`, `_SUPERSEDED`, or a text that changes when trajectories in it expire.
-
-    `replaces`: of those of `ids` that were rewritten from others.
-    """
-    # An expired segment still supersedes others, a quarantined one does not.
-    superseding = [olds for id, olds in replaces.items() if id in removals.whole or not removals.hides(id)]
-    superseded = {old for olds in superseding for old in olds}
-    found = {}
-    for id in ids:
-        if removals.hides(id):
-            found[id] = HIDDEN
-        else:
-            found[id] = _SUPERSEDED if id in superseded else _deaths(id, removals, replaces.get(id, ()))
-    return found
-
-
-def _deaths(id: str, removals: Removals, replaces: Sequence[str]) -> str:
-    crc = 0
-    for name in (id, *replaces):
-        if name in removals.whole:
-            crc = zlib.crc32(name.encode(), crc)
-        if name in removals.partial:
-            crc = zlib.crc32(removals.partial[name].tobytes(), crc)
-    return f"{crc:08x}"
 
 
 def segment_row(lake: Lake, id: str, footer: Footer, alive: np.ndarray) -> dict[str, Any]:
