@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
-from pipelines.lake.folders import FolderWatcher, is_rewritten, list_all, segment_key
+from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, episode_numbers, prefetch_footers, read_footer, uid_array
-from pipelines.lake.key_watcher import KeyWatcher
 from pipelines.lake.log import LakeLog
 from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.uids import UidSet, positions

@@ -13,23 +13,26 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from pipelines.errors import IntegrityError, StageFailed
+from pipelines.errors import InputMissing, IntegrityError, Locked, StageFailed, UsageError
 from pipelines.events import Listener, Notice, silent
 from pipelines.files.atomic import explained, storage_error
 from pipelines.files.json import Form
 from pipelines.files.malformed import MALFORMED
-from pipelines.lake.folders import REWRITTEN
-from pipelines.lake.storage import FRESH_SECONDS, Storage
+from pipelines.lake.folders import LOG, REWRITTEN
+from pipelines.lake.storage import FRESH_SECONDS, LocalStorage, Storage
 from pipelines.lake.uids import raw_uids
 
-FOLDER = "log"
+if TYPE_CHECKING:
+    from pipelines.lake.store import Lake
+
 _NAME = re.compile(r"[0-9]{12}\.json")
 _MANY = 64  # files, at which a log is restarted though nothing in it can be forgotten
 _FORGOTTEN = "names of expired segments that are gone were forgotten"
@@ -130,7 +133,7 @@ class LakeLog:
         return max((int(name[:12]) for name in self.names), default=0)
 
     def refresh(self, names: Sequence[str] | None = None) -> set[str]:
-        """Read new files; return the ids of segments that they concern. `names`: those in `FOLDER`, if just listed.
+        """Read new files; return the ids of segments that they concern. `names`: those in `LOG`, if just listed.
         StageFailed if the storage fails; the next refresh resumes there.
         """
         try:
@@ -151,9 +154,13 @@ class LakeLog:
         return touched
 
     def _replay(self, names: Sequence[str]) -> bool:
-        """Apply the files that were not read yet; return False if one of them is gone."""
+        """Apply the files that were not read yet, from the last one that restarts the log; return False if one is gone.
+
+        Files before that are void even if they are new: a number may be free again, for a maintainer that is too late.
+        """
         self.names = tuple(names)
         self._damaged.clear()
+        new: list[tuple[str, _LogFile]] = []
         for name in names:
             if name in self._read or name < self._restarted:
                 continue
@@ -164,6 +171,10 @@ class LakeLog:
             except IntegrityError as error:
                 self._damaged[name] = error.message
                 continue
+            if content.restart:
+                new.clear()
+            new.append((name, content))
+        for name, content in new:
             self._read.add(name)
             if content.restart:
                 self._restart(name)
@@ -318,17 +329,17 @@ class LakeLog:
             )
         )
         old = self.names
-        _create(self.storage, self.last + 1, kept, restart=True)
-        with explained(f"write '{self.storage.url(FOLDER)}'"):
-            self.storage.remove(*(f"{FOLDER}/{name}" for name in old))
+        _create(self.storage, self.last, kept, restart=True)
+        with explained(f"write '{self.storage.url(LOG)}'"):
+            self.storage.remove(*(f"{LOG}/{name}" for name in old))
         return True
 
     def _has_moved(self) -> bool:
         """Return whether a file may have appeared since the log was last listed."""
         try:
-            stamp = self.storage.stamp(FOLDER)
+            stamp = self.storage.stamp(LOG)
         except OSError as error:
-            raise storage_error(error, f"read '{self.storage.url(FOLDER)}'") from error
+            raise storage_error(error, f"read '{self.storage.url(LOG)}'") from error
         if stamp is not None and self._stamp == stamp:
             return False
         settled = stamp is not None and (time.time_ns() - stamp > FRESH_SECONDS * 1e9 or stamp == 0)
@@ -337,16 +348,16 @@ class LakeLog:
 
     def _list(self) -> list[str]:
         try:
-            return self.storage.names(FOLDER)
+            return self.storage.names(LOG)
         except OSError as error:
-            raise storage_error(error, f"read '{self.storage.url(FOLDER)}'") from error
+            raise storage_error(error, f"read '{self.storage.url(LOG)}'") from error
 
 
 def read_file(storage: Storage, name: str) -> _LogFile:
     """Read a file of the log. FileNotFoundError if it is gone, IntegrityError if it is damaged, StageFailed if the
     storage fails.
     """
-    key = f"{FOLDER}/{name}"
+    key = f"{LOG}/{name}"
     try:
         data = json.loads(storage.read(key))
         found = _LogFile.model_validate(data)
@@ -370,26 +381,31 @@ def read_log(storage: Storage, *, listener: Listener = silent) -> LakeLog:
 
 def last_number(storage: Storage) -> int:
     """Return the number of the newest file of the log, 0 if there is none."""
-    with explained(f"read '{storage.url(FOLDER)}'"):
-        return max((int(name[:12]) for name in storage.names(FOLDER) if _NAME.fullmatch(name)), default=0)
+    with explained(f"read '{storage.url(LOG)}'"):
+        return max((int(name[:12]) for name in storage.names(LOG) if _NAME.fullmatch(name)), default=0)
 
 
 def append(storage: Storage, entry: LogEntry, *, after: int | None = None) -> None:
     """Append an entry to the log, under the maintenance lease. `after`: number of the newest file that the decision
     rests on (None: now). StageFailed if another process has appended one since: its lease was taken over.
     """
-    _create(storage, (last_number(storage) if after is None else after) + 1, [entry], restart=False)
+    _create(storage, last_number(storage) if after is None else after, [entry], restart=False)
 
 
-def _create(storage: Storage, number: int, entries: Sequence[LogEntry], *, restart: bool) -> None:
+def _create(storage: Storage, after: int, entries: Sequence[LogEntry], *, restart: bool) -> None:
+    """Create the file that follows number `after`, unless there is one."""
     plain = [entry.model_dump(exclude_defaults=True) for entry in entries]
     data = {"restart": restart, "crc": _checksum(plain), "entries": plain}
-    key, content = f"{FOLDER}/{number:012d}.json", (json.dumps(data) + "\n").encode()
-    with explained(f"write '{storage.url(FOLDER)}'"):
+    key, content = f"{LOG}/{after + 1:012d}.json", (json.dumps(data) + "\n").encode()
+    with explained(f"write '{storage.url(LOG)}'"):
         try:
+            # The number itself may be free again, once the log was restarted.
+            if last_number(storage) != after:
+                raise FileExistsError
             storage.create(key, content)
         except FileExistsError as error:
-            if storage.read(key) != content:  # otherwise an attempt of ours whose response was lost
+            found = storage.find(key)
+            if found is None or found[0] != content:  # otherwise an attempt of ours whose response was lost
                 raise StageFailed(
                     f"lake '{storage.url()}' was maintained by another process meanwhile", hint="repeat the command"
                 ) from error
@@ -409,3 +425,57 @@ def protections(storage: Storage) -> list[Protection]:
     log = read_log(storage)
     log.require_whole()
     return sorted(log.protected.values(), key=lambda protection: (protection.time, protection.name))
+
+
+_LOOK_SECONDS, _LOOK_FAR_SECONDS = 0.05, 1.0  # far: each costs requests to an object store
+_WAIT_SECONDS = 10.0  # longer than a collector's maintenance takes
+
+Held = Callable[[], None]
+"""Raises StageFailed once the lease is lost; call it before each step that requires the lease."""
+
+
+@contextmanager
+def lease(lake: Lake, *, wait_seconds: float = _WAIT_SECONDS) -> Iterator[Held]:
+    """Hold the lake's maintenance lease. Locked, with the holder, if it is not free within `wait_seconds`."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        holding = lake.storage.hold("maintenance", what=f"lake '{lake.name}' is being maintained")
+        try:
+            held = holding.__enter__()
+            break
+        except Locked as error:
+            if time.monotonic() >= deadline:
+                raise Locked(error.message, hint="wait for it, then repeat the command") from error
+            time.sleep(_LOOK_SECONDS if isinstance(lake.storage, LocalStorage) else _LOOK_FAR_SECONDS)
+    try:
+        yield held
+    finally:
+        holding.__exit__(None, None, None)
+
+
+WHOLE = "lake"
+
+
+def protect(lake: Lake, segments: Iterable[str] = (), *, name: str = WHOLE) -> Protection:
+    """Protect the lake, or the trajectories of `segments` under a name, from expiry. A name is replaced."""
+    ids = tuple(segments)
+    if (name == WHOLE) != (not ids):
+        raise UsageError(f"a snapshot cannot be protected as '{name}'", hint="choose another name")
+    protection = Protection(name=name, time=time.time(), segments=ids)
+    with lease(lake):
+        protections(lake.storage)  # refuses a damaged log
+        said = {"time": protection.time, "segments": list(ids)}
+        append(lake.storage, LogEntry(time=protection.time, reason="protected", protect={name: said}))
+    return protection
+
+
+def unprotect(lake: Lake, name: str = WHOLE) -> None:
+    """Remove a protection. InputMissing if there is none of that name."""
+    with lease(lake):
+        known = [protection.name for protection in protections(lake.storage)]
+        if name not in known:
+            raise InputMissing(
+                f"lake '{lake.name}' has no protection '{name}'",
+                hint=f"there are: {', '.join(known)}" if known else "nothing in it is protected",
+            )
+        append(lake.storage, LogEntry(time=time.time(), reason="no longer protected", protect={name: None}))

@@ -6,8 +6,8 @@ import numpy as np
 
 from pipelines.lake.folders import segment_key
 from pipelines.lake.footer import read_footer
+from pipelines.lake.log import lease
 from pipelines.lake.maintenance import rewrite as rewriting
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.store import Lake
 
 

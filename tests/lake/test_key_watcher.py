@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.lake import key_watcher
-from pipelines.lake.key_watcher import KeyWatcher
+from pipelines.lake import folders
+from pipelines.lake.folders import KeyWatcher
 from tests.lake.memory import MemoryStorage
 
 NOW = 1_780_000_000.0
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     stand_in = SimpleNamespace(
         time_ns=made.time_ns, monotonic=made.monotonic, strftime=time.strftime, gmtime=time.gmtime
     )
-    monkeypatch.setattr(key_watcher, "time", stand_in)
+    monkeypatch.setattr(folders, "time", stand_in)
     return made
 
 

@@ -25,10 +25,9 @@ from pipelines.data.view import View
 from pipelines.lake import folders, log, reading
 from pipelines.lake import segment as segments
 from pipelines.lake.footer import hex_uids
+from pipelines.lake.log import lease, protect, protections
 from pipelines.lake.maintenance.compaction import CompactionRules, compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.protection import protect, protections
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
 from pipelines.lake.maintenance.sweep import sweep
 from pipelines.lake.maintenance.verify import verify

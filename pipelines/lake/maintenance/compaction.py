@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import UsageError
 from pipelines.events import Listener, Progress, silent
+from pipelines.lake.log import lease
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
 from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, expire_orphans, sweep
 

@@ -30,7 +30,6 @@ from pipelines.lake.episodes import find_pieces
 from pipelines.lake.folders import COPIED, FolderChooser, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable, Segment
-from pipelines.lake.maintenance import integrity
 from pipelines.lake.maintenance.expired import keep_expired, read_expired
 from pipelines.lake.reading import Reader
 from pipelines.lake.schema import Column
@@ -221,8 +220,8 @@ class _CopyJob:
                 blob = self._fetch(tmp, name, blob_key(id))
                 staged = StagedFiles(main, blob)
             file = SegmentFile(staged.main, columns, wide=None if blob is None else lambda: blob)
-            integrity.require_cover(file)
-            wrong = integrity.wrong_columns(file)
+            segments.require_cover(file)
+            wrong = segments.wrong_columns(file)
             if wrong:
                 where = self.source.storage.url(segment_key(id))
                 raise IntegrityError(f"segment '{where}' is damaged: wrong checksum in {', '.join(wrong)}")

@@ -31,9 +31,7 @@ from pipelines.lake.arrow import UNREADABLE, arrow_schema, to_numpy
 from pipelines.lake.folders import QUARANTINE, REWRITTEN, blob_key, list_all, segment_key
 from pipelines.lake.footer import Footer, hex_uids, read_footer
 from pipelines.lake.live import LiveTable
-from pipelines.lake.log import LakeLog
-from pipelines.lake.maintenance import integrity
-from pipelines.lake.maintenance.lease import Held, lease
+from pipelines.lake.log import Held, LakeLog, lease
 from pipelines.lake.maintenance.rewrite import SegmentPart, rewrite
 from pipelines.lake.maintenance.verify import VerifyReport, enter, memory_key, release
 from pipelines.lake.segment import SegmentFile, StagedFiles, open_segment
@@ -105,8 +103,8 @@ def _repair(lake: Lake, id: str, live: set[str], log: LakeLog, held: Held, liste
         try:
             if _readable(lake, id) or _restore(lake, id, held):
                 footer, file = _open(lake, id)
-                keep = integrity.sound(file)
-                if keep.all() and not integrity.wrong_columns(file):
+                keep = segments.sound(file)
+                if keep.all() and not segments.wrong_columns(file):
                     release(lake, id)
                     return id
                 wanted = log.not_expired(id, footer.uids())
@@ -134,7 +132,7 @@ def _open(lake: Lake, id: str) -> tuple[Footer, SegmentFile]:
         file = open_segment(lake.storage, id, lake.schema(footer.header["schema"]).columns)
     except InputMissing as error:
         raise IntegrityError(str(error)) from error
-    integrity.require_cover(file)
+    segments.require_cover(file)
     return footer, file
 
 
@@ -173,9 +171,9 @@ def _restore(lake: Lake, id: str, held: Held) -> bool:
     draft = write({name: crcs.get(name) for name in order})
     try:
         file = SegmentFile(draft.main, columns, wide=lambda: lake.storage.fetch(blob_key(id)))
-        integrity.require_cover(file)
-        crcs |= {column.name: integrity.column_checksum(file, column.name) for column in wide}
-        vouched = bool(integrity.sound(file).all())
+        segments.require_cover(file)
+        crcs |= {column.name: segments.column_checksum(file, column.name) for column in wide}
+        vouched = bool(segments.sound(file).all())
     except IntegrityError:
         return False
     finally:

@@ -19,10 +19,9 @@ import numpy as np
 from pipelines.errors import UsageError
 from pipelines.events import Listener, silent
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.log import LogEntry, append
+from pipelines.lake.log import LogEntry, append, lease
 from pipelines.lake.maintenance.expired import add_expired
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.sweep import GRACE_SECONDS, SweepResult, expire_orphans, sweep
 from pipelines.lake.uids import positions
 

@@ -25,9 +25,7 @@ from pipelines.lake import segment as segments
 from pipelines.lake.blob import BlobCache
 from pipelines.lake.folders import REWRITTEN, FolderChooser
 from pipelines.lake.footer import Footer
-from pipelines.lake.log import LogEntry, append, last_number
-from pipelines.lake.maintenance import integrity
-from pipelines.lake.maintenance.lease import Held
+from pipelines.lake.log import Held, LogEntry, append, last_number
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, as_stored, checksum, open_segment
 
@@ -92,8 +90,8 @@ def _open(lake: Lake, part: SegmentPart, listener: Listener) -> _SoundPart | Non
         schema_id = footers.read_footer(lake.storage, part.id).header["schema"]
         cache = BlobCache(limit_bytes=_CACHE_BYTES)
         file = open_segment(lake.storage, part.id, lake.schema(schema_id).columns, cache=cache)
-        integrity.require_cover(file)
-        if not np.array_equal(integrity.sound(file, part.keep), part.keep):
+        segments.require_cover(file)
+        if not np.array_equal(segments.sound(file, part.keep), part.keep):
             raise IntegrityError(f"segment '{file.path}' is damaged: a trajectory has a wrong checksum")
     except IntegrityError as error:
         text = f"{error}; it is left unchanged, see: amago lake verify {lake.name}"

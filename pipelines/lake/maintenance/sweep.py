@@ -19,6 +19,7 @@ import numpy as np
 from pipelines.events import Listener, Progress, silent
 from pipelines.files.atomic import explained
 from pipelines.lake.folders import (
+    LOG,
     REWRITTEN,
     ROOT,
     WATCHED_HOURS,
@@ -30,10 +31,9 @@ from pipelines.lake.folders import (
     segment_key,
 )
 from pipelines.lake.footer import hex_uids
-from pipelines.lake.log import FOLDER, LogEntry, append
+from pipelines.lake.log import Held, LogEntry, append
 from pipelines.lake.maintenance.expired import add_expired
 from pipelines.lake.maintenance.files import File, FileTable
-from pipelines.lake.maintenance.lease import Held
 from pipelines.lake.segment import stored_bytes
 from pipelines.lake.storage import LocalStorage, Storage
 
@@ -108,7 +108,7 @@ def sweep(
             inventory.refresh()
         age = _ages(storage, now)
         due = {
-            id: age(f"{FOLDER}/{log.removals[id].file}") + log.removals[id].seconds >= grace_seconds
+            id: age(f"{LOG}/{log.removals[id].file}") + log.removals[id].seconds >= grace_seconds
             for id in listed
             if id in log.whole or log.is_superseded(id)
         }

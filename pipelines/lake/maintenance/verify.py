@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import AmagoError, InputMissing, IntegrityError
 from pipelines.events import Listener, Notice, Progress, silent
 from pipelines.files.atomic import explained
+from pipelines.lake import segment as segments
 from pipelines.lake.folders import QUARANTINE, ROOT, blob_key, is_rewritten, list_all, segment_key, written_by
 from pipelines.lake.footer import FORMAT, Footer, metadata, read_footer
-from pipelines.lake.log import LakeLog, LogEntry, append
-from pipelines.lake.maintenance import integrity
-from pipelines.lake.maintenance.lease import lease
+from pipelines.lake.log import LakeLog, LogEntry, append, lease
 from pipelines.lake.schema import Column
 from pipelines.lake.segment import SegmentFile, open_segment, stored_bytes
 from pipelines.lake.sql import catalog
@@ -147,7 +146,7 @@ def check(lake: Lake, id: str) -> Footer:
         table = footer.trajectories
         uids = tuple(uid.hex() for uid in table["uid"].to_pylist())
         file = open_segment(lake.storage, id, _columns(lake, footer))
-        integrity.require_cover(file)
+        segments.require_cover(file)
     except IntegrityError as error:
         known = uids or tuple(catalog.remembered(lake, id))
         raise _Damage(_CorruptSegment(segment=id, reason=str(error), trajectories=known)) from error
@@ -165,10 +164,10 @@ def _columns(lake: Lake, footer: Footer) -> Sequence[Column]:
 
 
 def _check_columns(id: str, file: SegmentFile, uids: tuple[str, ...]) -> None:
-    wrong = integrity.wrong_columns(file)
+    wrong = segments.wrong_columns(file)
     if wrong:
         reason = f"segment '{file.path}' is damaged: wrong checksum in {', '.join(wrong)}"
-        whole = integrity.sound(file)
+        whole = segments.sound(file)
         damaged = tuple(uid for uid, fine in zip(uids, whole, strict=True) if not fine)
         raise _Damage(_CorruptSegment(segment=id, reason=reason, trajectories=uids, damaged=damaged))
 

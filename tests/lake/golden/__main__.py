@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 
 from pipelines.lake.folders import list_all
+from pipelines.lake.log import protect
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.protection import protect
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.errors import InputMissing, IntegrityError, UsageError
-from pipelines.lake.maintenance.protection import protect, protections, unprotect
+from pipelines.lake.log import protect, protections, unprotect
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake

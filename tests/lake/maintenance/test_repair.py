@@ -8,10 +8,9 @@ import pytest
 
 from pipelines.errors import Locked
 from pipelines.lake.folders import list_all
-from pipelines.lake.log import read_log
+from pipelines.lake.log import lease, read_log
 from pipelines.lake.maintenance import repair as repairing
 from pipelines.lake.maintenance.compaction import compact
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.repair import RepairResult, repair
 from pipelines.lake.maintenance.verify import verify
 from pipelines.lake.reading import Reader

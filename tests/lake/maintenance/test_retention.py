@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from pipelines.errors import UsageError
 from pipelines.lake.folders import is_rewritten, list_all
-from pipelines.lake.log import expired_steps, read_log
+from pipelines.lake.log import expired_steps, protect, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.protection import protect
 from pipelines.lake.maintenance.retention import RetentionLimits, carry_out, expire, make_plan
 from pipelines.lake.reading import Reader
 from pipelines.lake.sql.catalog import query
@@ -176,7 +175,7 @@ def test_a_protected_lake_is_refused_and_a_protected_snapshot_stays(lake: Lake) 
     protect(lake)
     with pytest.raises(UsageError, match="protected"):
         expire(lake, RetentionLimits(max_steps=1))
-    from pipelines.lake.maintenance.protection import unprotect
+    from pipelines.lake.log import unprotect
 
     unprotect(lake)
     protect(lake, [list_all(lake.storage)[0]], name="run@1")

@@ -10,11 +10,9 @@ import pytest
 from pipelines.data.view import View
 from pipelines.events import Notice
 from pipelines.lake.folders import list_all
-from pipelines.lake.log import expired_steps
+from pipelines.lake.log import expired_steps, lease, protect
 from pipelines.lake.maintenance import retention_thread as caps
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.lease import lease
-from pipelines.lake.maintenance.protection import protect
 from pipelines.lake.maintenance.retention_thread import MANY, RetentionThread, ripe
 from pipelines.lake.reading import Reader
 from pipelines.lake.store import Lake

@@ -12,10 +12,9 @@ from pipelines.data.view import View
 from pipelines.lake import segment as segments
 from pipelines.lake.folders import WATCHED_HOURS, list_all
 from pipelines.lake.live import LiveTable
-from pipelines.lake.log import expired_steps, read_log
+from pipelines.lake.log import expired_steps, lease, read_log
 from pipelines.lake.maintenance.compaction import compact
 from pipelines.lake.maintenance.files import FileTable
-from pipelines.lake.maintenance.lease import lease
 from pipelines.lake.maintenance.retention import RetentionLimits, expire
 from pipelines.lake.maintenance.sweep import SweepResult, expire_orphans, sweep
 from pipelines.lake.reading import Reader

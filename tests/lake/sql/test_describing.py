@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines.lake import collectors
-from pipelines.lake.maintenance.protection import protect
+from pipelines.lake.log import protect
 from pipelines.lake.sql.describing import describe
 from pipelines.lake.store import Lake
 from tests.lake.factories import IMAGES, INFO, SCHEMA, columns, fill, remove, segment_files
