@@ -89,12 +89,14 @@ class LiveTable:
     move to another file or are removed.
 
     Unreadable segments are reported to `listener`, kept in `unreadable` (id -> reason) and skipped. `only`: which
-    segments to look at, by id; the footers of others are not read.
+    segments to look at, by id; the footers of others are not read. `reads_log`: at every refresh, also where a reader
+    of an object store does so at every other one; maintenance rests on it.
     """
 
     lake: Lake
     listener: Listener = silent
     only: Callable[[str], bool] = lambda id: True
+    reads_log: bool = False
     segments: list[Segment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -142,7 +144,7 @@ class LiveTable:
 
     def _update(self, vanished: set[str]) -> None:
         # The log is read after the listing: it names every rewritten segment, whether or not the listing has it.
-        self._apply_log(self._changes.log)
+        self._apply_log(None if self.reads_log else self._changes.log)
         self._learn(self._new)
         self._settle()
         self._drop_vanished(vanished)

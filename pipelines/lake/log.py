@@ -138,6 +138,8 @@ class LakeLog:
         """
         try:
             if names is None and not self._has_moved():
+                if not (self.problems or self._touched):
+                    return set()
                 names = self.names
             before: Sequence[str] | None = None
             for _ in range(_ATTEMPTS):

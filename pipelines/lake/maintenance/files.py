@@ -87,7 +87,7 @@ class FileTable:
     files: dict[str, File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.live = LiveTable(self.lake, self.listener, self.only)
+        self.live = LiveTable(self.lake, self.listener, self.only, reads_log=True)
         self.log = self.live.log
 
     def refresh(self) -> None:
