@@ -16,7 +16,7 @@ from pipelines.errors import AmagoError
 from pipelines.events import Listener, Notice, silent
 from pipelines.lake.folders import FolderWatcher, KeyWatcher, is_rewritten, list_all, segment_key
 from pipelines.lake.footer import Footer, episode_numbers, prefetch_footers, read_footer, uid_array
-from pipelines.lake.log import LakeLog
+from pipelines.lake.log import LakeLog, LogNews
 from pipelines.lake.storage import LocalStorage, require_lake
 from pipelines.lake.uids import UidSet, positions
 
@@ -67,13 +67,13 @@ class Segment:
 
 class Findings(NamedTuple):
     """What refreshes have found, for other processes to repeat: ids of segments in the order in which they were added,
-    those of segments rewritten from others and of segments that vanished, and the names of the files of the log.
+    those of segments rewritten from others and of segments that vanished, and what is new in the log.
     """
 
     segments: list[str]
     rewritten: list[str]
     vanished: list[str]
-    log: Sequence[str]
+    log: LogNews
 
 
 class RefreshResult(NamedTuple):
@@ -144,7 +144,7 @@ class LiveTable:
 
     def _update(self, vanished: set[str]) -> None:
         # The log is read after the listing: it names every rewritten segment, whether or not the listing has it.
-        self._apply_log(None if self.reads_log else self._changes.log)
+        self._apply_log(self.log.refresh(None if self.reads_log else self._changes.log))
         self._learn(self._new)
         self._settle()
         self._drop_vanished(vanished)
@@ -168,7 +168,7 @@ class LiveTable:
         apply what was rewritten or removed.
         """
         for _ in range(_ATTEMPTS):
-            self._apply_log()
+            self._apply_log(self.log.refresh())
             rewritten = sorted(self.log.added | {*list_all(self._storage, rewritten=True)})
             prefetch_footers(self._storage, (id for id in (*ids, *rewritten) if not self.log.hides(id)))
             self._learn(rewritten)
@@ -197,11 +197,11 @@ class LiveTable:
         """Return what was found since the last call."""
         new, self._shared = [segment.id for segment in self.segments[self._shared :]], len(self.segments)
         (rewritten, vanished), self._findings = self._findings, ([], [])
-        return Findings(new, rewritten, vanished, self.log.names)
+        return Findings(new, rewritten, vanished, self.log.news())
 
     def repeat(self, found: Findings) -> RefreshResult:
         """Apply what another process has found, without listing anything."""
-        self._apply_log(found.log)
+        self._apply_log(self.log.take(found.log))
         prefetch_footers(self._storage, (id for id in found.segments if not self.log.hides(id)))
         self._learn(found.rewritten)
         self._settle()
@@ -211,9 +211,8 @@ class LiveTable:
         self._new.clear()
         return self._done()
 
-    def _apply_log(self, names: Sequence[str] | None = None) -> None:
-        """Read what is new in the log; `names`: as of `LakeLog.refresh`."""
-        touched = self.log.refresh(names)
+    def _apply_log(self, touched: Collection[str]) -> None:
+        """Apply what is new in the log, which concerns the segments `touched`."""
         for id in sorted(touched):
             if id in self.log.added and id not in self._known and self.only(id):
                 self._new.add(id)

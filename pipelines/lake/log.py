@@ -80,6 +80,17 @@ class Removal(NamedTuple):
     seconds: float
 
 
+class LogNews(NamedTuple):
+    """What a process has read of the log: names of all files, that of the last one that restarted the log, new entries
+    since then with their files and ages in them, and problems.
+    """
+
+    names: tuple[str, ...]
+    restarted: str
+    entries: list[tuple[str, LogEntry, float]]
+    problems: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Protection:
     """A protection from expiry. `name` is "lake" for the whole lake (with no `segments`), otherwise a snapshot's."""
@@ -119,6 +130,7 @@ class LakeLog:
 
     def __post_init__(self) -> None:
         self._entries: list[tuple[str, LogEntry, float]] = []  # since the last restart: file, entry, age in that file
+        self._shared = 0  # of them, in the news so far
         self._read: set[str] = set()
         self._restarted = ""  # name of the file that restarted the log last
         self._damaged: dict[str, str] = {}
@@ -148,10 +160,31 @@ class LakeLog:
                 if self._replay(listed) and (not self._missing() or listed == before):
                     break
                 before, names = listed, None
+            else:
+                self._stamp = None  # to be read again
             self._report()
         except BaseException:
             self._stamp = None
             raise
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def news(self) -> LogNews:
+        """Return what refreshes have read since the last call, for other processes to take."""
+        new, self._shared = self._entries[self._shared :], len(self._entries)
+        return LogNews(self.names, self._restarted, new, self.problems)
+
+    def take(self, news: LogNews) -> set[str]:
+        """Apply what another process has read, without reading anything; return as `refresh`."""
+        if news.restarted > self._restarted:
+            self._restart(news.restarted)
+        known = set(self._read)
+        for name, entry, age in news.entries:
+            self._read.add(name)
+            if name not in known:
+                self._apply(name, entry, age)
+        self.names = news.names
+        self._note_problems(news.problems)
         touched, self._touched = self._touched, set()
         return touched
 
@@ -196,9 +229,12 @@ class LakeLog:
         for text in found:
             if text not in self.problems:
                 self.listener(Notice(text=f"{text}; what it removed counts again", level="warning"))
+        self._note_problems(tuple(found))
+
+    def _note_problems(self, found: tuple[str, ...]) -> None:
         if bool(found) != bool(self.problems):
             self._touched |= self.added | self.moved.keys()
-        self.problems = tuple(found)
+        self.problems = found
 
     @property
     def forgot_at(self) -> float:
@@ -209,6 +245,7 @@ class LakeLog:
         """Forget what the entries that follow repeat. What was removed stays so: it may be listed still."""
         self._restarted = name
         self._entries.clear()
+        self._shared = 0
         self._touched |= self.quarantined.keys() | self.moved.keys()
         self.quarantined, self.protected, self.steps = {}, {}, Counter()
 

@@ -303,7 +303,7 @@ def test_another_process_repeats_what_was_found_without_listing_anything(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("listed")
 
-    for name in ("names", "folders", "listings", "keys", "stamp"):
+    for name in ("names", "folders", "listings", "keys", "stamp", "read"):
         monkeypatch.setattr(other._storage, name, refuse, raising=False)
     changes = ["fill", *rng.permutation(["fill", "derive", "compact", "expire", "quarantine", "delete"] * 3)]
     for change in changes:
